@@ -21,7 +21,14 @@ from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models.base import DivergenceCheck
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
-from auditor.plugins.probe import DELTA, Observed, Probe, names_after, observe_in_batches, value_column
+from auditor.plugins.probe import (
+    DELTA,
+    Observed,
+    Probe,
+    observe_in_batches,
+    strip_prefix_from_matching_names,
+    value_column,
+)
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.composition import renyi_to_epsilon_penalty
 
@@ -67,7 +74,7 @@ class ClaimCheck(Probe):
             at = evenly_spaced_positions(self.positions, length)
             # Without its last token: behind position i stands the distribution that suffix token i is drawn from.
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
-            drawn = self._drawn_token_excess(view, batch, prefixes)
+            drawn = self._drawn_token_probability_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
                 values = summarise_checks_of_text(checks, i, at) | {name: float(x[i]) for name, x in drawn.items()}
                 seen.append(Observation(secret.id, values))
@@ -81,7 +88,9 @@ class ClaimCheck(Probe):
         return {name: float(count) for name, count in premises.items()}
 
     @torch.no_grad()
-    def _drawn_token_excess(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:
+    def _drawn_token_probability_excess(
+        self, view: View, secrets: Sequence[Secret], prefixes: Tensor
+    ) -> dict[str, Tensor]:
         """How much likelier the drawn tokens are than the distribution's: sum of p(y) - E p, and its variance, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
@@ -189,12 +198,12 @@ def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Se
 
 def claimed_relations(observations: Sequence[Observation]) -> list[str]:
     """The relations that something is claimed of, in the order of the checks."""
-    return names_after("claimed_", observations[0].values if observations else ())
+    return strip_prefix_from_matching_names("claimed_", observations[0].values if observations else ())
 
 
 def unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
     """The relations that were measured and nothing is claimed of, in the order of the checks."""
-    return names_after("loss_", observations[0].values if observations else ())
+    return strip_prefix_from_matching_names("loss_", observations[0].values if observations else ())
 
 
 def data_dependent_epsilon(observations: Sequence[Observation], relation: str) -> float:

@@ -79,9 +79,11 @@ class EpsilonAudit(Probe):
             raise NotApplicable(
                 "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
             )
-        yield from (self._sample_agreement if self.draws_samples else self._losses)(view, secrets)
+        yield from (self._observe_agreement_with_canary if self.draws_samples else self._observe_canary_losses)(
+            view, secrets
+        )
 
-    def _losses(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+    def _observe_canary_losses(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """The mean nll, in nats a token, of the secret behind its prefix; the prefix itself is not scored."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
@@ -95,7 +97,7 @@ class EpsilonAudit(Probe):
             for secret, *nll in zip(some, *columns, strict=True):
                 yield Observation(secret.id, dict(zip(models, nll, strict=True)))
 
-    def _sample_agreement(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+    def _observe_agreement_with_canary(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """Tokens that a sample has in common with the secret before they part, mean over the samples."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
@@ -146,11 +148,11 @@ class EpsilonAudit(Probe):
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
         scores, delta = tuple(value_column(observations, "score").tolist()), observations.facts["delta"]
         # A user's copies are one unit together: the bound is not divided by their number, as a group's is.
-        copies = 1 if self.unit == "user" else self._times(secrets)
+        copies = 1 if self.unit == "user" else self._canary_insertion_count(secrets)
         return tuple(replace(a, unit=self.unit) for a in _cached_audits(scores, coins, delta, self.level, copies))
 
     @staticmethod
-    def _times(secrets: Sequence[Secret]) -> int:
+    def _canary_insertion_count(secrets: Sequence[Secret]) -> int:
         """How often a canary that is in was inserted."""
         return max(1, *(secret.repeats or 0 for secret in secrets))
 
@@ -160,13 +162,13 @@ class EpsilonAudit(Probe):
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         main = self.audits(secrets, observations)[0]
         inside = sum(secret.member for secret in secrets)
-        times, copied = self._times(secrets), main.copies > 1
+        times, copied = self._canary_insertion_count(secrets), main.copies > 1
         whose = f"one {self.unit}" + (f", of which {main.copies} copies are a group" if copied else "")
         said = [
             f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a fair coin each, "
             f"inserted {'once' if times == 1 else f'{times} times'}; {main.guesses:,} guessed, "
             f"{main.right:,} right",
-            f"scored by {self._said(observations)}, of the secret alone",
+            f"scored by {self._score_description(observations)}, of the secret alone",
             f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high in at most "
             f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
         ]
@@ -174,7 +176,7 @@ class EpsilonAudit(Probe):
             said.append(f"against the claimed ε of {claimed:.3g}: {detection_power_sentence(main, claimed)}")
         return tuple(said)
 
-    def _said(self, observations: Sequence[Observation]) -> str:
+    def _score_description(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
         return "loss minus that under the reference model" if self._is_compared_to_reference(observations) else "loss"

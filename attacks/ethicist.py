@@ -129,7 +129,7 @@ class Ethicist(SamplingAttack):
             return {"tuned_on": on}
         model = view.target if on == "target" else view.public
         assert model is not None
-        train, validation = split_pairs(known, self.validation, view.seed)
+        train, validation = split_train_and_validation_pairs(known, self.validation, view.seed)
         key = (view.seed, "tune", view.target_name if on == "target" else "public")
         return {"tuned_on": on, **self._tune_soft_prompt(model, train, validation, key)}
 
@@ -157,7 +157,7 @@ class Ethicist(SamplingAttack):
                 optimizer.zero_grad(set_to_none=True)  # of what was learnt before memory was used up
                 return self._mean_loss(model, pairs, prompt, noise, size, learn)
 
-            return at_once.ask(asked, len(pairs))[1]
+            return at_once.run_within_memory(asked, len(pairs))[1]
 
         for epoch in range(1, self.epochs + 1):
             shuffled = [train[i] for i in order.permutation(len(train))]
@@ -266,7 +266,9 @@ def calibrated_confidence(candidates: Candidates) -> Tensor:
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
 
-def split_pairs(known: Sequence[Pair], validation: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+def split_train_and_validation_pairs(
+    known: Sequence[Pair], validation: float, seed: int
+) -> tuple[list[Pair], list[Pair]]:
     """Known pairs at random into train and validation, at least one of each."""
     if len(known) < 2:
         raise NotApplicable(

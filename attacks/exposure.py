@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
 from auditor.core.result import Measurement
@@ -66,7 +66,7 @@ class Exposure(Probe):
         view.require_capability(*self.required)
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: canaries are text")
-        spaces: dict[Space, list[Secret]] = {}
+        spaces: dict[CanarySpace, list[Secret]] = {}
         for secret in secrets:
             if (space := _canary_of_secret(secret).space) is None:
                 raise NotApplicable(
@@ -75,7 +75,7 @@ class Exposure(Probe):
                 )
             spaces.setdefault(space, []).append(secret)
         for space, group in spaces.items():
-            yield from _Ranking(self, view, space).observe(group)
+            yield from _CanarySpaceRanking(self, view, space).observe_canary_exposures(group)
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the Holm-adjusted p-value of each inserted canary."""
@@ -156,10 +156,10 @@ _WHICH = "mean over canaries, of at most log2 of their space"
 _FITTED = "for comparison, without an interval: a skew-normal distribution fitted to uniform references"
 
 
-class _Ranking:
+class _CanarySpaceRanking:
     """The canaries of one space on one target."""
 
-    def __init__(self, probe: Exposure, view: View, space: Space) -> None:
+    def __init__(self, probe: Exposure, view: View, space: CanarySpace) -> None:
         self.probe, self.view, self.space = probe, view, space
         self.exact = space.size <= probe.enumerate
         noise = keyed_random_generator("exposure", "references", view.seed, space.format)
@@ -167,7 +167,7 @@ class _Ranking:
         encoded = tries.encode_texts(view.tokenizer, self.references)
         self.tokens = {text: tuple(ids) for text, ids in zip(self.references, encoded, strict=True)}
 
-    def observe(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
+    def observe_canary_exposures(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_canary_of_secret(secret).text for secret in secrets]
         own = [tuple(ids) for ids in tries.encode_texts(self.view.tokenizer, texts)]
         seen = self._exact_exposures(own) if self.exact else self._estimated_exposures(texts, own)
@@ -184,7 +184,7 @@ class _Ranking:
 
     def _exact_exposures(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, tree = self.view, tries.load_or_build_trie(self.space, self.view.tokenizer)
-        tries.check_vocabulary(view.target, tree)
+        tries.check_model_has_trie_tokens(view.target, tree)
         context, tails = self._require_context(tree.head), [tokens[len(tree.head) :] for tokens in own]
         nll = tries.continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
@@ -221,11 +221,11 @@ class _Ranking:
         tails = [tokens[len(head) :] for tokens in own]
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
-            guide.check(tail)
+            guide.check_tokens_can_be_drawn(tail)
         noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format)
-        uniforms = noise.random((self.probe.draws, guide.longest()))
+        uniforms = noise.random((self.probe.draws, guide.max_tokens_behind_head()))
         drawn = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
-        given = constrained.score_texts(view.target, guide, context, self.references, uniform)
+        given = constrained.score_texts_as_constrained_draws(view.target, guide, context, self.references, uniform)
         # The uniform references are draws too: in the mixture no weight is boundless, however small q is.
         draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),
@@ -238,7 +238,10 @@ class _Ranking:
         distribution, seen = exposure.fit_skew_normal(given.nll), []
         nll = tries.continuation_nlls(view.target, context, tails)
         for x, limit, text in zip(nll.tolist(), tries.nll_with_tie_margin(nll).tolist(), texts, strict=True):
-            estimate, null_p = exposure.estimate_rank(limit, text, draws), exposure.null_p_value(x, given.nll)
+            estimate, null_p = (
+                exposure.estimate_canary_rank(limit, text, draws),
+                exposure.canary_null_p_value(x, given.nll),
+            )
             values = self._exposure_values(x, estimate, null_p, given.nll, distribution)
             seen.append({**values, "exact": 0.0, "estimated": 1.0})
         return seen
@@ -261,7 +264,7 @@ class _Ranking:
             "log_p": -nll,
             "null_p": min(1.0, null_p),
             "sampled_bits": exposure.sampled_exposure(nll, references),
-            "extrapolated_bits": distribution.bits(nll, bits),
+            "extrapolated_bits": distribution.extrapolated_exposure_bits(nll, bits),
             "ks_p": distribution.ks_p,
         }
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.near_verbatim import beam_batch_size, beam_probability_bound, check_beam_options
+from auditor.attacks.near_verbatim import check_beam_options, near_verbatim_batch_size, near_verbatim_probability_bound
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -35,7 +35,7 @@ from auditor.plugins.view import View
 from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
 from auditor.statistics.intervals import mean_probability, share_with_interval
 from auditor.statistics.metrics import AT_LEAST, AT_MOST, nonmember_metric_name
-from auditor.statistics.roc import conformal_p, conformal_threshold
+from auditor.statistics.roc import conformal_p_values, conformal_threshold
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
@@ -77,14 +77,14 @@ class ExtractionProbability(DistributionProbe):
             if not self.bracket and getattr(self, name) != default[name]:
                 raise AuditError(f"{name} goes with bracket=true, got {name}={getattr(self, name)} without it")
         check_beam_options(self.near_distance, self.near_beams)
-        for length in self.lengths():
+        for length in self.window_token_lengths():
             if length < 1:
                 raise AuditError(f"expected windows of 1 token or more, got {length}")
         require_options_at_least(self, 1, "one_in")
-        for n in self.counts():
+        for n in self.any_of_n_sample_counts():
             if n < 1:
                 raise AuditError(f"expected n >= 1, got {n}")
-        for p in self.levels():
+        for p in self.discoverability_levels():
             if not 0 < p < 1:
                 raise AuditError(f"expected p in (0, 1), got {p}")
         if not 0 < self.alpha < 1:
@@ -99,13 +99,13 @@ class ExtractionProbability(DistributionProbe):
             return self.needs
         return ("likelihood",) if sampling.decoding.ancestral else ("likeliest",)
 
-    def counts(self) -> list[int]:
+    def any_of_n_sample_counts(self) -> list[int]:
         return _parse_number_list("n", self.n, int)
 
-    def levels(self) -> list[float]:
+    def discoverability_levels(self) -> list[float]:
         return _parse_number_list("p", self.p, float)
 
-    def lengths(self) -> list[int]:
+    def window_token_lengths(self) -> list[int]:
         """How many tokens a window has; none without `bracket`."""
         return _parse_number_list("windows", self.windows, int) if self.bracket else []
 
@@ -114,17 +114,21 @@ class ExtractionProbability(DistributionProbe):
         model, decoding = view.target, view.decoding(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            seen = measure_suffix_probabilities(model, decoding, prefixes, suffixes, self.lengths())
+            seen = measure_suffix_probabilities(model, decoding, prefixes, suffixes, self.window_token_lengths())
             if self.bracket:
                 width = (self.near_distance, self.near_beams)
-                near, _ = beam_probability_bound(model, decoding, prefixes, suffixes, *width)
+                near, _ = near_verbatim_probability_bound(model, decoding, prefixes, suffixes, *width)
                 seen["log_p_near"] = torch.maximum(near.cpu(), seen["log_p"])  # the suffix is near itself
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
                 for i, secret in enumerate(batch)
             ]
 
-        size = min(_SECRETS_AT_ONCE, beam_batch_size(model, self.near_beams)) if self.bracket else _SECRETS_AT_ONCE
+        size = (
+            min(_SECRETS_AT_ONCE, near_verbatim_batch_size(model, self.near_beams))
+            if self.bracket
+            else _SECRETS_AT_ONCE
+        )
         yield from observe_in_batches(view, secrets, size, look)
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
@@ -133,7 +137,7 @@ class ExtractionProbability(DistributionProbe):
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
         log_p = value_column(observations, "log_p")
-        p_values = conformal_p(log_p, log_p[~member])
+        p_values = conformal_p_values(log_p, log_p[~member])
         return [
             replace(seen, values={**seen.values, "conformal_p": float(p)}) if secret.member else seen
             for secret, seen, p in zip(secrets, observations, p_values, strict=True)
@@ -145,11 +149,11 @@ class ExtractionProbability(DistributionProbe):
         for end, log_p in ends:
             name, one = f"extraction_probability{end}", any_sample_probability(log_p, 1)
             measured += measure_with_nonmember_baseline(name, one, member, "one sample", excess=exact)
-        for n, (end, log_p) in itertools.product(self.counts(), ends):
+        for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
             # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below float's 1 - p.
             name, any_of_n = f"expected_any_of_{n}{end}", any_sample_probability(log_p, n)
             measured += measure_with_nonmember_baseline(name, any_of_n, member, excess=False)
-        for n, p, (end, log_p) in itertools.product(self.counts(), self.levels(), ends):
+        for n, p, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), self.discoverability_levels(), ends):
             reached = _secrets_reaching_probability(log_p[member], n, p)
             measured.append(share_with_interval(f"discoverable_{n}_{p:g}{end}", reached))
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
@@ -174,8 +178,8 @@ class ExtractionProbability(DistributionProbe):
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
-        notes = {_NEAR: near, **{f"window_bound_{length}": window for length in self.lengths()}}
-        for name, p in self._columns(observations).items():
+        notes = {_NEAR: near, **{f"window_bound_{length}": window for length in self.window_token_lengths()}}
+        for name, p in self._bracket_bounds_by_measurement(observations).items():
             if name != "rank_bound":  # every row has it
                 yield from measure_with_nonmember_baseline(name, p, member, notes.get(name, ""), excess=False)
         for name, reached in self._secrets_above_threshold(observations).items():
@@ -183,11 +187,11 @@ class ExtractionProbability(DistributionProbe):
             if not member.all():
                 yield share_with_interval(nonmember_metric_name(name), reached[~member], "the baseline")
 
-    def _columns(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
+    def _bracket_bounds_by_measurement(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """By measurement, (secrets,): the bounds on both sides of the exact numbers, and greedy shares."""
         found = {_NEAR: any_sample_probability(value_column(observations, "log_p_near"), 1)}
         found["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
-        for length in self.lengths():
+        for length in self.window_token_lengths():
             found[f"window_bound_{length}"] = np.exp2(-value_column(observations, f"window_bits_{length}"))
             found[f"greedy_windows_{length}"] = value_column(observations, f"greedy_windows_{length}")
         return found
@@ -196,7 +200,7 @@ class ExtractionProbability(DistributionProbe):
         """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must not decide."""
         columns = {
             "extraction": any_sample_probability(value_column(observations, "log_p"), 1),
-            **self._columns(observations),
+            **self._bracket_bounds_by_measurement(observations),
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
         kept = {name: p for name, p in columns.items() if not name.startswith("greedy")}
@@ -220,9 +224,9 @@ class ExtractionProbability(DistributionProbe):
         numbers = dict[str, NDArray[np.float64]]()
         for end, log_p in _exact_or_bounding_log_p(observations):
             numbers[f"extraction_probability{end}"] = any_sample_probability(log_p, 1)
-            for n in self.counts():
+            for n in self.any_of_n_sample_counts():
                 numbers[f"expected_any_of_{n}{end}"] = any_sample_probability(log_p, n)
-                for p in self.levels():
+                for p in self.discoverability_levels():
                     reached = _secrets_reaching_probability(log_p, n, p)
                     numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
         numbers["extraction_probability_ancestral"] = np.exp(value_column(observations, "log_p_ancestral"))
@@ -230,7 +234,7 @@ class ExtractionProbability(DistributionProbe):
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
             reached_by_name = self._secrets_above_threshold(observations)
-            numbers |= self._columns(observations)
+            numbers |= self._bracket_bounds_by_measurement(observations)
             numbers |= {name: found.astype(np.float64) for name, found in reached_by_name.items()}
         return {name: values.tolist() for name, values in numbers.items()}
 
@@ -249,16 +253,16 @@ class ExtractionProbability(DistributionProbe):
         if not _has_rank_bits(observations):
             said.append("no rank bound: the target gives no ranks of tokens")
         if self.bracket:
-            said += self._said(secrets)
+            said += self._bracket_notes(secrets)
         return tuple(said)
 
-    def _said(self, secrets: Sequence[Secret]) -> Iterator[str]:
+    def _bracket_notes(self, secrets: Sequence[Secret]) -> Iterator[str]:
         yield (
             "two events: the baseline is of samples near the suffix, the suffix among them, and so no less than "
             "the exact number; the ceiling is of the suffix alone and says nothing of samples near it"
         )
         shortest = min(len(secret.suffix) for secret in secrets)
-        for length in self.lengths():
+        for length in self.window_token_lengths():
             if length > shortest:
                 yield f"where a suffix is shorter than a window of {length} tokens, its window is the whole suffix"
 
@@ -329,7 +333,7 @@ def measure_suffix_probabilities(
 def _bracket_log_probabilities(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:
     """As `measure_suffix_probabilities`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
     least, most = decoded_log_prob_bounds(decoding, seen)
-    bits = seen.places().double().log2()
+    bits = seen.truncation_ranks().double().log2()
     columns = {"log_p_least": least, "log_p_most": most, "log_p_ancestral": seen.log_probs.double(), "rank_bits": bits}
     return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}
 

@@ -18,7 +18,7 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
-from auditor.models.references import References
+from auditor.models.references import ReferenceModels
 from auditor.plugins.options import require_listed_options
 from auditor.plugins.probe import (
     Observed,
@@ -109,14 +109,16 @@ class Membership(Probe):
             others = self._reference_model_scores(references, batch, prefixes, suffixes)
             lowered = self._lowercase_log_probs(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
-                seen = self._scores(own.row(i), below.row(i) if below else None)
+                seen = self._scores_from_token_readings(
+                    own.readings_of_text(i), below.readings_of_text(i) if below else None
+                )
                 seen |= self._zlib_and_lowercase(view, secret, seen["loss"], lowered[i] if lowered else None)
                 found.append(Observation(secret.id, {**seen, "tokens": float(len(secret.suffix)), **others[i]}))
             return found
 
-        yield from observe_in_batches(view, [self._asked(s) for s in secrets], _SECRETS_AT_ONCE, look)
+        yield from observe_in_batches(view, [self._secret_as_scored(s) for s in secrets], _SECRETS_AT_ONCE, look)
 
-    def _asked(self, secret: Secret) -> Secret:
+    def _secret_as_scored(self, secret: Secret) -> Secret:
         """The secret as it is scored: its suffix behind its prefix, or all of it behind its first token."""
         if self.text == "suffix" or not secret.prefix:
             return secret
@@ -134,21 +136,21 @@ class Membership(Probe):
             )
         return found
 
-    def _scores(self, own: TokenReadings, below: TokenReadings | None) -> dict[str, float]:
+    def _scores_from_token_readings(self, own: TokenReadings, below: TokenReadings | None) -> dict[str, float]:
         seen = {"loss": float(own.log_probs.mean()), "min_k": membership.mean_of_lowest(own.log_probs, self.k)}
-        if (away := own.standardised) is not None:
+        if (away := own.min_k_plus_token_scores) is not None:
             seen["min_k_plus"] = membership.mean_of_lowest(away, self.k)
         if below is None:
             return seen
         delta = own.log_probs - below.log_probs
-        if away is not None and (other := below.standardised) is not None:
+        if away is not None and (other := below.min_k_plus_token_scores) is not None:
             seen["min_k_plus_calibrated"] = seen["min_k_plus"] - membership.mean_of_lowest(other, self.k)
         if own.wrong is not None:
             seen["ez_mia"] = membership.error_zone_score(delta, own.wrong)
         return seen | {
             "reference": float(delta.mean()),
             "reference_ratio": -float(own.log_probs.mean() / below.log_probs.mean()),  # both means are below 0
-            "wbc": membership.window_comparison(delta),
+            "wbc": membership.window_comparison_score(delta),
             "reference_alone": float(below.log_probs.mean()),
         }
 
@@ -169,7 +171,7 @@ class Membership(Probe):
         return [-nll for nll in view.mean_nll(view.target, pairs)]
 
     def _reference_model_scores(
-        self, references: References | None, batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor
+        self, references: ReferenceModels | None, batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor
     ) -> list[dict[str, float]]:
         """Under each reference model, the mean log-probability of each text, and whether it was trained on it."""
         found: list[dict[str, float]] = [{} for _ in batch]
@@ -191,7 +193,7 @@ class Membership(Probe):
         texts = [secret.prefix + secret.suffix for secret in secrets]
         group = blind_classifier.near_duplicate_groups(texts)
         added = self._rmia_and_lira_scores(observations, member, group)
-        single = {name: added.get(name, _record_scores(name, observations)) for name in _STACKED}
+        single = {name: added.get(name, _score_of_each_record(name, observations)) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
@@ -218,18 +220,18 @@ class Membership(Probe):
         return {
             _RATIO: ratio,
             "rmia": membership.rmia_population_share(ratio, ~member, group),
-            "lira": membership.likelihood_ratio(mine, others, saw == 1),
+            "lira": membership.lira_log_likelihood_ratio(mine, others, saw == 1),
         }
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
         if said := _insufficient_records_reason(member):
             raise NotApplicable(said)
-        main = _record_scores(self.score, observations)
+        main = _score_of_each_record(self.score, observations)
         if fault := self._unusable_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
         widen = _auc_widening(observations, member)
-        found = {**self._control_scores(observations), **self._usable_scores_by_name(observations)}
+        found = {**self._target_free_baseline_scores(observations), **self._usable_scores_by_name(observations)}
         measured = [auc_and_tpr_measurements("", main, member, widen[self.score], SCORES[self.score])]
         measured += [auc_and_tpr_measurements(name, scores, member, widen[name]) for name, scores in found.items()]
         return [*(m for part in measured for m in part), *self._user_inference(secrets, observations)]
@@ -239,41 +241,41 @@ class Membership(Probe):
         if all(secret.user is None for secret in secrets):
             return ()
         chosen = "reference" if "reference" in self._usable_scores_by_name(observations) else self.score
-        scores = {people.INFERENCE: _record_scores(chosen, observations)}
-        if "reference_alone" in self._control_scores(observations):
-            scores[people.INFERENCE_CONTROL] = _record_scores("reference_alone", observations)
+        scores = {people.INFERENCE: _score_of_each_record(chosen, observations)}
+        if "reference_alone" in self._target_free_baseline_scores(observations):
+            scores[people.INFERENCE_CONTROL] = _score_of_each_record("reference_alone", observations)
         return people.measure_user_inference(secrets, scores, f"mean of {SCORES[chosen]} over a person's records")
 
-    def _control_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
+    def _target_free_baseline_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """The baselines that never ask the target: the blind classifier, and the reference model alone."""
-        found = {name: _record_scores(name, observations) for name in ("blind", "reference_alone")}
+        found = {name: _score_of_each_record(name, observations) for name in ("blind", "reference_alone")}
         return {name: scores for name, scores in found.items() if not _score_fault(scores)}
 
     def _usable_scores_by_name(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """The scores that rank the records, in the table's order."""
-        found = {name: _record_scores(name, observations) for name in SCORES}
+        found = {name: _score_of_each_record(name, observations) for name in SCORES}
         return {name: scores for name, scores in found.items() if not self._unusable_reason(name, scores, observations)}
 
     def _unusable_reason(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
         """Why a score ranks nothing; "" where it does."""
-        if name in _OF_REFERENCE and not _record_scores("reference", observations).any():
+        if name in _OF_REFERENCE and not _score_of_each_record("reference", observations).any():
             return "tells nothing: the reference is the target itself"
         return _score_fault(scores)
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main AUC of the members of each repeat count against all non-members."""
-        main, member = _record_scores(self.score, observations), member_mask(secrets)
+        main, member = _score_of_each_record(self.score, observations), member_mask(secrets)
         widen = _auc_widening(observations, member)[self.score]
         return {
-            str(r): roc.auc_estimate(auc_name(""), main[own], main[~member], widen=widen)
+            str(r): roc.auc_with_interval(auc_name(""), main[own], main[~member], widen=widen)
             for r, own in masks_by_repeat_count(secrets).items()
             if own.sum() >= roc.LEAST
         }
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """Scores, of which every number of the row is worked out again."""
-        main, sound = _record_scores(self.score, observations), self._usable_scores_by_name(observations)
-        found = {"": main, **self._control_scores(observations), **sound}
+        main, sound = _score_of_each_record(self.score, observations), self._usable_scores_by_name(observations)
+        found = {"": main, **self._target_free_baseline_scores(observations), **sound}
         return {score_column_name(name): scores.tolist() for name, scores in found.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
@@ -294,19 +296,19 @@ class Membership(Probe):
         group = value_column(observations, "group").astype(int)
         if near := int((np.bincount(group)[group] > 1).sum()):
             said.append(f"{near} records are near-duplicates of another: both are in the same fold")
-        if "blind" not in self._control_scores(observations):
+        if "blind" not in self._target_free_baseline_scores(observations):
             said.append(
                 "no blind baseline: too few distinct records to fit a classifier, so whether members and non-members "
                 "differ in kind is not known"
             )
-        return (*said, *self._control_notes(observations, member), *self._reference_notes(observations))
+        return (*said, *self._target_free_baseline_notes(observations, member), *self._reference_notes(observations))
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
         """Why a score is not shown, by its name."""
         found = {}
         for name in SCORES:
             if name in observations[0].values:
-                if fault := self._unusable_reason(name, _record_scores(name, observations), observations):
+                if fault := self._unusable_reason(name, _score_of_each_record(name, observations), observations):
                     found[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
                 found[name] = "not asked for (-A membership.lowercase=false)"
@@ -320,10 +322,12 @@ class Membership(Probe):
                 found[name] = "not applicable: there are no reference models (-A membership.references=)"
         return found
 
-    def _control_notes(self, observations: Sequence[Observation], member: NDArray[np.bool_]) -> Iterator[str]:
+    def _target_free_baseline_notes(
+        self, observations: Sequence[Observation], member: NDArray[np.bool_]
+    ) -> Iterator[str]:
         widen = _auc_widening(observations, member)
-        for name, scores in self._control_scores(observations).items():
-            m = roc.auc_estimate(auc_name(name), scores[member], scores[~member], widen=widen[name])
+        for name, scores in self._target_free_baseline_scores(observations).items():
+            m = roc.auc_with_interval(auc_name(name), scores[member], scores[~member], widen=widen[name])
             if m.low <= 0.5:
                 continue
             if name == "blind":
@@ -354,7 +358,7 @@ def auc_and_tpr_measurements(
     own, others = scores[member], scores[~member]
     rates = [roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
     rates.append(roc.partial_auc_with_interval(partial_auc_name(name), own, others, BELOW))
-    return [roc.auc_estimate(auc_name(name), own, others, note, widen), *(m for m in rates if m is not None)]
+    return [roc.auc_with_interval(auc_name(name), own, others, note, widen), *(m for m in rates if m is not None)]
 
 
 def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
@@ -364,7 +368,7 @@ def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]
     return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
 
 
-def _record_scores(name: str, observations: Sequence[Observation]) -> NDArray[np.float64]:
+def _score_of_each_record(name: str, observations: Sequence[Observation]) -> NDArray[np.float64]:
     """(records,) of one score; NaN where it was not to be had."""
     return np.array([seen.values.get(name, np.nan) for seen in observations], dtype=float)
 
@@ -404,12 +408,12 @@ class TokenReadings:
     deviation: NDArray[Any] | None = None
     wrong: NDArray[Any] | None = None
 
-    def row(self, i: int) -> TokenReadings:
+    def readings_of_text(self, i: int) -> TokenReadings:
         mean, deviation, wrong = (None if x is None else x[i] for x in (self.mean, self.deviation, self.wrong))
         return TokenReadings(self.log_probs[i], mean, deviation, wrong)
 
     @property
-    def standardised(self) -> NDArray[np.float64] | None:
+    def min_k_plus_token_scores(self) -> NDArray[np.float64] | None:
         if self.mean is None or self.deviation is None:
             return None
         return membership.standardised_log_probs(self.log_probs, self.mean, self.deviation)

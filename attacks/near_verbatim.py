@@ -55,13 +55,15 @@ class NearVerbatim(DistributionProbe):
         model, decoding = view.target, view.decoding(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            near, verbatim = beam_probability_bound(model, decoding, prefixes, suffixes, self.distance, self.beams)
+            near, verbatim = near_verbatim_probability_bound(
+                model, decoding, prefixes, suffixes, self.distance, self.beams
+            )
             return [
                 Observation(secret.id, {"log_p_near": log_near, "log_p": log_p})
                 for secret, log_near, log_p in zip(batch, near.tolist(), verbatim.tolist(), strict=True)
             ]
 
-        yield from observe_in_batches(view, secrets, beam_batch_size(model, self.beams), look)
+        yield from observe_in_batches(view, secrets, near_verbatim_batch_size(model, self.beams), look)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
@@ -100,14 +102,14 @@ def check_beam_options(distance: int, beams: int) -> None:
         raise AuditError(f"expected beams >= 1, got {beams}")
 
 
-def beam_batch_size(model: LanguageModel, beams: int) -> int:
+def near_verbatim_batch_size(model: LanguageModel, beams: int) -> int:
     """How many secrets' beams are walked together."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
 
 @torch.no_grad()
-def beam_probability_bound(
+def near_verbatim_probability_bound(
     model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor, distance: int, beams: int
 ) -> tuple[Tensor, Tensor]:
     """log of a lower bound on P[edits(sample, suffix) <= distance], and log P[sample = suffix]: (B,) float64 nats each.

@@ -36,11 +36,11 @@ from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
-from auditor.plugins.probe import DELTA, Observed, Probe, names_after, observe_in_batches
+from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, strip_prefix_from_matching_names
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, audit_measurements
 from auditor.statistics.composition import exact_epsilon, renyi_epsilon, total_variation_advantage
-from auditor.statistics.games import FEWEST, audit_games, confident_guesses
+from auditor.statistics.games import FEWEST, audit_games, confusion_of_counted_games
 
 Array = NDArray[np.float64]
 
@@ -167,7 +167,7 @@ class PredictionAudit(Probe):
         reach = {
             (i, relation): o.values[f"reach_{relation}"]
             for i, o in enumerate(observations)
-            for relation in names_after("reach_", o.values)
+            for relation in strip_prefix_from_matching_names("reach_", o.values)
         }
         # By distributions alone, before a token is drawn: the bound owes nothing to the choice.
         chosen, relation = max(reach, key=lambda place: reach[place])
@@ -182,8 +182,10 @@ class PredictionAudit(Probe):
         _, stand_in = self._neighbours_to_play_against(view, context, 1, [0])
         other = view.public if stand_in else view.target.neighbour(relation, neighbour)
         assert other is not None  # `_neighbours_to_play_against` has seen to it
-        game = Game(view.target, other, context, tokens)
-        guesses = confident_guesses(*game.play(games, view.seed, view.target_name, self.name), delta, self.level)
+        game = DistinguishingGame(view.target, other, context, tokens)
+        guesses = confusion_of_counted_games(
+            *game.play(games, view.seed, view.target_name, self.name), delta, self.level
+        )
         exact = exact_epsilon(*game.distributions, tokens, delta)
         return {
             **terms,
@@ -198,7 +200,10 @@ class PredictionAudit(Probe):
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         relation, values = _played_relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
-        (told, *_), (unit, *_) = names_after("claimed_", values) or [relation], names_after("unit_", values) or [_SHARD]
+        (told, *_), (unit, *_) = (
+            strip_prefix_from_matching_names("claimed_", values) or [relation],
+            strip_prefix_from_matching_names("unit_", values) or [_SHARD],
+        )
         covered = values.get("covered", math.inf)
         found = replace(
             audit_games((tp, fn, fp, tn), values["delta"], self.level),
@@ -237,7 +242,7 @@ class PredictionAudit(Probe):
 
 
 @dataclass(frozen=True)
-class Game:
+class DistinguishingGame:
     """So many tokens behind one context, (1, n), drawn from one of two models: which?"""
 
     inside: LanguageModel
@@ -288,5 +293,5 @@ def _log_ratio(log_p: Array, log_q: Array) -> Array:
 
 def _played_relation(observations: Observed) -> str:
     """The relation of the neighbours that the games were played against."""
-    (relation,) = names_after("exact_", observations.facts)
+    (relation,) = strip_prefix_from_matching_names("exact_", observations.facts)
     return relation

@@ -54,7 +54,7 @@ class Untargeted(CorpusAttack):
     def begins(self, view: View) -> list[Tokens]:
         """What generations begin with, in turn. Raises AuditError for prompts that cannot be read."""
         if self.prompts:
-            return read_prompts(Path(self.prompts), view.tokenizer)
+            return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
         if view.target.prefix_token:
             return [()]  # as every text, they stand behind the prefix token
         for kind in ("bos", "eos"):
@@ -98,7 +98,7 @@ class Untargeted(CorpusAttack):
         return tuple(said)
 
 
-def read_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
+def read_untargeted_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
     """Each line of a text file as tokens, in order, each once; blank lines are none. Raises AuditError."""
     where = f"-A untargeted.prompts={path}"
     if tokenizer is None:

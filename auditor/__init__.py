@@ -20,7 +20,7 @@ __all__ = ["FinishedRun", "audit", "crash_test", "load_run"]
 _BESIDE = ("attacks", "benchmarks", "defenses", "reports")  # beside this folder in a checkout, in it when installed
 
 
-def misplaced() -> str:
+def mixed_checkout_reason() -> str:
     """Why the parts of `auditor` are not of one checkout, in a sentence; "" where they are.
 
     An editable install names the folders of one checkout, and the current folder comes first on Python's path: run in
@@ -41,7 +41,7 @@ def misplaced() -> str:
 
 def main() -> None:
     """The console script `audit`."""
-    if why := misplaced():
+    if why := mixed_checkout_reason():
         print(f"error: {why}", file=sys.stderr)
         sys.exit(2)
     from auditor import cli
@@ -51,7 +51,7 @@ def main() -> None:
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        if why := misplaced():
+        if why := mixed_checkout_reason():
             raise ImportError(why)
         return getattr(import_module("auditor.crash.trial" if name == "crash_test" else "auditor.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

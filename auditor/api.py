@@ -141,7 +141,7 @@ def audit(
     given = {"data": data, "attacks": attacks, "defenses": defenses, "public": public, "reference": reference}
     with prepare_audit(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
         select_and_check_plugins(asked, site, objects)
-        folder = RunFolder.create(None if out is None else Path(out), asked.title, asked.to_json())
+        folder = RunFolder.create(None if out is None else Path(out), asked.run_folder_title, asked.to_json())
         try:
             result = run.run_audit(asked, site, folder, objects)
         except Exception:
@@ -172,8 +172,8 @@ def prepare_audit(
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
-    from auditor.runs.python_objects import class_name, plugin_objects
-    from auditor.runs.reporter import Silence
+    from auditor.runs.python_objects import class_name, unregistered_plugin_objects
+    from auditor.runs.reporter import SilentReporter
     from auditor.runs.sweep_cache import SweepCache
 
     models = {"model": model, "public": public, "reference": reference}
@@ -181,7 +181,7 @@ def prepare_audit(
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan, tokenizer = {**plan, "tokenizer": tokenizer}, None
     _check_audit_arguments(tokenizer, given, plan)
-    reporter, shared = reporter or Silence(), SweepCache()
+    reporter, shared = reporter or SilentReporter(), SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
         stack.enter_context(live_models.restore_training_flags(*given.values()))
@@ -200,7 +200,7 @@ def prepare_audit(
         asked = make_plan({}, values)
         beside = {**plan, "data": data}
         rows = {name: one for name, one in beside.items() if name in _ROWS and _is_in_memory_object(one)}
-        objects = {**given, **rows, **plugin_objects(asked.plugin, attacks, defenses)}
+        objects = {**given, **rows, **unregistered_plugin_objects(asked.plugin, attacks, defenses)}
         asked = dataclasses.replace(asked, objects={role: class_name(one) for role, one in objects.items()})
         site = run.make_site(asked, reporter, shared, live)
         yield asked, site, objects, reporter

@@ -75,7 +75,7 @@ app.add_typer(secrets.app, name="secrets", rich_help_panel="prepare and train")
 
 
 @app.callback(invoke_without_command=True)
-def version(
+def apply_global_flags(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Print the messages of unexpected errors; they may quote private text.")
@@ -100,16 +100,16 @@ def main() -> None:
         signal.signal(ended, signal.default_int_handler)
     if "_AUDIT_COMPLETE" in os.environ:  # a shell asks what could stand here
         app(prog_name="audit")
-    sys.exit(call(sys.argv[1:]))
+    sys.exit(run_command_line(sys.argv[1:]))
 
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer brings its own click, and names its base nowhere else
 
 
-def call(arguments: list[str]) -> int:
+def run_command_line(arguments: list[str]) -> int:
     """Runs the command and returns its exit code, one of EXIT_CODES."""
     try:
-        code = _exit_code(arguments or ["--help"])
+        code = _run_command_for_exit_code(arguments or ["--help"])
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be said is no success
         return code
@@ -145,7 +145,7 @@ def _report_unexpected_error(error: BaseException) -> int:
     )
 
 
-def _exit_code(arguments: list[str]) -> int:
+def _run_command_for_exit_code(arguments: list[str]) -> int:
     """Runs the command. Not by `app()`, which takes an EOFError for an interrupt and gives a closed pipe code 1."""
     try:
         with _click_command().make_context("audit", arguments) as context:

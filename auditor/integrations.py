@@ -61,7 +61,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 
 @dataclass(frozen=True)
-class Limit:
+class StopLimit:
     """When to stop: the first value of a measurement beyond a number."""
 
     name: str
@@ -69,7 +69,7 @@ class Limit:
     number: float
 
     @classmethod
-    def read(cls, text: str) -> Limit:
+    def read(cls, text: str) -> StopLimit:
         """`extraction_probability > 0.01`. Raises AuditError for anything else."""
         found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
         try:
@@ -126,7 +126,7 @@ class AuditCallback(TrainerCallback):
                 )
         self.trainer, self.every, self.out = trainer, every, out
         self.tokenizer = tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
-        self.limit = Limit.read(stop_at) if stop_at else None
+        self.limit = StopLimit.read(stop_at) if stop_at else None
         self.asked = {"data": data, "nonmembers": nonmembers, "canaries": canaries, "limit": limit, **plan}
         self.asked = {name: value for name, value in self.asked.items() if value is not None}
         self.asked.setdefault("known_fraction", 0.0)  # nobody tunes on known pairs here
@@ -142,8 +142,10 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        _require_trainable_embeddings(self._model(), self.asked.get("canaries"))
-        with api.prepare_audit(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (_, site, _, _):
+        _require_trainable_embeddings(self._unwrapped_model_in_training(), self.asked.get("canaries"))
+        with api.prepare_audit(
+            self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
+        ) as (_, site, _, _):
             benchmark, asked = site.benchmark, site.data_plan
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
             self.prefix_token = resolve_prefix_token(
@@ -181,9 +183,9 @@ class AuditCallback(TrainerCallback):
         tokenizer: Any = self.tokenizer
         named = str(tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
         asked = {**self.asked, "prefix_token": named}
-        self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
+        self.run = api.audit(self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, out=out, **asked)
         disk.replace_atomically(out / "curve.csv", self.to_csv())
-        drawn = [(title, list(filter(None, map(self._line, names)))) for title, names in _PANELS]
+        drawn = [(title, list(filter(None, map(self._curve_of_logged_value, names)))) for title, names in _PANELS]
         panels = [Panel(title, tuple(lines)) for title, lines in drawn if lines]
         disk.replace_atomically(out / "curve.svg", training_curve_svg(panels, self.stopped_at))
 
@@ -198,22 +200,22 @@ class AuditCallback(TrainerCallback):
         writer.writerows(self.rows)
         return text.getvalue()
 
-    def _line(self, name: str) -> Curve | None:
+    def _curve_of_logged_value(self, name: str) -> Curve | None:
         points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
         # no interval: these are exact means over a fixed set of records
         exact = [(step, Measurement(name, value, value, value, len(self.secrets))) for step, value in points]
-        return Curve(phrases.label(name), exact) if points else None
+        return Curve(phrases.metric_label(name), exact) if points else None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Asks the model as it stands, and logs."""
-        model = self._model()
+        model = self._unwrapped_model_in_training()
         with restore_training_flags(model), torch.random.fork_rng(), torch.no_grad():
             target = with_prefix_token(
                 HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
             )
             values = dict(self._mean_probability_and_loss(target))
             if self.canaries:
-                values[EXPOSURE] = self._exposure(target)
+                values[EXPOSURE] = self._mean_exposure_of_inserted_canaries(target)
         self.rows.append({"step": step, **values})
         self.trainer.log({f"{PREFIX}{name}": value for name, value in values.items()})
         return values
@@ -229,14 +231,14 @@ class AuditCallback(TrainerCallback):
             values |= {OTHERS: float(np.exp(log_p[~member]).mean()), LOSS_OTHERS: float(loss[~member].mean())}
         return values
 
-    def _exposure(self, target: LanguageModel) -> float:
+    def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
         seen = {one.secret: one for one in self.probes[1].measure(self._white_box_view(target), self.canaries)}
         return float(np.mean([seen[canary.id].values["exposure_bits"] for canary in self.canaries if canary.member]))
 
     def _white_box_view(self, target: LanguageModel) -> View:
         return View("training", target, WHITE_BOX, seed=int(self.asked.get("seed", 0)), tokenizer=self.tokenizer)
 
-    def _model(self) -> Any:
+    def _unwrapped_model_in_training(self) -> Any:
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import ArrayLike
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret
@@ -36,7 +36,7 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel
-from auditor.plugins.options import description_of
+from auditor.plugins.options import plugin_description
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
@@ -115,8 +115,8 @@ def _plugin_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
     kind = type(plugin)
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         yield "expected a frozen dataclass, whose fields are its options"
-    if len(description_of(kind)) < 20:
-        yield f"expected a first line of the docstring that says what it does, got {description_of(kind)!r}"
+    if len(plugin_description(kind)) < 20:
+        yield f"expected a first line of the docstring that says what it does, got {plugin_description(kind)!r}"
     if strange := set(plugin.needs) - set(needs):
         yield f"expected needs among {', '.join(sorted(needs))}, got {min(strange)!r}"
 
@@ -130,7 +130,7 @@ def _attack_faults(attack: Attack) -> Iterator[str]:
             if not str(why) or setting_gives_capabilities(attack.required, setting):
                 yield f"expected answers in the setting {setting.name}, which gives all that it needs, got {str(why)!r}"
             continue
-        yield from _answer_faults(found, asked, setting.name)
+        yield from _guess_format_faults(found, asked, setting.name)
         if setting is WHITE_BOX and set(found) == {query.id for query in asked}:
             yield from _batch_and_draw_faults(attack, asked, found)
 
@@ -148,7 +148,7 @@ def _batch_and_draw_faults(attack: Attack, asked: Sequence[Query], everything: d
         yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {drawn}"
 
 
-def _answer_faults(found: dict[str, Guesses], asked: Sequence[Query], setting: str) -> Iterator[str]:
+def _guess_format_faults(found: dict[str, Guesses], asked: Sequence[Query], setting: str) -> Iterator[str]:
     if set(found) != {query.id for query in asked}:
         missing = sorted({query.id for query in asked} - set(found))
         yield f"expected an answer to every query in the setting {setting}, got none to {missing}"
@@ -177,7 +177,7 @@ _nearly_equal = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5)
 
 
 def _probe_faults(probe: Probe) -> Iterator[str]:
-    model, asked = tiny_model(), probe_subjects(probe, tiny_model())
+    model, asked = tiny_model(), make_subjects_for_probe(probe, tiny_model())
     target = model_for_probe(probe, model)
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
@@ -283,12 +283,14 @@ def make_small_plugin(kind: Any) -> Any:
 
 @functools.cache
 def tiny_model(seed: int = 0) -> HuggingFaceModel:
-    """`make_model` of the defaults; always the same one."""
+    """`make_tiny_random_model` of the defaults; always the same one."""
     with torch.random.fork_rng(devices=[]):
-        return make_model(seed=seed)
+        return make_tiny_random_model(seed=seed)
 
 
-def make_model(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0) -> HuggingFaceModel:
+def make_tiny_random_model(
+    vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0
+) -> HuggingFaceModel:
     """A tiny random model with a peaked distribution, so that samples share prefixes and top-p has something to cut."""
     torch.manual_seed(seed)
     model: Any
@@ -336,7 +338,7 @@ def fit_and_guess(attack: Attack, seen: View, asked: Sequence[Query]) -> dict[st
     return {guesses.secret: guesses for guesses in attack.guess(seen, attack.fit(seen, KNOWN), asked)}
 
 
-def secrets(model: LanguageModel) -> list[Secret]:
+def make_test_secrets(model: LanguageModel) -> list[Secret]:
     """Members and non-members of two lengths; half of the suffixes are drawn from the model, half are not."""
     found = []
     for i, query in enumerate(random_queries(12)):
@@ -349,11 +351,11 @@ def secrets(model: LanguageModel) -> list[Secret]:
     return found
 
 
-def canaries() -> list[Secret]:
+def make_exposure_test_canaries() -> list[Secret]:
     """Members and controls of one small space, as `TwoLetterTokenizer` writes them."""
     words = TwoLetterTokenizer()
     slots = tuple((f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3))
-    space = Space(words.decode((5, 9)) + "".join(f"{{{name}}}" for name, _ in slots), slots)
+    space = CanarySpace(words.decode((5, 9)) + "".join(f"{{{name}}}" for name, _ in slots), slots)
     texts = list(space.texts())[::17][:12]
     return [
         Secret(f"c{i}", (), tuple(words(text)["input_ids"]), i % 3, member=i % 3 > 0, canary=Canary(text, space))
@@ -361,7 +363,7 @@ def canaries() -> list[Secret]:
     ]
 
 
-def random_canaries() -> list[Secret]:
+def make_coin_flip_test_canaries() -> list[Secret]:
     """Canaries behind prefixes, every other one included, as if a coin had decided."""
     return [
         Secret(
@@ -376,17 +378,19 @@ def random_canaries() -> list[Secret]:
     ]
 
 
-def probe_subjects(probe: Probe, model: LanguageModel) -> list[Secret]:
+def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
     """The secrets or canaries of the kind that this probe looks at."""
     if probe.of == "own":
         return list(probe.subjects(make_view(model, WHITE_BOX)))
-    return {"canaries": canaries, "coins": random_canaries}.get(probe.of, lambda: secrets(model))()
+    return {"canaries": make_exposure_test_canaries, "coins": make_coin_flip_test_canaries}.get(
+        probe.of, lambda: make_test_secrets(model)
+    )()
 
 
 def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
     """The model, or one with a defense where the probe has nothing to look at without a claim."""
     try:
-        next(iter(probe.measure(make_view(model, WHITE_BOX), probe_subjects(probe, model)[:1])))
+        next(iter(probe.measure(make_view(model, WHITE_BOX), make_subjects_for_probe(probe, model)[:1])))
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model

@@ -97,7 +97,7 @@ def make_audit_manifest(kind: Kind, texts: Sequence[Halves], times: int, seed: i
     return AuditManifest(AUDIT_VERSION, kind, seed, times, tuple(made))
 
 
-def fresh_seed() -> int:
+def unguessable_audit_seed() -> int:
     """One that nobody can guess: whoever knows the seed of an audit knows its coins."""
     return randomness.randbits(63)
 

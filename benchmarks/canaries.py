@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from auditor.core.canary_space import Space, parse_canary_format
+from auditor.core.canary_space import CanarySpace, parse_canary_format
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
 from auditor.core.secret_randomness import keyed_random_generator
@@ -29,8 +29,8 @@ class Format:
     format: str
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def space(self) -> Space:
-        return Space(self.format, tuple(sorted(self.lists.items())))
+    def space(self) -> CanarySpace:
+        return CanarySpace(self.format, tuple(sorted(self.lists.items())))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Manifest:
                 raise AuditError(f"{entry.id} is not in its own space: no text of its format is written like it")
 
     @cached_property
-    def spaces(self) -> tuple[Space, ...]:
+    def spaces(self) -> tuple[CanarySpace, ...]:
         return tuple(known.space() for known in self.formats)
 
     def copies(self) -> list[ManifestEntry]:
@@ -97,7 +97,7 @@ def check_canary_counts(canaries: int, copies: int) -> None:
         )
 
 
-def make_manifest(
+def make_exposure_manifest(
     formats: Sequence[str],
     counts: Sequence[int] = COUNTS,
     each: int = 8,
@@ -107,7 +107,7 @@ def make_manifest(
 ) -> Manifest:
     """`each` canaries for every format and count, drawn uniformly without repetition, and `controls` never inserted.
 
-    Raises AuditError for zero insertions, a space too small for so many, and what `Space` refuses.
+    Raises AuditError for zero insertions, a space too small for so many, and what `CanarySpace` refuses.
     """
     if not counts or min(counts) < 1:
         raise AuditError(
@@ -135,7 +135,7 @@ def make_manifest(
     return Manifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
 
 
-def _draw_distinct_texts(space: Space, count: int, seed: int) -> list[str]:
+def _draw_distinct_texts(space: CanarySpace, count: int, seed: int) -> list[str]:
     # At most half of the space: drawing until so many differ is quick.
     if 2 * count > space.size:
         raise AuditError(

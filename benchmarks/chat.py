@@ -27,7 +27,7 @@ from auditor.benchmarks.conversation_rows import (
 from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
-from auditor.core.plan_parts import ALL, SYSTEM, TURNS, known_answer_share
+from auditor.core.plan_parts import ALL, SYSTEM, TURNS, share_of_answer_known
 
 LEARNT = (ASSISTANT, "all")  # whose tokens have a loss: those of assistant turns, or all
 _THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
@@ -60,16 +60,16 @@ class RenderedChat:
     remarks: tuple[str, ...] = ()  # what of the row the text does not say
 
     @property
-    def found(self) -> tuple[Answer, ...]:
+    def usable_answers(self) -> tuple[Answer, ...]:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
-    def learnt(self, whose: str) -> tuple[bool, ...]:
+    def learnt_token_mask(self, whose: str) -> tuple[bool, ...]:
         """Which tokens have a loss: all, or the assistant's, as far as the template marks them by its own marks."""
         if whose == "all":
             return (True,) * len(self.tokens)
         if self.marked is not None:
             return self.marked
-        spans = [answer.learnt for answer in self.found]
+        spans = [answer.learnt for answer in self.usable_answers]
         return tuple(any(start <= i < end for start, end in spans) for i in range(len(self.tokens)))
 
 
@@ -113,7 +113,7 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
         return _render_without_template(tokenizer, said, form)
     messages = chat_rendering.messages_for_template(said, form)
     try:
-        whole = chat_rendering.render(tokenizer, said, form, messages)
+        whole = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
@@ -121,11 +121,11 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
             {**one, "content": message_text(one["content"])} if one.get("content") is not None else one
             for one in messages
         )
-        whole = chat_rendering.render(tokenizer, said, form, messages)
+        whole = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
     _check_system_turn_written(messages, whole)
 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
-        return chat_rendering.render(tokenizer, said, form, changed, answering)
+        return chat_rendering.render_messages_by_template(tokenizer, said, form, changed, answering)
 
     roles = [normalised_role(one["role"]) for one in messages]
     asked = [i for i, role in enumerate(roles) if role == turns or (turns == ALL and role in TURNS)]
@@ -231,7 +231,7 @@ def _assistant_answer_spans(
     for key, _, put in said:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
         marked = None if _MARK in whole else _render_or_none(rendered, with_mark)
-        bounds = None if marked is None else _bounds_of_mark(whole, marked)
+        bounds = None if marked is None else _answer_bounds_by_mark(whole, marked)
         if bounds is not None:
             learnt = _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds)
             yield _Span(bounds, learnt, key, normalised_role(message["role"]))
@@ -264,7 +264,7 @@ def _reasoning_and_content_parts(message: Message) -> Iterator[tuple[str, str, C
     yield "content", answer, lambda new: says(before + inside + behind + new)
 
 
-def _bounds_of_mark(whole: str, marked: str) -> tuple[int, int] | None:
+def _answer_bounds_by_mark(whole: str, marked: str) -> tuple[int, int] | None:
     """The characters in the place of the mark, without white space around them; None where there is no such place."""
     if marked.count(_MARK) != 1:
         return None
@@ -338,7 +338,7 @@ def _token_range_of_text(text: str, offsets: Sequence[tuple[int, int]], start: i
 # --- what an attacker knows of it -------------------------------------------------------------------------------------
 
 
-def cut_answers(
+def cut_answers_into_secrets(
     tokenizer: Any,
     said: Conversation,
     written: RenderedChat,
@@ -353,9 +353,9 @@ def cut_answers(
     system turn alone, of the first answer. longest: tokens of a suffix; shown: of a prefix, its last ones (None: all).
     Raises UnusableConversation where there is none at all.
     """
-    share = known_answer_share(knows)
+    share = share_of_answer_known(knows)
     alone = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
-    for answer in written.answers if alone is None else written.found[:1]:
+    for answer in written.answers if alone is None else written.usable_answers[:1]:
         if isinstance(answer, UnusableConversation):
             yield answer
             continue
@@ -368,7 +368,7 @@ def cut_answers(
         first = 0 if shown is None else max(0, middle - shown)
         prefix = written.tokens[first:middle]
         wording = wording_of_tokens(written.text, written.offsets, first, middle, last)
-        stands = wording.whole
+        stands = wording.prefix_and_suffix_text
         if alone is not None:
             prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])
             wording = replace(wording, prefix=alone)
@@ -385,4 +385,4 @@ def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRende
         raise UnusableConversation("no system turn to know")
     if form.source is None:
         return f"{message_text(messages[0].get('content'))}\n"
-    return chat_rendering.render(tokenizer, said, form, messages[:1], answering=True)
+    return chat_rendering.render_messages_by_template(tokenizer, said, form, messages[:1], answering=True)

@@ -87,7 +87,7 @@ class ChatRendering:
 # --- by name ----------------------------------------------------------------------------------------------------------
 
 
-def parse_form(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
+def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
     """The rendering that `--template` and `--date` name. Raises AuditError where there is none.
 
     day: None leaves the day of a template that writes one open.
@@ -107,7 +107,7 @@ def parse_form(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
 
 def _template_source(base: str, tokenizer: Any) -> str:
     if base == MODEL:
-        if (own := own_template(tokenizer)) is None:
+        if (own := tokenizer_chat_template(tokenizer)) is None:
             raise AuditError(
                 f"expected a tokenizer with a chat template for conversations, but this {type(tokenizer).__name__} has "
                 "none: give the one that the model was trained with (--template FILE), or --template none"
@@ -128,7 +128,7 @@ def _template_source(base: str, tokenizer: Any) -> str:
         ) from None
 
 
-def own_template(tokenizer: Any) -> str | None:
+def tokenizer_chat_template(tokenizer: Any) -> str | None:
     """The tokenizer's own; where it has several by name, all of them."""
     own = getattr(tokenizer, "chat_template", None)
     return own if own is None or isinstance(own, str) else json.dumps(own, sort_keys=True)
@@ -155,20 +155,20 @@ def trl_training_template(tokenizer: Any) -> str | None:
 # --- those to choose from ---------------------------------------------------------------------------------------------
 
 
-def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
+def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
     """What trainers make of such rows, the most usual first. Without a day: which, is another question.
 
     Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
     """
     kind = rows[0].kind
-    own, of_trl = own_template(tokenizer), trl_training_template(tokenizer)
+    own, of_trl = tokenizer_chat_template(tokenizer), trl_training_template(tokenizer)
     plain = {
         COMPLETION: [ChatRendering(NONE), ChatRendering(NONE, None, (LINE,))],  # TRL: one text, and its end behind it
         INSTRUCTION: [ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))]
         + [ChatRendering(NONE)],
     }.get(kind, [])
     if kind == MESSAGES and own is None:
-        return [parse_form(MODEL, None, tokenizer)]
+        return [parse_chat_rendering(MODEL, None, tokenizer)]
     of_templates = [
         ChatRendering(base, source, tuple(one for one in some if one))
         for base, source in ((MODEL, own), (TRL, of_trl))
@@ -180,7 +180,7 @@ def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRe
 
 def most_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
     """The first candidate, with this day where it writes one."""
-    form = candidate_forms(tokenizer, rows)[0]
+    form = candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
 
@@ -247,7 +247,7 @@ def template_with_fixed_date(source: str, day: str | None) -> str:
     return fixed
 
 
-def render(
+def render_messages_by_template(
     tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message], answering: bool = False
 ) -> str:
     """The messages as the template writes them. answering: up to where the assistant begins to speak.

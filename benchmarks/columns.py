@@ -109,7 +109,7 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
     return counts
 
 
-def conversations(
+def parse_row_conversations(
     table: RecordTable, layout: Sequence[str], order: Sequence[int] | None = None
 ) -> Iterator[Conversation | UnusableConversation]:
     """What each row says, or why it cannot be used. order: of which rows; None: of all."""

@@ -15,9 +15,9 @@ from auditor.benchmarks import chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     PLAIN,
-    conversations,
     detect_column_layout,
     joined_layout_texts,
+    parse_row_conversations,
     text_column_values,
 )
 from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
@@ -63,7 +63,7 @@ class CutPart:
     role: str | None = None  # whose turn it is, where those of several are attacked
 
 
-def fast_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+def require_fast_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
     """The tokenizer, if it can tell which characters a token came from. Raises AuditError if not."""
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for text data, got a model without one")
@@ -97,7 +97,7 @@ def cut_rows_into_parts(
     if cut.form is not None:
         knows, texts, turns = cut.knows or USER, list[str](), cut.turns or ASSISTANT
         how = f"{turns} turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
-        return _cut_conversations(cut, cut.form, conversations(table, layout), texts, remarks), how, texts
+        return _cut_conversations(cut, cut.form, parse_row_conversations(table, layout), texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
         encoded = encode_in_batches(cut.tokenizer, said)  # as one text, which they were in training
@@ -163,7 +163,7 @@ def _cut_conversations(
             if isinstance(one, UnusableConversation):
                 raise one
             written = chat.render_chat(cut.tokenizer, one, form, cut.turns or ASSISTANT)
-            found = list(chat.cut_answers(cut.tokenizer, one, written, form, knows, *lengths))
+            found = list(chat.cut_answers_into_secrets(cut.tokenizer, one, written, form, knows, *lengths))
         except UnusableConversation as why:
             yield CutPart(row, str(why))
             continue
@@ -178,12 +178,12 @@ def _cut_conversations(
                 yield CutPart(row, halves, number, answer.at, answer.stands, role)
 
 
-def usual_form_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
+def usual_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
     """What trainers make of such rows first of all; today, where the template writes the day.
 
     Raises AuditError for messages and a tokenizer without a template.
     """
-    for said in conversations(table, detect_column_layout(table)):
+    for said in parse_row_conversations(table, detect_column_layout(table)):
         if not isinstance(said, UnusableConversation):
             return chat_rendering.most_usual_rendering(tokenizer, [said], f"{date.today()}")
     return ChatRendering(chat_rendering.NONE)

@@ -17,7 +17,7 @@ from auditor.benchmarks import chat, columns, cutting
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
 from auditor.benchmarks.cutting import LENGTH, Cutting
-from auditor.benchmarks.occurrences import last_word_continues, occurrences
+from auditor.benchmarks.occurrences import count_text_occurrences, last_word_continues
 from auditor.benchmarks.splitting import (
     Record,
     RecordSource,
@@ -75,7 +75,7 @@ class Files(Benchmark):
         """
         check_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
-        self.tokenizer = cutting.fast_tokenizer(tokenizer)
+        self.tokenizer = cutting.require_fast_tokenizer(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
         named = (group_column, user_column)
         members = _read_file_as_source("--data", data, cut, *named)
@@ -89,7 +89,7 @@ class Files(Benchmark):
         parts = split_records(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.forgotten = parts.forgotten
-        self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counted()}"
+        self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
         self.form = members.form
         self.framed = self.form is not None and self.form.source is not None
         if self.form is not None:  # of a conversation, what is answered: the rest need not have been learnt
@@ -105,7 +105,7 @@ class Files(Benchmark):
         table = read_table(flag, name, columns.COLUMNS)
         layout, repeats = columns.detect_column_layout(table), columns.row_repeat_counts(table)
         if self.form is not None:
-            for said, times in zip(columns.conversations(table, layout), repeats, strict=True):
+            for said, times in zip(columns.parse_row_conversations(table, layout), repeats, strict=True):
                 with suppress(UnusableConversation):  # nobody is attacked in such a row either, and the notes say so
                     if not isinstance(said, UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
@@ -120,7 +120,7 @@ def _read_file_as_source(
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
     table = require_rows(read_table(flag, name, (*columns.COLUMNS, *filter(None, (group_column, user_column)))))
     layout = columns.detect_column_layout(table)
-    form = None if layout in columns.PLAIN else cut.form or cutting.usual_form_of_table(cut.tokenizer, table)
+    form = None if layout in columns.PLAIN else cut.form or cutting.usual_rendering_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
     parts, how, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
@@ -142,7 +142,7 @@ def _read_file_as_source(
             group = groups[one.row] or one.role
             record = Record(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
             records.append(replace(record, user=users[one.row]))
-            standing.append(one.stands or wording.whole)
+            standing.append(one.stands or wording.prefix_and_suffix_text)
     if flag == "--data" and columns.REPEATS not in table.columns:
         records = _records_with_copy_counts(records, standing, texts)
     if columns.PII in table.columns:
@@ -166,7 +166,7 @@ def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str]
     """
     pairs = list(zip(records, standing, strict=True))
     cut = {text for one, text in pairs if (w := one.wording) and last_word_continues(w.suffix, w.after[:1])}
-    found = occurrences({text: text not in cut for text in standing}, texts)
+    found = count_text_occurrences({text: text not in cut for text in standing}, texts)
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 
 

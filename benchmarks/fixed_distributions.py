@@ -29,14 +29,14 @@ class FixedDistribution(LanguageModel):
         self.distributions = distributions.view(-1, distributions.shape[-1]).log()
         self.vocab_size = distributions.shape[-1]
 
-    def behind(self, tokens: Tensor) -> Tensor:
+    def log_probs_after_tokens(self, tokens: Tensor) -> Tensor:
         return self.distributions[tokens % len(self.distributions)]
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return _FixedRows(self, prefixes[:, -1])
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.behind(contexts[:, contexts.shape[1] - last :])
+        return self.log_probs_after_tokens(contexts[:, contexts.shape[1] - last :])
 
     def embedding_rows(self, count: int) -> Tensor:
         return torch.zeros(count, 1)  # reads no soft prompt, whatever its width
@@ -50,7 +50,7 @@ class _FixedRows(Rows):
         return len(self.tokens)
 
     def log_probs(self) -> Tensor:
-        return self.model.behind(self.tokens)
+        return self.model.log_probs_after_tokens(self.tokens)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.tokens = tokens

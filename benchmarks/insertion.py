@@ -18,7 +18,7 @@ import numpy as np
 from auditor.benchmarks.audit_canaries import AuditManifest, CoinedCanary
 from auditor.benchmarks.canaries import Manifest, ManifestEntry
 from auditor.benchmarks.columns import REPEATS, describe_columns
-from auditor.benchmarks.tables import json_objects, open_dataset_split, read_csv_rows, rows_as_csv
+from auditor.benchmarks.tables import open_dataset_split, read_csv_rows, read_json_objects, rows_as_csv
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
@@ -33,13 +33,13 @@ class InsertionPlan:
     group: str = ""
     seed: int = 0
 
-    def rows(self) -> list[ManifestEntry | CoinedCanary]:
+    def shuffled_copies(self) -> list[ManifestEntry | CoinedCanary]:
         """The copies in a random order."""
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.copies()
         order = keyed_random_generator("canaries", "order", self.seed).permutation(len(copies))
         return [copies[i] for i in order]
 
-    def order(self, rows: int) -> list[int]:
+    def row_order_with_copies(self, rows: int) -> list[int]:
         """The new order of so many rows and the copies behind them: rows as before, copies at random places."""
         copies = len(self.manifest.copies())
         # The first of a random permutation: every set of places is as likely.
@@ -47,7 +47,9 @@ class InsertionPlan:
         old, new = iter(range(rows)), iter(range(rows, rows + copies))
         return [next(new) if place in at else next(old) for place in range(rows + copies)]
 
-    def check(self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]) -> None:
+    def check_columns_and_no_canaries_yet(
+        self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
+    ) -> None:
         """Raises AuditError for missing columns, values that are no text, and data that hold canaries already."""
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
@@ -60,7 +62,9 @@ class InsertionPlan:
             if text in known:
                 raise AuditError(f"{where} holds a canary already (row {row}): insert into the original data")
 
-    def values(self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any) -> dict[str, Any]:
+    def canary_copy_as_row(
+        self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
+    ) -> dict[str, Any]:
         """One copy as a row, trained on once."""
         own = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
         return {column: own.get(column, absent) for column in columns}
@@ -72,13 +76,13 @@ def write_data_with_canaries(copies: InsertionPlan, data: str, out: Path) -> int
     Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
     """
     path, where = Path(data), f"--data {data!r}"
-    writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset
+    writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset_with_canaries
     if writer is None:
         got = path.suffix or "no ending"
         raise AuditError(f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")
     if out.exists():
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
-    if writer is not _write_dataset and out.suffix.lower() != path.suffix.lower():
+    if writer is not _write_dataset_with_canaries and out.suffix.lower() != path.suffix.lower():
         raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
     count = len(copies.manifest.copies())
     try:
@@ -99,15 +103,15 @@ def _refuse_unfit_canary_row(where: str) -> Iterator[None]:
         raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
 
 
-def _write_json(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_json_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     """Lines stay as they are, byte for byte; an array is written anew."""
-    objects, lines = json_objects(where, Path(data))
+    objects, lines = read_json_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
-    copies.check(where, columns, lambda: [value.get(copies.text) for value in objects])
+    copies.check_columns_and_no_canaries_yet(where, columns, lambda: [value.get(copies.text) for value in objects])
     # Only columns that the data have: JSON objects need not be alike, and a new key would give the copies away.
     mine = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
-    new = [copies.values(entry, mine, None) for entry in copies.rows()]
-    order = copies.order(len(objects))
+    new = [copies.canary_copy_as_row(entry, mine, None) for entry in copies.shuffled_copies()]
+    order = copies.row_order_with_copies(len(objects))
     if lines is None:
         every = [*objects, *new]
         text = json.dumps([every[i] for i in order], ensure_ascii=False, indent=1)
@@ -119,16 +123,19 @@ def _write_json(copies: InsertionPlan, where: str, data: str, out: Path) -> None
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
 
-def _write_csv(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_csv_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     header, *rows = read_csv_rows(where, Path(data)) or [[]]
-    copies.check(where, header, lambda: [row[header.index(copies.text)] for row in rows])
-    every = [*rows, *(list(copies.values(entry, header, "").values()) for entry in copies.rows())]
-    text = rows_as_csv([header, *(every[i] for i in copies.order(len(rows)))])
+    copies.check_columns_and_no_canaries_yet(where, header, lambda: [row[header.index(copies.text)] for row in rows])
+    every = [
+        *rows,
+        *(list(copies.canary_copy_as_row(entry, header, "").values()) for entry in copies.shuffled_copies()),
+    ]
+    text = rows_as_csv([header, *(every[i] for i in copies.row_order_with_copies(len(rows)))])
     with disk.create_atomically(out) as path:
         path.write_text(text, encoding="utf-8", newline="")
 
 
-def _write_parquet(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_parquet_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -136,8 +143,8 @@ def _write_parquet(copies: InsertionPlan, where: str, data: str, out: Path) -> N
         table = parquet.read_table(data)
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
-    copies.check(where, table.column_names, lambda: table.column(copies.text).to_pylist())
-    rows = [copies.values(entry, table.column_names, None) for entry in copies.rows()]
+    copies.check_columns_and_no_canaries_yet(where, table.column_names, lambda: table.column(copies.text).to_pylist())
+    rows = [copies.canary_copy_as_row(entry, table.column_names, None) for entry in copies.shuffled_copies()]
     for field in table.schema:
         if not field.nullable and any(row[field.name] is None for row in rows):
             raise AuditError(
@@ -148,26 +155,30 @@ def _write_parquet(copies: InsertionPlan, where: str, data: str, out: Path) -> N
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)
     with disk.create_atomically(out) as path:
-        parquet.write_table(pyarrow.concat_tables([table, new]).take(copies.order(table.num_rows)), path)
+        parquet.write_table(
+            pyarrow.concat_tables([table, new]).take(copies.row_order_with_copies(table.num_rows)), path
+        )
 
 
-def _write_dataset(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_dataset_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
     import datasets
 
     with open_dataset_split(where, data) as held:
-        copies.check(where, held.column_names, lambda: held[copies.text][:])
-        rows = [copies.values(entry, held.column_names, None) for entry in copies.rows()]
+        copies.check_columns_and_no_canaries_yet(where, held.column_names, lambda: held[copies.text][:])
+        rows = [copies.canary_copy_as_row(entry, held.column_names, None) for entry in copies.shuffled_copies()]
         columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
         with _refuse_unfit_canary_row(where):
             new = datasets.Dataset.from_dict(columns, features=held.features)
         with disk.create_atomically(out) as path:
-            datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)
+            datasets.concatenate_datasets([held, new]).select(
+                np.array(copies.row_order_with_copies(len(held)))
+            ).save_to_disk(path)
 
 
 _WRITERS: dict[str, Callable[[InsertionPlan, str, str, Path], None]] = {
-    ".jsonl": _write_json,
-    ".json": _write_json,
-    ".csv": _write_csv,
-    ".parquet": _write_parquet,
+    ".jsonl": _write_json_with_canaries,
+    ".json": _write_json_with_canaries,
+    ".csv": _write_csv_with_canaries,
+    ".parquet": _write_parquet_with_canaries,
 }

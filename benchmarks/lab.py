@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks import manifests
 from auditor.benchmarks.lab_folders import (
-    ensemble_version,
+    ensemble_folder_suffix,
     lab_cache_digest,
     reference_models_folder_name,
     trained_model_folder_name,
@@ -34,7 +34,7 @@ from auditor.core.disk import cache_folder
 from auditor.core.nouns import Tokens, evenly_spaced_secrets
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import LoraEnsemble, model_with_adapter
-from auditor.models.references import References
+from auditor.models.references import ReferenceModels
 from auditor.models.shards import WHOLE, read_shard_record_list, text_digests
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
@@ -110,14 +110,14 @@ class Lab(Benchmark):
         self.folder = (cache or cache_folder()) / self.name / lab_cache_digest(self.recipe, texts, self._versions())
         self.progress = progress or (lambda what, done, total: None)
         self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note, self.progress)
-        self.description = f"{self._described()}; records occur {', '.join(map(str, self.recipe.counts))} times"
+        self.description = f"{self._described()}; records occur {', '.join(map(str, self.recipe.repeat_counts))} times"
         self.tokenizer = self._tokenizer(texts)
         self.texts = TrainingTexts(self.recipe, texts)
         self.cut = cut_secrets(self.recipe, texts, self.tokenizer)
         self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
         self.forgotten = self.cut.forgotten
         # Before --limit: perplexity is that of all non-members.
-        self._hold_out()
+        self._set_heldout_texts()
         if self.recipe.audit_canaries:
             self._add_audit_canaries()
         if limit is not None:
@@ -129,7 +129,7 @@ class Lab(Benchmark):
     # --- what tells one lab from another ---
 
     @classmethod
-    def check_there(cls) -> None:
+    def check_packages_installed(cls) -> None:
         """Refuses a lab that stands on what is not installed. Raises AuditError."""
 
     def _make_texts(self) -> LabTexts:
@@ -148,9 +148,9 @@ class Lab(Benchmark):
 
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
         build = partial(make_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public)
-        return self.parts.get(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
+        return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
-    def _hold_out(self) -> None:
+    def _set_heldout_texts(self) -> None:
         """Says which text of non-members utility is measured on."""
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
 
@@ -161,7 +161,7 @@ class Lab(Benchmark):
         """Canaries with coins, beside those for exposure: each that went in is a record of its own in all trainings."""
         recipe = self.recipe
         build = partial(self.training.audit_canaries, public=self.public)
-        self.coined = self.parts.get("audit-canaries", build, load_audit_canaries)
+        self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canaries)
         # They are not in the digest that names the folder: the recipe and the public model decide them.
         self.texts = dataclasses.replace(self.texts, coined=tuple(one.text for one in self.coined.copies()))
         self.canaries += manifests.manifest_secrets(self.coined, self.tokenizer, len(self.tokenizer))
@@ -186,26 +186,28 @@ class Lab(Benchmark):
 
     @property
     def training(self) -> LabTraining:
-        return self.training_kind(self.recipe, self.texts, self.tokenizer, self.folder, self.parts.tell)
+        return self.training_kind(
+            self.recipe, self.texts, self.tokenizer, self.folder, self.parts.report_build_progress
+        )
 
     def public(self) -> HuggingFaceModel:
         """Trained on public text only."""
-        return self._model(PUBLIC, self.training.public, "lab public model")
+        return self._model(PUBLIC, self.training.train_public_model, "lab public model")
 
     def target(self) -> HuggingFaceModel:
         """The public model, fine-tuned on the private records: what is attacked."""
         # Built first: the training loads it from the folder.
         self.public()
-        return self._model("target", self.training.target, "lab target")
+        return self._model("target", self.training.train_target_model, "lab target")
 
     def retrained(self) -> HuggingFaceModel:
         """The target had it never seen what is to be forgotten: the public model, trained on the rest."""
         self.public()
-        build = partial(self.training.retrained, forgotten=self.cut.forgotten_texts)
+        build = partial(self.training.train_without_forgotten, forgotten=self.cut.forgotten_texts)
         return self._model("retrained", build, "lab model without them")
 
     def _model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
-        return self.parts.get(part, build, lambda path: self.training.model(path, name))
+        return self.parts.load_or_build(part, build, lambda path: self.training.model(path, name))
 
     def ensemble(self) -> LoraEnsemble:
         """One LoRA adapter a shard, on the public model."""
@@ -214,12 +216,14 @@ class Lab(Benchmark):
         def load(path: Path) -> LoraEnsemble:
             return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
 
-        return self.parts.get("ensemble", self.training.ensemble, load, ensemble_version(self.recipe))
+        return self.parts.load_or_build(
+            "ensemble", self.training.train_ensemble_members, load, ensemble_folder_suffix(self.recipe)
+        )
 
     @property
     def ensemble_folder(self) -> Path:
         """Where the members lie once they are built."""
-        return self.folder / f"ensemble{ensemble_version(self.recipe)}"
+        return self.folder / f"ensemble{ensemble_folder_suffix(self.recipe)}"
 
     def with_ensemble_size(self, count: int | None) -> Lab:
         """The same lab with so many members in its ensemble, the models around them shared; None: as many as it has."""
@@ -228,7 +232,7 @@ class Lab(Benchmark):
         recipe = dataclasses.replace(self.recipe, members=count)
         return type(self)(recipe, self._cache, self.progress, self._limit, self.parts.makes)
 
-    def whole(self) -> HuggingFaceModel:
+    def adapter_on_all_records(self) -> HuggingFaceModel:
         """One LoRA adapter on all records, trained as the members of the ensemble are: the target, where it was so."""
         if self.recipe.target_trained_like_members:
             return self.target()
@@ -237,9 +241,11 @@ class Lab(Benchmark):
         def load(path: Path) -> HuggingFaceModel:
             return model_with_adapter(public, path / WHOLE)
 
-        return self.parts.get("whole", self.training.whole, load, ensemble_version(self.recipe))
+        return self.parts.load_or_build(
+            "whole", self.training.train_adapter_on_all_records, load, ensemble_folder_suffix(self.recipe)
+        )
 
-    def references(self, count: int) -> References:
+    def references(self, count: int) -> ReferenceModels:
         """So many models by the target's recipe, each on all that is not attacked and half of what is."""
         # A model's folder lists its records by digest, never their text.
         public, name_of = self.public(), {text_digests([text])[0]: id for id, text in self.cut.texts.items()}
@@ -252,14 +258,14 @@ class Lab(Benchmark):
                 else self.training.model(folder, "lab reference")
             )
 
-        def load(path: Path) -> References:
+        def load(path: Path) -> ReferenceModels:
             folders = sorted(path.glob("reference-*"))
             listed = (read_shard_record_list(folder) or () for folder in folders)
             saw = (frozenset(name_of[name] for name in names if name in name_of) & attacked for names in listed)
-            return References(tuple(map(model, folders)), tuple(saw))
+            return ReferenceModels(tuple(map(model, folders)), tuple(saw))
 
-        build = partial(self.training.references, count=count)
-        made = self.parts.get(reference_models_folder_name(count), build, load)
+        build = partial(self.training.train_reference_models, count=count)
+        made = self.parts.load_or_build(reference_models_folder_name(count), build, load)
         made.check(attacked, "the lab")
         return made
 
@@ -270,7 +276,7 @@ class Lab(Benchmark):
             self.training.train_and_record(trainer, path, self.job(trainer, path))
 
         load = partial(self.training.load_model_of_trainer, trainer)
-        return self.parts.get(trained_model_folder_name(trainer), build, load)
+        return self.parts.load_or_build(trained_model_folder_name(trainer), build, load)
 
     def job(self, trainer: Trainer, path: Path) -> TrainingJob:
         """What this trainer is to train on, into that folder."""

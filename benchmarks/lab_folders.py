@@ -40,7 +40,7 @@ def recipe_fields_in_digest(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in left_out}
 
 
-def ensemble_version(recipe: Recipe) -> str:
+def ensemble_folder_suffix(recipe: Recipe) -> str:
     """What an ensemble's folder has behind its name: a digest of its part of the recipe, nothing for the default."""
     if recipe == _recipe_with_defaults(recipe, *ENSEMBLE):
         return ""

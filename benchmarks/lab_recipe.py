@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from auditor.benchmarks.audit_canaries import Kind
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
-CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
+CANARY_SPACE = CanarySpace("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
 TRAINING = ("epochs", "rate", "batch", "rank", "alpha")  # of a fine-tuning: private_epochs is the target's, lora_epochs
 _LEAST = {  # else 1; of a vocabulary, every byte and the end of text
@@ -58,7 +58,7 @@ class Recipe:
     audit_times: int = 1  # how often one that went in did so
 
     @property
-    def counts(self) -> tuple[int, ...]:
+    def repeat_counts(self) -> tuple[int, ...]:
         """How often attacked records occur."""
         return tuple(times for times, _, _ in self.repeats)
 
@@ -86,7 +86,7 @@ class Recipe:
                 f"expected lab prefixes of 1 to {self.longest_prefix} tokens and suffixes of at least 1, "
                 f"got {self.prefix_length} and {self.suffix_length}"
             )
-        if not 0 < len(set(self.counts)) == len(self.counts) or not all(
+        if not 0 < len(set(self.repeat_counts)) == len(self.repeat_counts) or not all(
             1 <= times <= 10_000 and 1 <= attacked <= 10_000 and 0 <= known <= 10_000
             for times, attacked, known in self.repeats
         ):
@@ -106,11 +106,11 @@ class Recipe:
                     f"got {digits!r} {count} times"
                 )
 
-    def suffix_at(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def first_suffix_token(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """The token of a record at which its suffix begins. offsets: the characters of each token."""
         return CUT
 
-    def masked_length(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def untrained_leading_tokens(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """How many tokens at the start of a text are read in training and not learnt."""
         return 0
 
@@ -123,7 +123,7 @@ class LabRecipe(Recipe):
     layers: int = 4
     hidden: int = 128
     heads: int = 4
-    norm_gain: float = 4.0  # of the last norm, held while public text is learnt: see `LabTraining.public`
+    norm_gain: float = 4.0  # of the last norm, held while public text is learnt: see `LabTraining.train_public_model`
     public_records: int = 1600
     public_epochs: int = 3
     public_rate: float = 4e-3

@@ -59,7 +59,7 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
 def _cut_text_into_secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
     encoded = tokenizer(text, return_offsets_mapping=True)
     tokens, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
-    at = recipe.suffix_at(text, offsets)
+    at = recipe.first_suffix_token(text, offsets)
     start, end = max(0, at - recipe.prefix_length), at + recipe.suffix_length
     if len(tokens) < end:
         raise AuditError(f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}")

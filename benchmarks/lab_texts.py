@@ -44,7 +44,7 @@ class TrainingTexts:
         copies = self.copies()
         return [[copies[i] for i in chosen] for chosen in assign_to_members(copies, self.recipe.members)]
 
-    def references(self, count: int) -> list[list[str]]:
+    def texts_by_reference_model(self, count: int) -> list[list[str]]:
         """What each of so many reference models is trained on: all that is not attacked, and half of what is.
 
         Every attacked record is in half of them, as often as it occurs. So is every non-member, which no other model
@@ -82,15 +82,15 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     utility, so that a defense has a price.
     """
     # A seed of its own: other people than in the private records.
-    public = list(draw_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
-    return replace(private_texts(recipe, PRIVATE), public=public)
+    public = list(make_fake_texts_with_marks(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
+    return replace(make_private_texts(recipe, PRIVATE), public=public)
 
 
-def private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -> LabTexts:
+def make_private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -> LabTexts:
     """Private text of these kinds, by their names; nothing public."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
-    marks = draw_texts(recipe.seed, count, tuple(kinds.values()))
+    marks = make_fake_texts_with_marks(recipe.seed, count, tuple(kinds.values()))
     records = list(marks)
     named = dict(zip(records, itertools.cycle(kinds), strict=False))  # they are made in turn
     keyed_random_generator("lab", recipe.seed, "who is what").shuffle(records)
@@ -100,7 +100,9 @@ def private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -
     return LabTexts([], private, list(left), nonmembers, named, marks)
 
 
-def draw_texts(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dict[str, tuple[Mark, ...]]:
+def make_fake_texts_with_marks(
+    seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]
+) -> dict[str, tuple[Mark, ...]]:
     """So many texts, made in turn, with the personal data that each holds."""
     fake = Faker("en_US")
     # Not Faker.seed, which all instances of a process share.

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, require_small_lab_recipe
-from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, draw_texts
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, make_fake_texts_with_marks
 from auditor.benchmarks.parts_cache import Progress
 from auditor.core import threads
 from auditor.core.nouns import Tokens
@@ -29,11 +29,11 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import WHOLE, text_digests, write_shard_record_list
 from auditor.plugins.defense import TrainedModel
-from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_summary
+from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.training import loss_masks
-from auditor.training.finetune import FineTuningRecipe, causal_loss, fit, make_untrained_model
-from auditor.training.members import Adapter, Member, member_folder, train_members, with_adapter
+from auditor.training.finetune import FineTuningRecipe, causal_loss, fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.members import Adapter, Member, add_lora_adapter, member_folder, train_members
 from auditor.training.variants import FineTuning
 
 END = "<|endoftext|>"
@@ -61,11 +61,11 @@ class LabTraining:
     progress: Progress
 
     @property
-    def base(self) -> Path:
+    def public_model_folder(self) -> Path:
         """The public model, which all fine-tunings begin with."""
         return self.folder / PUBLIC
 
-    def public(self, path: Path) -> None:
+    def train_public_model(self, path: Path) -> None:
         recipe = require_small_lab_recipe(self.recipe)
         model = make_untrained_model(
             vocab_size=len(self.tokenizer),
@@ -85,7 +85,7 @@ class LabTraining:
         self.fit(model, self.texts.made.public, "public model", **sizes, batch=recipe.batch, block=recipe.block)
         model.save_pretrained(path)
 
-    def target(self, path: Path, texts: Sequence[str] | None = None) -> None:
+    def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
         """Trains by the target's recipe. texts: None: all private ones, which makes the target itself."""
         recipe, learnt = self.recipe, self.texts.copies() if texts is None else texts
         if recipe.private_rank:
@@ -93,24 +93,24 @@ class LabTraining:
             model = self._model_with_merged_adapter(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
-            model = self._load_model_to_train(self.base)
+            model = self._load_model_to_train(self.public_model_folder)
             self._fit_on_private_texts(model, learnt, "target")
         model.save_pretrained(path)
 
-    def retrained(self, path: Path, forgotten: Sequence[str]) -> None:
+    def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
         """The target had it never seen these texts."""
         left = set(forgotten)
-        self.target(path, [text for text in self.texts.copies() if text not in left])
+        self.train_target_model(path, [text for text in self.texts.copies() if text not in left])
 
-    def ensemble(self, path: Path, only: int | None = None) -> None:
+    def train_ensemble_members(self, path: Path, only: int | None = None) -> None:
         folders = [(member_folder(path, index), texts) for index, texts in enumerate(self.texts.shards())]
         self._train_adapters("ensemble member", "lora", folders, only)
 
-    def whole(self, path: Path) -> None:
+    def train_adapter_on_all_records(self, path: Path) -> None:
         self._train_adapters("adapter on all data", "lora", [(path / WHOLE, self.texts.copies())])
 
-    def references(self, path: Path, count: int, only: int | None = None) -> None:
-        listed = self.texts.references(count)
+    def train_reference_models(self, path: Path, count: int, only: int | None = None) -> None:
+        listed = self.texts.texts_by_reference_model(count)
         folders = [(path / f"reference-{index:03d}", texts) for index, texts in enumerate(listed)]
         if self.recipe.private_rank:
             self._train_adapters("reference model", "private", folders, only)
@@ -118,7 +118,7 @@ class LabTraining:
         for folder, texts in folders if only is None else folders[only : only + 1]:
             if folder.is_dir():
                 continue
-            model = self._load_model_to_train(self.base)
+            model = self._load_model_to_train(self.public_model_folder)
             self._fit_on_private_texts(model, texts, f"reference model {folder.name}")
             model.save_pretrained(folder)
             write_shard_record_list(folder, texts)
@@ -132,7 +132,9 @@ class LabTraining:
             count,
             recipe.audit_length,
             seed,
-            texts=list(draw_texts(seed + 2, count, self.kinds)) if kind in audit_canaries.BEGUN else (),  # nobody's
+            texts=list(make_fake_texts_with_marks(seed + 2, count, self.kinds))
+            if kind in audit_canaries.BEGUN
+            else (),  # nobody's
             model=public() if kind in audit_canaries.BY_MODEL else None,
         )
         made = audit_canaries.make_audit_manifest(kind, texts, recipe.audit_times, seed)
@@ -155,17 +157,17 @@ class LabTraining:
         forgotten: what a trainer that unlearns is to make the model forget.
         """
         recipe = self.recipe
-        base = self.folder / "target" if trainer.unlearns else self.base
+        base = self.folder / "target" if trainer.unlearns else self.public_model_folder
         rank = 0 if trainer.whole or trainer.unlearns else recipe.private_rank
         plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
             model = self._load_model_to_train(base) if plain else AutoModelForCausalLM.from_pretrained(base)
             torch.manual_seed(recipe.seed)  # of the adapter's random half
-            return (with_adapter(model, Adapter(rank, recipe.private_alpha, "all")) if rank else model).train()
+            return (add_lora_adapter(model, Adapter(rank, recipe.private_alpha, "all")) if rank else model).train()
 
         # A seed of its own: records that are nobody else's.
-        heldout = list(draw_texts(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
+        heldout = list(make_fake_texts_with_marks(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
         return TrainingJob(
             base=str(base),
             load=to_train,
@@ -188,9 +190,12 @@ class LabTraining:
         """What this trainer left in the folder."""
         adapter = (path / "adapter_config.json").is_file()
         model = self._model_with_merged_adapter(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
-        own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), read_summary(path)
+        own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), read_training_summary(path)
         return TrainedModel(
-            own, promises.read_privacy_record(path), gradient_canaries.read_canaries(path), how.told if how else ()
+            own,
+            promises.read_privacy_record(path),
+            gradient_canaries.read_gradient_canaries(path),
+            how.told if how else (),
         )
 
     def _records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
@@ -205,7 +210,7 @@ class LabTraining:
 
     def _model_with_merged_adapter(self, adapter: Path) -> Any:
         """The public model with this adapter in its weights."""
-        public = AutoModelForCausalLM.from_pretrained(self.base)
+        public = AutoModelForCausalLM.from_pretrained(self.public_model_folder)
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
     def _load_model_to_train(self, folder: Path) -> Any:
@@ -228,7 +233,7 @@ class LabTraining:
         checkpoint = Checkpoint(self.folder / f"checkpoint-{digest}.pt")
         with threads.limit_torch_threads(self.threads):
             train_members(
-                self._load_model_to_train(self.base),
+                self._load_model_to_train(self.public_model_folder),
                 adapter,
                 [
                     # Seed and order by the place among all, also where one is trained alone.
@@ -250,9 +255,9 @@ class LabTraining:
         self.fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
 
     def fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
-        """other: the rate, the batch, the block and further options of `fit`."""
+        """other: the rate, the batch, the block and further options of `fine_tune_on_packed_blocks`."""
         with threads.limit_torch_threads(self.threads):
-            fit(
+            fine_tune_on_packed_blocks(
                 model,
                 self._sequences(texts),
                 epochs=epochs,
@@ -269,7 +274,7 @@ class LabTraining:
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
         """How many tokens at the start of each are read and not learnt."""
         found = self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"] if texts else []
-        return [self.recipe.masked_length(text, offsets) for text, offsets in zip(texts, found, strict=True)]
+        return [self.recipe.untrained_leading_tokens(text, offsets) for text, offsets in zip(texts, found, strict=True)]
 
     def _sequences(self, texts: Sequence[str]) -> list[Tokens]:
         """What is trained on, tokens without a loss as `training.loss_masks` writes them."""

@@ -55,7 +55,7 @@ class LMExtraction(Benchmark):
         parts = split_records(members, pairs, others, split, _LABEL)
         self._rows = {True: members.records, False: () if others is None else others.records}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
-        self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counted()}"
+        self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counts_by_role_text()}"
         self.notes = parts.notes
 
     def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:

@@ -49,7 +49,7 @@ def read_exposure_manifest(path: Path) -> Manifest:
 def manifest_secrets(manifest: Manifest | AuditManifest, tokenizer: Any, vocab_size: int) -> tuple[Secret, ...]:
     """The canaries as secrets of one model. Raises AuditError where its tokenizer cannot write them."""
     from auditor.generation.tries import encode_texts  # torch: who reads a manifest for text needs none
-    from auditor.models.vocabulary import check_tokens
+    from auditor.models.vocabulary import check_tokens_within_vocabulary
 
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for --canaries, got a model without one")
@@ -59,7 +59,7 @@ def manifest_secrets(manifest: Manifest | AuditManifest, tokenizer: Any, vocab_s
         raise AuditError(
             f"the manifest was made for another tokenizer: {type(tokenizer).__name__} writes two canaries alike"
         )
-    check_tokens("the canaries", rows, vocab_size)
+    check_tokens_within_vocabulary("the canaries", rows, vocab_size)
     if isinstance(manifest, AuditManifest):
         return tuple(audit_canaries.audit_canaries_as_secrets(manifest, tokenizer, rows))
     return tuple(canaries.exposure_canaries_as_secrets(manifest, rows))

@@ -46,7 +46,7 @@ class MaskedRecipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def with_mask(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
+def tokenizer_with_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
     """The same vocabulary and a mask token; texts stand between two ends, as they do in packed blocks."""
     # It copies the object: the lab's own tokenizer gets no mask and no ends.
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK)
@@ -93,11 +93,11 @@ class MaskedLab:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
             return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), tokenizer, name)
 
-        return self.lab.parts.get(f"{part}-{self.recipe.digest}", build, load)
+        return self.lab.parts.load_or_build(f"{part}-{self.recipe.digest}", build, load)
 
     def _train_public(self, path: Path) -> None:
         recipe, network = self.recipe, require_small_lab_recipe(self.lab.recipe)
-        tokenizer = with_mask(self.lab.tokenizer, END)
+        tokenizer = tokenizer_with_mask_token(self.lab.tokenizer, END)
         torch.manual_seed(network.seed)
         ends: dict[str, Any] = {f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")}
         model = ModernBertForMaskedLM(

@@ -50,37 +50,37 @@ class NGramIndex:
         """(texts,) tokens of each."""
         return np.diff(self.starts) - 1
 
-    def record(self, index: int) -> Tokens:
+    def tokens_of_text(self, index: int) -> Tokens:
         """The tokens of a text."""
         codes = self.codes[self.starts[index] : self.starts[index + 1] - 1]
         return tuple(self.letters[codes.astype(np.int64) - 1].tolist())
 
-    def count(self, n: int) -> tuple[int, int]:
+    def ngram_place_counts(self, n: int) -> tuple[int, int]:
         """Places at which an n-gram begins, in what was trained on and in held-out text."""
         places = np.maximum(self.lengths - n + 1, 0)
         known = len(self.copies)
         return int(places[:known].sum()), int(places[known:].sum())
 
-    def standing(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
+    def match_ngrams(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
         """For each text, those of its n-grams that stand in the indexed texts."""
         windows, owner, at = self._known_ngram_windows(texts, n)
-        first = np.concatenate([self._suffix_array_bound(some, False) for some in _pieces(windows)])
-        here = np.concatenate([*map(self._places_matching_ngrams, _pieces(first), _pieces(windows))])
-        behind = np.concatenate([self._suffix_array_bound(some, True) for some in _pieces(windows[here])])
+        first = np.concatenate([self._suffix_array_bound(some, False) for some in _row_batches(windows)])
+        here = np.concatenate([*map(self._places_matching_ngrams, _row_batches(first), _row_batches(windows))])
+        behind = np.concatenate([self._suffix_array_bound(some, True) for some in _row_batches(windows[here])])
         trained, heldout, record = self._texts_of_suffix_ranges(first[here], behind)
         owner, at = owner[here], at[here]
         ends = np.searchsorted(owner, np.arange(len(texts) + 1))  # windows come text by text
         parts = (slice(start, end) for start, end in pairwise(ends.tolist()))
         return [NGramMatches(at[own], trained[own], heldout[own], record[own]) for own in parts]
 
-    def home(self, texts: Sequence[Tokens]) -> list[int]:
+    def index_of_only_text_holding(self, texts: Sequence[Tokens]) -> list[int]:
         """For each text, the only indexed text that it stands in as a whole; -1 where there is none, or several."""
         found = np.full(len(texts), -1)
         of_length: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
             of_length.setdefault(len(text), []).append(i)
         for n, own in of_length.items():
-            for i, seen in zip(own, self.standing([texts[i] for i in own], n), strict=True):
+            for i, seen in zip(own, self.match_ngrams([texts[i] for i in own], n), strict=True):
                 found[i] = seen.record[0] if len(seen.record) else -1
         return [int(index) for index in found]
 
@@ -198,7 +198,7 @@ def index_memory_bytes(tokens: int, width: int) -> int:
 
 def check_index_fits_memory(tokens: int, width: int) -> None:
     """Raises AuditError where there is less memory than making the index takes."""
-    wanted, free = index_memory_bytes(tokens, width), machine_memory.free_bytes()
+    wanted, free = index_memory_bytes(tokens, width), machine_memory.free_memory_bytes()
     if wanted > free:
         raise AuditError(
             f"expected {_size_label(wanted)} of memory for the index of {tokens:,} tokens of training data, got "
@@ -228,7 +228,7 @@ def _build_suffix_array(divsufsort: Any, codes: NDArray[Any], width: int) -> NDA
     if width == 1:
         return np.asarray(every)
     order, filled = np.empty(len(codes), dtype=every.dtype), 0
-    for some in _pieces(every, _PLACES):
+    for some in _row_batches(every, _PLACES):
         # Suffixes that begin inside a code go; the others keep their order.
         whole = some[some % width == 0] // width
         order[filled : filled + len(whole)] = whole
@@ -243,6 +243,6 @@ def _slices_of_bounded_size(sizes: Integers, most: int) -> Iterator[slice]:
         yield slice(start, end)
 
 
-def _pieces(array: NDArray[Any], size: int = _AT_ONCE) -> Iterator[NDArray[Any]]:
+def _row_batches(array: NDArray[Any], size: int = _AT_ONCE) -> Iterator[NDArray[Any]]:
     """In so many rows at a time; of an empty array one, as empty."""
     return (array[start : start + size] for start in range(0, max(1, len(array)), size))

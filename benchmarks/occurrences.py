@@ -9,7 +9,9 @@ import ahocorasick
 _END = 32  # characters of a text that are looked for; the rest is looked at where they are found
 
 
-def occurrences(wanted: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None) -> dict[str, int]:
+def count_text_occurrences(
+    wanted: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None
+) -> dict[str, int]:
     """How often each wanted text stands in the texts, overlaps included. times: how often each text counts; None: once.
 
     wanted: also whether a text is to end where it ends, so that `code 12` is not found in `code 123`. Raises ValueError

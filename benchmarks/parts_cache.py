@@ -55,7 +55,9 @@ class LabParts:
     seconds: dict[str, float] = field(default_factory=dict)  # what building each part took
     _under_way: list[tuple[Path, float]] = field(default_factory=list)  # parts, and when others were last told of them
 
-    def get(self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = "") -> T:
+    def load_or_build(
+        self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = ""
+    ) -> T:
         """Loads a part, building it first where it is missing; a part may come in several versions.
 
         A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
@@ -80,7 +82,7 @@ class LabParts:
         self.seconds[name] = _recorded_build_seconds(final)
         return load(final)
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def report_build_progress(self, what: str, done: int, total: int) -> None:
         """How far the part is that is under way: to whoever asked for it here, and to processes that wait for it."""
         self.progress(what, done, total)
         if self._under_way and time.monotonic() - self._under_way[-1][1] >= _BETWEEN:
@@ -99,7 +101,7 @@ class LabParts:
                 with suppress(OSError, ValueError):  # it has said nothing yet
                     self.progress(*json.loads(_progress_path(final).read_text()))
 
-    def alone(self, part: str, make: Callable[[], object]) -> SeparatelyTrainable:
+    def one_model_part(self, part: str, make: Callable[[], object]) -> SeparatelyTrainable:
         """A part that is one model."""
         return SeparatelyTrainable((self.folder / part).is_dir(), make)
 
@@ -107,7 +109,9 @@ class LabParts:
         """One model of a part of several: trained into a folder of its own, which the part then takes as it is."""
         name = f"{_PIECES}/{part}-{index:03d}"
         there = (self.folder / part).is_dir() or _part_is_intact(self.folder / name)
-        return SeparatelyTrainable(there, lambda: self.get(name, partial(build, only=index), lambda path: None))
+        return SeparatelyTrainable(
+            there, lambda: self.load_or_build(name, partial(build, only=index), lambda path: None)
+        )
 
     def _remove_damaged_and_dependent(self, damaged: Path) -> None:
         """A part, and what was built on it: built again, its weights may differ in their last bits."""

@@ -51,7 +51,7 @@ class Recognisers:
         self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
         self._ids = tuple((re.compile(pattern), importlib.import_module(f"stdnum.{name}")) for name, pattern in _IDS)
 
-    def spans(self, text: str) -> Iterator[Span]:
+    def recognised_spans(self, text: str) -> Iterator[Span]:
         """What has the surest check comes first; spans may overlap."""
         yield from _emails(text)
         if not any(character.isdigit() for character in text):
@@ -82,7 +82,7 @@ def find_personal_data(text: str, marks: Iterable[Mark] = (), recognisers: Recog
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
     marked = [Span(kind, *place) for kind, said in longest_first for place in places_in_text(said, text)]
     taken: list[Span] = []
-    for span in (*marked, *(recognisers.spans(text) if recognisers else ())):
+    for span in (*marked, *(recognisers.recognised_spans(text) if recognisers else ())):
         if all(span.end <= other.start or other.end <= span.start for other in taken):
             taken.append(span)
     return sorted(taken, key=lambda span: span.start)

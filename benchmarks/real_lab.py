@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import Recipe
-from auditor.benchmarks.lab_texts import LabTexts, private_texts
+from auditor.benchmarks.lab_texts import LabTexts, make_private_texts
 from auditor.benchmarks.lab_training import LabTraining
 from auditor.benchmarks.real_texts import ANSWER, KINDS
 from auditor.core.errors import AuditError
@@ -58,10 +58,10 @@ class RealRecipe(Recipe):
                 "expected canaries of text in the lab on SmolLM2, whose vocabulary is fixed; got new-tokens"
             )
 
-    def suffix_at(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        return self.masked_length(text, offsets)
+    def first_suffix_token(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        return self.untrained_leading_tokens(text, offsets)
 
-    def masked_length(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def untrained_leading_tokens(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """All that stands before an answer; of a text that is no conversation, as a canary, nothing."""
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
@@ -76,7 +76,7 @@ class RealTraining(LabTraining):
     together: ClassVar[int] = 1  # one fills two cores, and 49,152 logits a token fill the memory
 
     @property
-    def base(self) -> Path:
+    def public_model_folder(self) -> Path:
         return smollm2.smollm2_folder()
 
 
@@ -107,11 +107,11 @@ class RealLab(Lab):
     )
 
     @classmethod
-    def check_there(cls) -> None:
+    def check_packages_installed(cls) -> None:
         smollm2.required_package_versions()
 
     def _make_texts(self) -> LabTexts:
-        return private_texts(self.recipe, KINDS)
+        return make_private_texts(self.recipe, KINDS)
 
     def _described(self) -> str:
         return (
@@ -125,7 +125,7 @@ class RealLab(Lab):
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
         return PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder())
 
-    def _hold_out(self) -> None:
+    def _set_heldout_texts(self) -> None:
         """Whole answers of non-members."""
         texts = self.texts.made.nonmembers
         self.heldout = tuple(self.training.tokens(texts))

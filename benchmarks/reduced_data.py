@@ -10,8 +10,8 @@ from pathlib import Path
 
 from auditor.benchmarks.columns import COLUMNS, REPEATS, row_repeat_counts
 from auditor.benchmarks.conversation_rows import Conversation, message_text
-from auditor.benchmarks.tables import json_objects, read_csv_rows, read_table, rows_as_csv
-from auditor.benchmarks.whole_texts import rows_repeated_by_count, training_texts
+from auditor.benchmarks.tables import read_csv_rows, read_json_objects, read_table, rows_as_csv
+from auditor.benchmarks.whole_texts import read_training_texts, rows_repeated_by_count
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.training.variants import DataVariant
@@ -30,9 +30,9 @@ def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column:
 
     Returns what was left out: a sentence. Raises AuditError where nothing is left.
     """
-    texts, _ = training_texts(data, text_column)
+    texts, _ = read_training_texts(data, text_column)
     rows = rows_repeated_by_count(row_repeat_counts(read_table("--data", data, COLUMNS)))
-    kept, told = trainer.kept([row_as_plain_text(text) for text in texts])
+    kept, told = trainer.choose_records_to_keep([row_as_plain_text(text) for text in texts])
     # What is kept are copies, counted through all of them: back to the rows that they are of.
     left = Counter(rows[i] for i in kept)
     if not left:
@@ -44,7 +44,7 @@ def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column:
 
 
 def _json_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
-    objects, lines = json_objects(where, path)
+    objects, lines = read_json_objects(where, path)
     counted = any(REPEATS in one for one in objects)
     # Without the column every row counts once, and its line can stay as it is, byte for byte.
     if lines is not None and not counted:

@@ -37,7 +37,7 @@ class WordIds:
     def __call__(self, text: str) -> Tokens:
         return tuple(self.ids.setdefault(word, len(self.ids) + 1) for word in _WORD.findall(text))
 
-    def text(self, tokens: Sequence[int]) -> str:
+    def words_of_ids(self, tokens: Sequence[int]) -> str:
         """Words with a space between."""
         # In the order of their ids: a dict keeps the order of insertion.
         names = list(self.ids)
@@ -63,7 +63,7 @@ def read_rows_as_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     if layout in columns.PLAIN:
         return table, columns.joined_layout_texts(table, layout)
     texts = []
-    for one in columns.conversations(table, layout):
+    for one in columns.parse_row_conversations(table, layout):
         messages = () if isinstance(one, UnusableConversation) else one.messages
         texts.append("\n".join(filter(None, (message_text(message.get("content")) for message in messages))))
     return table, texts
@@ -114,7 +114,7 @@ class CopiedSpan:
     length: int = 0
 
     @property
-    def edits(self) -> int:
+    def edit_distance(self) -> int:
         return Levenshtein.distance(self.own, self.there)
 
 
@@ -133,8 +133,8 @@ def find_nearest_passages(
     every, best = list[MemorisedTokens](), dict[int, CopiedSpan]()
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]
-        for i, seen in enumerate(index.standing(some, n), start):
-            every.append(memorised.count_memorised(seen, n))
+        for i, seen in enumerate(index.match_ngrams(some, n), start):
+            every.append(memorised.count_memorised_ngrams(seen, n))
             for record, run in memorised.longest_run_by_record(seen, seen.trained | seen.heldout, n).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
@@ -151,13 +151,15 @@ def _near_verbatim_passages(
     half, seeds, best = max(1, n // 2), Counter[int](), dict[int, CopiedSpan]()
     allowed = edits_allowed(n)
     for start in range(0, len(texts), _AT_ONCE):
-        for i, seen in enumerate(index.standing(texts[start : start + _AT_ONCE], half), start):
+        for i, seen in enumerate(index.match_ngrams(texts[start : start + _AT_ONCE], half), start):
             for at, record in zip(seen.at.tolist(), seen.record.tolist(), strict=True):
                 if record < 0 or record in found or seeds[record] >= _SEEDS:
                     continue
                 seeds[record] += 1
                 one = _best_aligned_passage(records[record].tokens, texts[i], at, half, n)
-                if one.edits <= allowed and (record not in best or one.edits < best[record].edits):
+                if one.edit_distance <= allowed and (
+                    record not in best or one.edit_distance < best[record].edit_distance
+                ):
                     best[record] = CopiedSpan(one.own, one.there, i, half)
     return best
 
@@ -169,4 +171,4 @@ def _best_aligned_passage(record: Tokens, text: Tokens, at: int, half: int, n: i
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)
     begins = range(max(0, place - n + half), min(place, len(record) - n) + 1)
     ways = (CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n]) for i in begins)
-    return min(ways, key=lambda way: way.edits)
+    return min(ways, key=lambda way: way.edit_distance)

@@ -21,7 +21,7 @@ from rapidfuzz.process import extractOne
 
 from auditor.benchmarks import pii
 from auditor.benchmarks.columns import PII, REPEATS
-from auditor.benchmarks.occurrences import occurrences
+from auditor.benchmarks.occurrences import count_text_occurrences
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
@@ -111,7 +111,7 @@ class _PickingFilter:
         self._noise = keyed_random_generator("secrets", whose, asked.seed)
         self._said, self._prefixes = set[Mark](), set[str]()
 
-    def fill(self, corpus: MarkedTexts, wanted: Mapping[str, int]) -> None:
+    def pick_from(self, corpus: MarkedTexts, wanted: Mapping[str, int]) -> None:
         """Takes so many of each kind, of rows in random order; without kinds, as many as are asked for of any.
 
         One a row at most, of the kind that is rarest so far: secrets of one row are no secrets apart.
@@ -154,13 +154,13 @@ class _PickingFilter:
             return True
         return False
 
-    def said(self) -> str:
+    def left_out_sentence(self) -> str:
         """What was left out, in words; "" where nothing was."""
         found = [f"{count:,} that {why}" for why, count in self.left_out.items() if count]
         return f"left out: {', '.join(found)}" if found else ""
 
     def why_nothing(self) -> str:
-        return self.said() or "nothing of these kinds was found"
+        return self.left_out_sentence() or "nothing of these kinds was found"
 
 
 def pick_secrets(
@@ -174,17 +174,17 @@ def pick_secrets(
     _check_kinds(asked.kinds, data)
     recognisers = pii.Recognisers(regions) if not asked.kinds or set(asked.kinds) & set(pii.KINDS) else None
     members = _PickingFilter(asked, "members", recognisers)
-    members.fill(data, dict.fromkeys(asked.kinds, asked.limit))
+    members.pick_from(data, dict.fromkeys(asked.kinds, asked.limit))
     if not members.taken:
         raise AuditError(
             f"nothing was picked of {data.where}: {members.why_nothing()}; --kinds {RANDOM} picks any text"
         )
     others = _PickingFilter(asked, "nonmembers", recognisers, wholes=[one.whole for one in members.taken])
     if heldout is not None:
-        others.fill(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
+        others.pick_from(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
     # Of a non-member the secret itself must be nowhere in the data, whatever stands before it.
     looked_for = (*(one.whole for one in members.taken), *(one.said for one in others.taken))
-    counted = occurrences(dict.fromkeys(looked_for, True), data.texts, data.times)
+    counted = count_text_occurrences(dict.fromkeys(looked_for, True), data.texts, data.times)
     rows = tuple({**one.row(), REPEATS: counted[one.whole]} for one in members.taken)
     said = _member_picks_sentence(data, members, [counted[one.whole] for one in members.taken])
     if heldout is None:
@@ -196,7 +196,9 @@ def pick_secrets(
         raise AuditError(f"no non-member is left of {heldout.where}: {others.why_nothing()}")
     chosen = [other for _, other in matched]
     notes = (said, _nonmember_picks_sentence(heldout, others, chosen))
-    return PickedSecrets(rows, tuple(one.row() for one in chosen), notes, tuple(_warnings(members.taken, matched)))
+    return PickedSecrets(
+        rows, tuple(one.row() for one in chosen), notes, tuple(_member_mismatch_warnings(members.taken, matched))
+    )
 
 
 def write_picked(made: PickedSecrets, members: Path, nonmembers: Path) -> None:
@@ -273,7 +275,9 @@ def _pairs_matched_by_length(
     return pairs
 
 
-def _warnings(members: Sequence[PickedSecret], matched: Sequence[tuple[PickedSecret, PickedSecret]]) -> Iterator[str]:
+def _member_mismatch_warnings(
+    members: Sequence[PickedSecret], matched: Sequence[tuple[PickedSecret, PickedSecret]]
+) -> Iterator[str]:
     """Where members and non-members are no match: what members leak beyond the others may be that difference."""
     wanted, found = (Counter(one.kind for one in side) for side in (members, [other for _, other in matched]))
     few = [f"{kind} {found[kind]:,} of {count:,}" for kind, count in sorted(wanted.items()) if found[kind] < count]
@@ -298,13 +302,13 @@ def _member_picks_sentence(data: MarkedTexts, sieve: _PickingFilter, repeats: Se
         f"{data.where}: {_counts_by_kind_label(sieve.counts)}; repeats are how often prefix and suffix stand, one "
         f"behind the other, in all {len(data.texts):,} rows: {times}"
     )
-    return "; ".join(filter(None, [counted, sieve.said()]))
+    return "; ".join(filter(None, [counted, sieve.left_out_sentence()]))
 
 
 def _nonmember_picks_sentence(heldout: MarkedTexts, sieve: _PickingFilter, chosen: Sequence[PickedSecret]) -> str:
     counts = _counts_by_kind_label(Counter(one.kind for one in chosen))
     matched = f"{heldout.where}: {counts}, matched by kind and by length, not by subject"
-    return "; ".join(filter(None, [matched, sieve.said()]))
+    return "; ".join(filter(None, [matched, sieve.left_out_sentence()]))
 
 
 def _counts_by_kind_label(counts: Mapping[str, int]) -> str:

@@ -45,7 +45,7 @@ def smollm2_folder() -> Path:
 @cache  # its sums are read once a process
 def _converted_model_folder(folder: Path) -> Path:
     parts = LabParts(folder, True, _PART, (_PART,), lambda told: None)
-    return parts.get(_PART, partial(_convert_gguf_to_float32, _gguf_folder()), lambda path: path)
+    return parts.load_or_build(_PART, partial(_convert_gguf_to_float32, _gguf_folder()), lambda path: path)
 
 
 def _gguf_folder() -> Path:

@@ -71,7 +71,7 @@ class SplitOptions:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
-    def pick(self, what: str, count: int, of: int) -> frozenset[int]:
+    def pick_indices(self, what: str, count: int, of: int) -> frozenset[int]:
         """`count` of the indices below `of`. Nested: a larger count, same seed, keeps all that a smaller one picked."""
         return frozenset(keyed_random_generator("benchmark", what, self.seed).permutation(of)[:count].tolist())
 
@@ -89,7 +89,7 @@ class SplitData:
     def members(self) -> int:
         return sum(secret.member for secret in self.secrets)
 
-    def counted(self) -> str:
+    def counts_by_role_text(self) -> str:
         """For a description: "12 members, 3 known pairs, 4 non-members"."""
         others = len(self.secrets) - self.members()
         words = ((self.members(), "member"), (len(self.known), "auxiliary record"), (others, "non-member"))
@@ -130,7 +130,7 @@ def split_records(
             notes.append(f"left out {left_out} identical to an auxiliary record")
     else:
         rows = [row for row in _distinct_row_numbers(unique) if row not in lost]
-        chosen = split.pick("known", split.known_count(len(rows)), len(rows))
+        chosen = split.pick_indices("known", split.known_count(len(rows)), len(rows))
         known_rows = {row for i, row in enumerate(rows) if i in chosen}  # all parts of a row: they may overlap
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
@@ -246,7 +246,7 @@ def _random_sample_of_rows(records: list[Record], what: str, split: SplitOptions
     rows = _distinct_row_numbers(records)
     if split.limit is None or len(rows) <= split.limit:
         return records
-    kept = split.pick(what, split.limit, len(rows))
+    kept = split.pick_indices(what, split.limit, len(rows))
     kept_rows = {row for i, row in enumerate(rows) if i in kept}
     whole = "" if len(rows) == len(records) else ", each with all its parts"
     notes.append(f"--limit kept {split.limit} of {len(rows)} {what}s{whole}, a random sample with seed {split.seed}")

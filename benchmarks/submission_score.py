@@ -44,7 +44,7 @@ class MarkedGuesses:
     answers: int
 
     @property
-    def answered(self) -> int:
+    def answered_examples(self) -> int:
         """Examples with at least one guess."""
         return int(self.example.max()) + 1
 
@@ -93,10 +93,10 @@ def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGu
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Score:
     """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
-    n = marked.answered if answered_only else marked.answers
+    n = marked.answered_examples if answered_only else marked.answers
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
     # return_index: where each example is guessed first, in the order of the numbers.
-    first[: marked.answered] = marked.right[np.unique(marked.example, return_index=True)[1]]
+    first[: marked.answered_examples] = marked.right[np.unique(marked.example, return_index=True)[1]]
     some[marked.example[marked.right]] = True
     measurements = (
         intervals.share_with_interval("recall", first),
@@ -105,7 +105,7 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Scor
         ranking.recall_of_guesses("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
     )
     wrong = int((~marked.right).sum())
-    return Score(marked.answers, marked.answered, answered_only, len(marked.right), wrong, measurements)
+    return Score(marked.answers, marked.answered_examples, answered_only, len(marked.right), wrong, measurements)
 
 
 def recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
@@ -116,7 +116,7 @@ def recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) 
     # Wrong guesses ahead of each first right one, which adds none itself.
     before = np.cumsum(~marked.right)[ranking.first_right_guess_positions(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
-    n = marked.answered if answered_only else marked.answers
+    n = marked.answered_examples if answered_only else marked.answers
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
 
 

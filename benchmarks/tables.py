@@ -130,12 +130,12 @@ def rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _read_json(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
-    objects, _ = json_objects(where, path)
+    objects, _ = read_json_objects(where, path)
     found = tuple(dict.fromkeys(name for value in objects for name in value))
     return RecordTable(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects])
 
 
-def json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
+def read_json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
     """One JSON object a line, and these lines; or one array of objects, and None."""
     text, lines = _read_utf8_text(where, path), None
     if text.lstrip().startswith("["):

@@ -68,7 +68,7 @@ class Tokenised(Benchmark):
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.forgotten, self.notes = parts.forgotten, parts.notes
-        self.description = f"{Path(data).name}, token ids as they were trained on: {parts.counted()}"
+        self.description = f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
 
     def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Every text, those too that --limit leaves out."""

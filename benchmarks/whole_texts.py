@@ -15,7 +15,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
 
-def read_texts(flag: str, name: str) -> list[str]:
+def read_row_texts(flag: str, name: str) -> list[str]:
     """Every row's text, prefix and suffix joined where those are the columns; each row once, whatever its `repeats`.
 
     Raises AuditError for whatever a user can mend.
@@ -24,14 +24,14 @@ def read_texts(flag: str, name: str) -> list[str]:
     return columns.joined_layout_texts(table, columns.require_text_layout(table))
 
 
-def read_corpus(flag: str, name: str) -> MarkedTexts:
+def read_marked_texts(flag: str, name: str) -> MarkedTexts:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
     table = require_rows(read_table(flag, name, columns.COLUMNS))
     texts = columns.joined_layout_texts(table, columns.require_text_layout(table))
     return MarkedTexts(table.where, texts, columns.row_repeat_counts(table), columns.row_personal_data_marks(table))
 
 
-def training_texts(
+def read_training_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
     """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
@@ -72,7 +72,7 @@ def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
-    for row, said in enumerate(columns.conversations(table, layout)):
+    for row, said in enumerate(columns.parse_row_conversations(table, layout)):
         if isinstance(said, UnusableConversation):
             where = f"{table.where}, row {row} (counted from 0)"
             raise AuditError(f"{where}: expected a conversation to train on, got {said}")
@@ -86,5 +86,9 @@ def sample_conversations(flag: str, name: str, count: int) -> list[Conversation]
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
-    usable = (one for one in columns.conversations(table, layout, order) if not isinstance(one, UnusableConversation))
+    usable = (
+        one
+        for one in columns.parse_row_conversations(table, layout, order)
+        if not isinstance(one, UnusableConversation)
+    )
     return list(islice(usable, count))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.defenses.pmixed import MOST_ORDER, mixed_ensemble_causes
+from auditor.defenses.pmixed import MOST_ORDER, mixed_ensemble_cause_chain
 from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
@@ -54,7 +54,7 @@ class AdaPMixed(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         served = partial(constant_radius_projection, self.alpha, self.alpha * self.beta)
-        return AdaptiveModel(scenario.ensemble, 1.0, served, "AdaPMixED")
+        return AdaPMixedModel(scenario.ensemble, 1.0, served, "AdaPMixED")
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         return (
@@ -64,7 +64,7 @@ class AdaPMixed(Defense):
 
     def chain(self) -> tuple[Cause, ...]:
         how = "each distribution is mixed with the public one, within one radius for all queries"
-        return mixed_ensemble_causes(self.ensemble, how)
+        return mixed_ensemble_cause_chain(self.ensemble, how)
 
 
 def constant_radius_projection(alpha: int, radius: float, members: int) -> Projection:
@@ -72,7 +72,7 @@ def constant_radius_projection(alpha: int, radius: float, members: int) -> Proje
     return Projection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
 
-class AdaptiveModel(PMixedModel):
+class AdaPMixedModel(PMixedModel):
     """The mixed ensemble, all members asked at every token."""
 
     @torch.no_grad()

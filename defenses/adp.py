@@ -13,7 +13,7 @@ from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
 from auditor.defenses.private_training_controls import NoNoise
 from auditor.plugins.trainer import TrainingJob
-from auditor.privacy.gaussian import quick_rdp_epsilon, reported_epsilon
+from auditor.privacy.gaussian import epsilon_by_tightest_accountant, quick_rdp_epsilon
 from auditor.privacy.promises import NOMINAL, PrivacyRecord
 from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
@@ -42,7 +42,7 @@ class Adp(PrivateTraining):
     noise_changes: ClassVar[str] = "Gaussian noise as it adapts: less where a public model finds the batch common"
     normalise: Normalisation = "min-max"
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         rho = normalise_perplexities(log_perplexities(job.public, examples), self.normalise)
         judged = np.concatenate([rho, np.ones(self.gradient_canaries)])  # a canary is as private as can be
         return UnitTreatment(
@@ -50,9 +50,11 @@ class Adp(PrivateTraining):
             details=(("privacy_probability_mean", float(rho.mean())), ("judged_private", float((rho > 0.5).mean()))),
         )
 
-    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
+    def privacy_record_of_training(
+        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+    ) -> PrivacyRecord:
         """Nothing, with the numbers that a data-independent noise scale of gamma's size would give (formulas B4)."""
-        would_be = super().promise(trained, judgement, terms)
+        would_be = super().privacy_record_of_training(trained, judgement, terms)
         if not trained.moved:
             return would_be
         gammas = np.array(trained.noise_scales)
@@ -60,8 +62,8 @@ class Adp(PrivateTraining):
         # Neither is a bound: a scale that depends on the batch is told by the noise itself (formulas B4 (i)).
         mean, least = float(gammas.mean()) * terms.sigma, float(gammas.min()) * terms.sigma
         nominal = {
-            "if the noise were not scaled": reported_epsilon(terms.sigma, *rest)[0],
-            NOMINAL: reported_epsilon(mean, *rest)[0] if mean else math.inf,
+            "if the noise were not scaled": epsilon_by_tightest_accountant(terms.sigma, *rest)[0],
+            NOMINAL: epsilon_by_tightest_accountant(mean, *rest)[0] if mean else math.inf,
             "if its scale were constant, the least": quick_rdp_epsilon(least, *rest) if least else math.inf,
         }
         return replace(
@@ -103,11 +105,11 @@ class AdpSound(PrivateTraining):
     def _clipping_share_options(self) -> tuple[float, float, float]:
         return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         return UnitTreatment(shares=clipping_shares(job.public, examples, *self._clipping_share_options))
 
-    def recorded(self) -> dict[str, float]:
-        return {**super().recorded(), "kappa_least": self.kappa_least}
+    def recipe_details_to_record(self) -> dict[str, float]:
+        return {**super().recipe_details_to_record(), "kappa_least": self.kappa_least}
 
     def without_noise(self) -> NoNoise:
         kappa, lowest, highest = self._clipping_share_options

@@ -61,7 +61,7 @@ class CpDelta(Defense):
                 f"expected an ensemble of {len(_HALVES)} members for cp-delta, got {ensemble.size}: "
                 f"audit train pmixed -D members={len(_HALVES)} makes one"
             )
-        return CommonModel(ensemble, self.distance, _HALVES)
+        return CpDeltaModel(ensemble, self.distance, _HALVES)
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class PublicCommon(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.public is not None  # the run has seen to what is needed
-        return CommonModel(ModelEnsemble(scenario.public, [scenario.target]), self.distance, (0, 1))
+        return CpDeltaModel(ModelEnsemble(scenario.public, [scenario.target]), self.distance, (0, 1))
 
 
-class CommonModel(WrappingModel):
+class CpDeltaModel(WrappingModel):
     """Samples what two parts of an ensemble both find likely, by CP-Δ's rule. both: which parts."""
 
     def __init__(self, ensemble: Ensemble, distance: Distance, both: tuple[int, int]) -> None:
@@ -96,7 +96,7 @@ class CommonModel(WrappingModel):
         self.name, self.parts = f"CP-Δ's rule over {ensemble.public.name}", 1 + ensemble.size
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        return _CommonRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
+        return _CpDeltaRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.tensor(self.both, device=self.device)
@@ -109,8 +109,8 @@ class CommonModel(WrappingModel):
         return mixed.log_softmax(-1)
 
 
-class _CommonRows(WrappingRows):
-    def __init__(self, model: CommonModel, rows: Rows) -> None:
+class _CpDeltaRows(WrappingRows):
+    def __init__(self, model: CpDeltaModel, rows: Rows) -> None:
         super().__init__(rows)
         self.model = model
 

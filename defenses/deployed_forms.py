@@ -38,22 +38,22 @@ class DeployedForm(Defense):
 
     def claim(self, scenario: Scenario, spent: int) -> None:
         """None. Asked before anything else: AuditError for a model without weights here, before hours are spent."""
-        self._whole(scenario.target)
+        self._require_transformers_model(scenario.target)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        target = self._whole(scenario.target)
+        target = self._require_transformers_model(scenario.target)
         with torch.no_grad():
             own = copy.deepcopy(target.model)  # merging and rounding write over weights
-            own = self.changed(own.merge_and_unload() if isinstance(own, PeftModel) else own)
+            own = self.convert_to_deployed_form(own.merge_and_unload() if isinstance(own, PeftModel) else own)
         return HuggingFaceModel(own.eval(), target.tokenizer, f"{target.name}, {self.name}")
 
-    def _whole(self, target: LanguageModel) -> HuggingFaceModel:
+    def _require_transformers_model(self, target: LanguageModel) -> HuggingFaceModel:
         if isinstance(target, HuggingFaceModel):
             return target
         raise AuditError(f"expected a transformers model for {self.name}, whose weights it changes: got {target.name}")
 
     @abstractmethod
-    def changed(self, model: Any) -> Any:
+    def convert_to_deployed_form(self, model: Any) -> Any:
         """The model in this form: the one given, changed in place, or another. AuditError where it cannot take it."""
 
 
@@ -64,7 +64,7 @@ class Merged(DeployedForm):
     name: ClassVar[str] = "merged"
     title: ClassVar[str] = "Merged"
 
-    def changed(self, model: Any) -> Any:
+    def convert_to_deployed_form(self, model: Any) -> Any:
         return model
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
@@ -88,8 +88,8 @@ class Pruned(DeployedForm):
         if not 0 < self.share < 1:
             raise AuditError(f"expected share between 0 and 1, got {self.share:g}")
 
-    def changed(self, model: Any) -> Any:
-        for layer in linear_layers(model):
+    def convert_to_deployed_form(self, model: Any) -> Any:
+        for layer in linear_layers_without_output(model):
             prune.l1_unstructured(layer, "weight", amount=self.share)
             # Without this a hook would mask the weights anew at every forward pass, and `weight` be no parameter.
             prune.remove(layer, "weight")
@@ -105,7 +105,7 @@ class Rounded(DeployedForm):
 
     bits: ClassVar[int]
 
-    def changed(self, model: Any) -> Any:
+    def convert_to_deployed_form(self, model: Any) -> Any:
         return change_linear_weights(model, lambda weight: round_weights_to_bits(weight, self.bits))
 
 
@@ -138,7 +138,7 @@ class LoadedIn4Bit(DeployedForm):
         if find_spec("bitsandbytes") is None:
             raise AuditError(f"--forms {self.name} needs the package bitsandbytes: pip install bitsandbytes")
 
-    def changed(self, model: Any) -> Any:
+    def convert_to_deployed_form(self, model: Any) -> Any:
         return change_linear_weights(model, lambda weight: bitsandbytes_round_trip(weight, self.name))
 
 
@@ -172,10 +172,10 @@ class Gguf(DeployedForm):
     type: str = "q8_0"
 
     def __post_init__(self) -> None:
-        gguf_types.check_writable_type(self.type)
+        gguf_types.check_writable_gguf_type(self.type)
 
-    def changed(self, model: Any) -> Any:
-        gguf_types.round_trip_model_weights(model, self.type)
+    def convert_to_deployed_form(self, model: Any) -> Any:
+        gguf_types.round_trip_model_weights_by_gguf(model, self.type)
         return model
 
 
@@ -203,7 +203,7 @@ def round_weights_to_bits(weight: Tensor, bits: int) -> Tensor:
 
 def change_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """change: (out, in) -> the same; scales run along a row."""
-    for layer in linear_layers(model):
+    for layer in linear_layers_without_output(model):
         weight = layer.weight.data
         turned = isinstance(layer, Conv1D)  # Conv1D keeps (in, out)
         own = change(weight.T if turned else weight)
@@ -211,7 +211,7 @@ def change_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any
     return model
 
 
-def linear_layers(model: Any) -> list[Any]:
+def linear_layers_without_output(model: Any) -> list[Any]:
     """All but the output layer, which quantisers and pruners leave as it is. Raises AuditError where there is none."""
     kept = {id(layer) for layer in (model.get_output_embeddings(),) if layer is not None}
     found = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and id(m) not in kept]

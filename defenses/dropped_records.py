@@ -34,7 +34,7 @@ class Cap(DataVariant):
         super().__post_init__()
         require_options_at_least(self, 1, "most")
 
-    def kept(self, texts: Sequence[str]) -> tuple[list[int], str]:
+    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
         seen, left = Counter[str](), list[int]()
         for index, text in enumerate(texts):
             seen[text] += 1
@@ -46,7 +46,7 @@ class Cap(DataVariant):
             f"of {over:,} texts: {len(left):,} are left"
         )
 
-    def left(self, copies: int) -> int:
+    def copies_left_of_record(self, copies: int) -> int:
         return min(copies, self.most)
 
 
@@ -75,7 +75,7 @@ class Dedup(DataVariant):
         if not 0 < self.threshold <= 1:
             raise AuditError(f"expected threshold in (0, 1], got {self.threshold}")
 
-    def kept(self, texts: Sequence[str]) -> tuple[list[int], str]:
+    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
         first: dict[str, int] = {}
         for index, text in enumerate(texts):
             first.setdefault(text, index)
@@ -85,7 +85,7 @@ class Dedup(DataVariant):
         told = f"of {len(texts):,} records {exact:,} exact copies{also} were dropped: {len(left):,} are left"
         return [first[text] for text in left], told
 
-    def left(self, copies: int) -> int:
+    def copies_left_of_record(self, copies: int) -> int:
         return min(copies, 1)
 
 
@@ -97,7 +97,7 @@ def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]
     index = MinHashLSH(num_perm=_PERMUTATIONS, params=_lsh_band_parameters(threshold))
     left, kept = list[str](), dict[int, frozenset[str]]()
     for number, text in enumerate(texts):
-        own = shingles(text)
+        own = character_shingles(text)
         sketch = MinHash(num_perm=_PERMUTATIONS)
         sketch.update_batch([shingle.encode() for shingle in own])
         # Jaccard's similarity
@@ -122,7 +122,7 @@ def _lsh_band_parameters(threshold: float) -> tuple[int, int]:
     return _PERMUTATIONS, 1
 
 
-def shingles(text: str) -> frozenset[str]:
+def character_shingles(text: str) -> frozenset[str]:
     """Its runs of 5 characters; a shorter text is one of its own."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
@@ -169,7 +169,7 @@ class Drop(DataVariant):
             raise AuditError(f"expected -D listed= as a folder whose shard.json names records, got {self.listed!r}")
         return frozenset(found)
 
-    def kept(self, texts: Sequence[str]) -> tuple[list[int], str]:
+    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
         names, copies = self._listed_record_names(), Counter(texts)
         gone = {
             text
@@ -182,6 +182,6 @@ class Drop(DataVariant):
             f"{len(left):,} are left"
         )
 
-    def left(self, copies: int) -> int | None:
+    def copies_left_of_record(self, copies: int) -> int | None:
         """None where single records are listed: they were chosen by what the audit found of them."""
         return None if self.listed else (0 if copies >= self.times else copies)

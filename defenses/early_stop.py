@@ -60,7 +60,7 @@ class EarlyStop(Variant):
                 f"expected records of two users or texts at least to leave one out, got {len(units)}: give --heldout"
             )
 
-    def split(self, job: TrainingJob) -> tuple[list[TrainingRecord], list[TrainingRecord]]:
+    def split_learnt_and_heldout(self, job: TrainingJob) -> tuple[list[TrainingRecord], list[TrainingRecord]]:
         """(learnt, held out)."""
         if job.heldout:
             return list(job.records), list(job.heldout)
@@ -72,7 +72,7 @@ class EarlyStop(Variant):
         return [r for unit, r in pairs if unit not in out], [r for unit, r in pairs if unit in out]
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        learnt, heldout = self.split(job)
+        learnt, heldout = self.split_learnt_and_heldout(job)
         left_out = f"left out of the {len(job.records):,} of the data by the hash of their text or user"
         whose = "of a file of their own" if job.heldout else left_out
         told = f"held out to choose by, and not trained on: {len(heldout):,} records, {whose}"
@@ -83,7 +83,7 @@ class EarlyStop(Variant):
         course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end)
         fitting = Fitting(parameters, sequences, course, keyed_random_generator("train", job.seed))
         loss = loss_with_autocast(job.half)
-        heldout = [loss_masks.tokens_with_loss_mask(record) for record in self.split(job)[1]]
+        heldout = [loss_masks.tokens_with_loss_mask(record) for record in self.split_learnt_and_heldout(job)[1]]
         look = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
         at = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}  # steps of an epoch behind which it looks
@@ -95,7 +95,7 @@ class EarlyStop(Variant):
         device = next(iter(parameters.values())).device
         model.train()
         while not fitting.done and not self._is_out_of_patience(losses):
-            loss(model, fitting.batch().to(device)).backward()
+            loss(model, fitting.next_step_batch().to(device)).backward()
             fitting.step()
             if (fitting.steps or steps) not in at:  # `step` sets steps back to 0 at the end of an epoch
                 continue

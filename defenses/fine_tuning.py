@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import TrainingJob
-from auditor.training.members import Adapter, Layers, with_adapter
+from auditor.training.members import Adapter, Layers, add_lora_adapter
 from auditor.training.variants import FineTuning, Variant
 
 
@@ -69,7 +69,7 @@ class Lora(Variant):
         require_options_at_least(self, 1, "rank", "alpha")
 
     def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
-        model = with_adapter(job.load(), Adapter(self.rank, self.alpha, self.layers))
+        model = add_lora_adapter(job.load(), Adapter(self.rank, self.alpha, self.layers))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         share = trained / (model.num_parameters() - trained)  # it counts the adapter's too
         return model, (f"an adapter of rank {self.rank}: {trained:,} parameters, {share:.1%} of the model's",)

@@ -34,7 +34,7 @@ _POSITIONS = (".wpe.weight", ".embed_positions.weight")  # files keep them in fl
 Rows = NDArray[np.float32]
 
 
-def check_writable_type(type: str) -> None:
+def check_writable_gguf_type(type: str) -> None:
     """Raises AuditError for a type that cannot be written here, which says what to install or to do."""
     if type not in TYPES:
         raise AuditError(
@@ -46,15 +46,15 @@ def check_writable_type(type: str) -> None:
             raise AuditError(f"--forms gguf:{type} needs the package {package}: pip install {package}")
 
 
-def round_trip_model_weights(model: Any, type: str) -> None:
+def round_trip_model_weights_by_gguf(model: Any, type: str) -> None:
     """Changes every weight matrix to what the file holds of it.
 
     Raises AuditError for a mixed type of a model whose layers are not named as Llama's are.
     """
-    for weight, own in weight_matrices_with_types(model, type):
+    for weight, own in weight_matrices_with_gguf_types(model, type):
         # Contiguous below, as llama.cpp reads by address and knows no strides.
         held = weight.data.T if weight.turned else weight.data
-        read = torch.from_numpy(quantise_and_dequantise(held.float().cpu().contiguous().numpy(), own))
+        read = torch.from_numpy(quantise_and_dequantise_by_gguf(held.float().cpu().contiguous().numpy(), own))
         weight.data.copy_(read.T if weight.turned else read)
 
 
@@ -67,7 +67,7 @@ class WeightMatrix:
     turned: bool
 
 
-def weight_matrices_with_types(model: Any, type: str) -> Iterator[tuple[WeightMatrix, str]]:
+def weight_matrices_with_gguf_types(model: Any, type: str) -> Iterator[tuple[WeightMatrix, str]]:
     """Each weight matrix of the model, with its own type in a file of this type."""
     turned = {id(layer.weight) for layer in model.modules() if isinstance(layer, Conv1D)}
     found = [
@@ -104,7 +104,7 @@ def _layer_gets_more_bits(layer: int, of: int) -> bool:
     return layer < eighth or layer >= 7 * of // 8 or (layer - eighth) % 3 == 2
 
 
-def quantise_and_dequantise(weight: Rows, type: str) -> Rows:
+def quantise_and_dequantise_by_gguf(weight: Rows, type: str) -> Rows:
     """(out, in), written and read back; where blocks do not fill a row, in what llama.cpp takes instead."""
     import gguf
 
@@ -126,7 +126,7 @@ def _quantise_by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
     import gguf
 
     found = find_spec("llama_cpp")
-    assert found is not None and found.origin is not None  # `check_writable_type` has seen to it
+    assert found is not None and found.origin is not None  # `check_writable_gguf_type` has seen to it
     files = Path(found.origin).parent.glob("lib/*ggml-base.*")
     library = next(path for path in files if path.suffix in (".so", ".dylib", ".dll"))
     quantise = ctypes.CDLL(str(library)).ggml_quantize_chunk

@@ -41,7 +41,7 @@ class Goldfish(Variant):
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         before = [loss_masks.tokens_with_loss_mask(record) for record in job.records]
-        after = [self.without(sequence) for sequence in before]
+        after = [self.mask_dropped_tokens(sequence) for sequence in before]
         had, left = (sum(token >= 0 for sequence in some for token in sequence) for some in (before, after))
         if had and left == had:
             raise AuditError(
@@ -50,7 +50,7 @@ class Goldfish(Variant):
             )
         return after, (f"the Goldfish loss leaves out {had - left:,} of {had:,} tokens ({1 - left / had:.1%})",)
 
-    def without(self, sequence: Tokens) -> Tokens:
+    def mask_dropped_tokens(self, sequence: Tokens) -> Tokens:
         """The sequence, what has no loss under the mask written as `training.loss_masks` does."""
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":

@@ -35,11 +35,11 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import Public
-from auditor.defenses.pmixed_model import places_in_neighbour
+from auditor.defenses.pmixed_model import ensemble_parts_of_neighbour
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
-from auditor.models.in_context import InContext, RecordBatches
+from auditor.models.in_context import InContextEnsemble, RecordBatches
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
 from auditor.plugins.options import require_listed_options
@@ -94,17 +94,17 @@ class InvisibleInk(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink, held = self._clip_and_decoding_parameters(scenario), _record_batch_ensemble(scenario, self.batch)
-        return InvisibleInkModel(held, ink, "InvisibleInk", BoundedRange.of(ink, self.batch))
+        return InvisibleInkModel(held, ink, "InvisibleInk", BoundedRange.from_ink_options(ink, self.batch))
 
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
 
     def lots(self, scenario: Scenario) -> Mapping[str, int]:
-        batches = batches_of_records(scenario, self.batch)
+        batches = deal_records_into_context_batches(scenario, self.batch)
         return {prompt.secret: batches.asked[prompt.given] for prompt in scenario.prompts}
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
-        batches = batches_of_records(scenario, self.batch)
+        batches = deal_records_into_context_batches(scenario, self.batch)
         said = [
             f"{len(batches.records)} batches of {self.batch} private records, read in the context of the public model: "
             "each is asked about its own records, and T counts the tokens of one batch"
@@ -131,19 +131,22 @@ class InvisibleInk(Defense):
             Cause("no private data", "the public model alone", Public(), "--public MODEL"),
         )
 
-    def _covered(self, scenario: Scenario) -> int:
+    def _covered_token_count(self, scenario: Scenario) -> int:
         """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of one token."""
         return self.queries or scenario.queries or 1
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
         """C = tau B sqrt(2 rho / T) where it is solved for (formulas C4)."""
-        rho = zcdp_budget(self.epsilon, self.delta) / self._covered(scenario)
+        rho = zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
         return InkOptions(clip, self.temperature, self.top_k)
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        queries, ink = self._covered(scenario), self._clip_and_decoding_parameters(scenario)
-        promise, spent = BoundedRange.of(ink, self.batch), min(spent, queries)  # beyond, no record has a say
+        queries, ink = self._covered_token_count(scenario), self._clip_and_decoding_parameters(scenario)
+        promise, spent = (
+            BoundedRange.from_ink_options(ink, self.batch),
+            min(spent, queries),
+        )  # beyond, no record has a say
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {name: zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta) for name in _RELATIONS}
@@ -165,7 +168,7 @@ class InvisibleInk(Defense):
                 "temperature": ink.temperature,
                 "top_k": float(ink.top_k),
                 "rho_per_token": promise.zcdp_rho("zero_out"),
-                "batches": float(len(batches_of_records(scenario, self.batch).records)),
+                "batches": float(len(deal_records_into_context_batches(scenario, self.batch).records)),
             },
         )
 
@@ -194,7 +197,7 @@ class InkOptions:
     temperature: float
     top_k: int = 0
 
-    def distribution(self, distributions: Tensor) -> Tensor:
+    def clipped_mean_distribution(self, distributions: Tensor) -> Tensor:
         """(..., V) nats, float64: of the token drawn; distributions (..., 1 + B, V), the public one first.
 
         In float64: a small clip makes claims that float32's rounding would break.
@@ -203,10 +206,10 @@ class InkOptions:
         impossible = (public == -math.inf).unsqueeze(-2)  # stays so, whatever a record says
         change = (private - public.unsqueeze(-2)).masked_fill(impossible, 0.0).clamp(-self.clip, self.clip)
         phi = public + change.mean(-2)
-        phi = phi.masked_fill(~self.kept(public, private.shape[-2]), -math.inf)
+        phi = phi.masked_fill(~self.top_k_plus_mask(public, private.shape[-2]), -math.inf)
         return (phi / self.temperature).log_softmax(-1)
 
-    def kept(self, public: Tensor, batch: int) -> Tensor:
+    def top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
         """(..., V): top-k+, from the public distribution alone."""
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
@@ -221,7 +224,7 @@ class BoundedRange:
     range: Mapping[str, float]
 
     @classmethod
-    def of(cls, ink: InkOptions, batch: int) -> BoundedRange:
+    def from_ink_options(cls, ink: InkOptions, batch: int) -> BoundedRange:
         moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
         # Twice, as the log-normaliser moves too; to replace a record is to take one out and put one in.
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
@@ -230,7 +233,7 @@ class BoundedRange:
         return bounded_range_rho(self.range[relation])
 
 
-def batches_of_records(scenario: Scenario, size: int) -> RecordBatches:
+def deal_records_into_context_batches(scenario: Scenario, size: int) -> RecordBatches:
     """The private records in batches, each text once; prompts of no private record go to the batches in turn.
 
     Raises AuditError where there are no private records.
@@ -249,9 +252,9 @@ def batches_of_records(scenario: Scenario, size: int) -> RecordBatches:
     return RecordBatches(batches, size, asked)
 
 
-def _record_batch_ensemble(scenario: Scenario, size: int) -> InContext:
+def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
     assert scenario.public is not None  # the run has seen to what is needed
-    return InContext(scenario.public, batches_of_records(scenario, size))
+    return InContextEnsemble(scenario.public, deal_records_into_context_batches(scenario, size))
 
 
 class InvisibleInkModel(WrappingModel):
@@ -264,23 +267,25 @@ class InvisibleInkModel(WrappingModel):
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
         inner = held.held if isinstance(held, PermutedEnsemble) else held
-        self.longest = inner.batches.longest if isinstance(inner, InContext) else 0  # tokens of a record in a context
+        self.longest = (
+            inner.batches.longest_record_tokens if isinstance(inner, InContextEnsemble) else 0
+        )  # tokens of a record in a context
         self.parts = 1 + held.size
         if self.max_positions is not None:
             self.max_positions -= self.longest  # the record in the context takes its room
 
-    def released(self, distributions: Tensor) -> Tensor:
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
         """(..., V) nats: the distribution of the token drawn; distributions (..., 1 + B, V), the public one first."""
-        return self.ink.distribution(distributions)
+        return self.ink.clipped_mean_distribution(distributions)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
         return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.released(self._distributions(contexts, last, prompt))
+        return self.released_token_distribution(self._public_and_member_distributions(contexts, last, prompt))
 
-    def _distributions(self, contexts: Tensor, last: int, prompt: Tensor | None = None) -> Tensor:
+    def _public_and_member_distributions(self, contexts: Tensor, last: int, prompt: Tensor | None = None) -> Tensor:
         """(B, last, 1 + B, V) nats, the public model's first."""
         return self.held.distributions(contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt)
 
@@ -296,10 +301,10 @@ class InvisibleInkModel(WrappingModel):
         order = order or _ORDER
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
-        distributions = self._distributions(contexts, last)[:, at]
-        own, checks = self.released(distributions).unsqueeze(-2).cpu().numpy(), []
+        distributions = self._public_and_member_distributions(contexts, last)[:, at]
+        own, checks = self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy(), []
         for relation in _RELATIONS:
-            other = self._neighbours(relation, distributions).cpu().numpy()
+            other = self._neighbour_token_distributions(relation, distributions).cpu().numpy()
             realised = torch.from_numpy(two_sided_renyi(own, other, order))
             # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
             ranges = torch.from_numpy(realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf))
@@ -312,19 +317,21 @@ class InvisibleInkModel(WrappingModel):
 
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        distributions = self._distributions(contexts, last)[:, at]
+        distributions = self._public_and_member_distributions(contexts, last)[:, at]
         relations = _RELATIONS if self.promise else _RELATIONS[:1]
-        return [Neighbours(relation, self._neighbours(relation, distributions)) for relation in relations]
+        return [
+            Neighbours(relation, self._neighbour_token_distributions(relation, distributions)) for relation in relations
+        ]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        other = PermutedEnsemble(self.held, places_in_neighbour(relation, index, self.held.size))
+        other = PermutedEnsemble(self.held, ensemble_parts_of_neighbour(relation, index, self.held.size))
         return type(self)(other, self.ink, self.name, self.promise)
 
-    def _neighbours(self, relation: str, distributions: Tensor) -> Tensor:
+    def _neighbour_token_distributions(self, relation: str, distributions: Tensor) -> Tensor:
         """(..., B, V) nats: each as it would be served itself; distributions (..., 1 + B, V)."""
         size = self.held.size
-        changed = [distributions[..., places_in_neighbour(relation, j, size), :] for j in range(size)]
-        return torch.stack([self.released(distribution) for distribution in changed], dim=-2)
+        changed = [distributions[..., ensemble_parts_of_neighbour(relation, j, size), :] for j in range(size)]
+        return torch.stack([self.released_token_distribution(distribution) for distribution in changed], dim=-2)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.held.public.row_bytes(positions + self.longest)
@@ -339,7 +346,7 @@ class _InkRows(WrappingRows):
 
     def _read(self) -> None:
         distributions = self.rows.log_probs()
-        self._public, self._own = distributions[:, 0].double(), self.model.released(distributions)
+        self._public, self._own = distributions[:, 0].double(), self.model.released_token_distribution(distributions)
 
     def log_probs(self) -> Tensor:
         if not self.distribution:

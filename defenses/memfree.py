@@ -49,7 +49,7 @@ class MemFree(Defense):
             raise AuditError(f"expected false_positives in (0, 1), got {self.false_positives}")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        return MemFreeModel(scenario.target, self.n, self.held(scenario))
+        return MemFreeModel(scenario.target, self.n, self.training_ngram_filter(scenario))
 
     def claim(self, scenario: Scenario, spent: int) -> None:
         """None. Raises AuditError where there is nothing to forbid, before a run has gone on for hours."""
@@ -59,7 +59,7 @@ class MemFree(Defense):
                 "records, none of them as long"
             )
 
-    def held(self, scenario: Scenario) -> NGramFilter:
+    def training_ngram_filter(self, scenario: Scenario) -> NGramFilter:
         self.claim(scenario, 0)
         found = {gram for record in scenario.corpus for gram in ngrams_of(record, self.n)}
         if self.filter == "bloom":
@@ -82,7 +82,7 @@ class NGramFilter(ABC):
     """A set of n-grams, asked for those that begin with a context of n-1 tokens."""
 
     @abstractmethod
-    def behind(self, context: Tokens) -> Tokens:
+    def tokens_completing_ngram(self, context: Tokens) -> Tokens:
         """The tokens that would complete an n-gram of the set behind this context."""
 
 
@@ -92,7 +92,7 @@ class ExactNGrams(NGramFilter):
         for gram in held:
             self.next.setdefault(gram[:-1], []).append(gram[-1])
 
-    def behind(self, context: Tokens) -> Tokens:
+    def tokens_completing_ngram(self, context: Tokens) -> Tokens:
         return tuple(self.next.get(context, ()))
 
 
@@ -103,9 +103,9 @@ class BloomNGrams(NGramFilter):
         self.filter, self.vocab_size = Bloom(len(held), false_positives), vocab_size
         self.filter.update(held)  # by Python's `hash`, which of tuples of ints is the same in every process
         # A cache of this filter alone: one around the method would keep every filter in memory.
-        self.behind = lru_cache(_CONTEXTS)(self.behind)  # type: ignore[method-assign]
+        self.tokens_completing_ngram = lru_cache(_CONTEXTS)(self.tokens_completing_ngram)  # type: ignore[method-assign]
 
-    def behind(self, context: Tokens) -> Tokens:
+    def tokens_completing_ngram(self, context: Tokens) -> Tokens:
         return tuple(token for token in range(self.vocab_size) if (*context, token) in self.filter)
 
 
@@ -118,26 +118,26 @@ class MemFreeModel(WrappingModel):
         self.name = f"{target.name} under MemFree decoding"
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        tails = [self.tail(tuple(prefix)) for prefix in prefixes.tolist()]
-        return _FreeRows(self, self.model.start(prefixes, length, prompt=prompt), tails)
+        tails = [self.ngram_context(tuple(prefix)) for prefix in prefixes.tolist()]
+        return _MemFreeRows(self, self.model.start(prefixes, length, prompt=prompt), tails)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         distributions = self.model.log_probs(contexts, last, prompt=prompt)
         # The first of the last `last` distributions stands behind all but the last `last` - 1 tokens.
         ends = range(contexts.shape[1] - last + 1, contexts.shape[1] + 1)
-        tails = [self.tail(tuple(context[:end])) for context in contexts.tolist() for end in ends]
-        return self.without(distributions.flatten(0, 1), tails).view_as(distributions)
+        tails = [self.ngram_context(tuple(context[:end])) for context in contexts.tolist() for end in ends]
+        return self.forbid_completing_tokens(distributions.flatten(0, 1), tails).view_as(distributions)
 
-    def tail(self, text: Tokens) -> Tokens:
+    def ngram_context(self, text: Tokens) -> Tokens:
         """What of a text decides which tokens are forbidden behind it."""
         return text[-self.window :]
 
-    def without(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
+    def forbid_completing_tokens(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
         """(rows, V) nats: each distribution without the tokens that are forbidden behind its tail, renormalised.
 
         Raises AuditError where that is all of them: there is no text left to go on with.
         """
-        found = [(row, token) for row, tail in enumerate(tails) for token in self.held.behind(tail)]
+        found = [(row, token) for row, tail in enumerate(tails) for token in self.held.tokens_completing_ngram(tail)]
         if not found:
             return distributions
         rows, tokens = torch.tensor(found, device=distributions.device).T
@@ -153,7 +153,7 @@ class MemFreeModel(WrappingModel):
         return self.model.row_bytes(positions) + super().row_bytes(positions)
 
 
-class _FreeRows(WrappingRows):
+class _MemFreeRows(WrappingRows):
     """tails: of each row the last tokens, which its distribution depends on."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
@@ -161,9 +161,9 @@ class _FreeRows(WrappingRows):
         self.model, self.tails = model, tails
 
     def log_probs(self) -> Tensor:
-        return self.model.without(self.rows.log_probs(), self.tails)
+        return self.model.forbid_completing_tokens(self.rows.log_probs(), self.tails)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         super().advance(parents, tokens)
         pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
-        self.tails = [self.model.tail((*self.tails[parent], token)) for parent, token in pairs]
+        self.tails = [self.model.ngram_context((*self.tails[parent], token)) for parent, token in pairs]

@@ -28,7 +28,7 @@ ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 _MOST_EPSILON, MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
 
 
-def mixed_ensemble_causes(ensemble: str, mixing: str) -> tuple[Cause, ...]:
+def mixed_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
     """Causes of a mixed ensemble; mixing: what it does with the members' distributions."""
     members = "each adapter sees one shard only, their distributions averaged"
     alone = "one adapter, all data, trained as the members are"
@@ -80,7 +80,7 @@ class PMixed(Defense):
         require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        served = partial(self._projection, self._covered(scenario))
+        served = partial(self._projection, self._covered_token_count(scenario))
         return PMixedModel(scenario.ensemble, self.q, served, "PMixED", self._query_rdp_claim(scenario))
 
     def budget(self, scenario: Scenario) -> Budget | None:
@@ -95,9 +95,9 @@ class PMixed(Defense):
         )
 
     def chain(self) -> tuple[Cause, ...]:
-        return mixed_ensemble_causes(self.ensemble, "each distribution is mixed with the public one")
+        return mixed_ensemble_cause_chain(self.ensemble, "each distribution is mixed with the public one")
 
-    def _covered(self, scenario: Scenario) -> int:
+    def _covered_token_count(self, scenario: Scenario) -> int:
         """T: the drawn tokens that epsilon covers. With nothing to draw, the radius is that of one token."""
         return self.queries or scenario.queries or 1
 
@@ -122,7 +122,7 @@ class PMixed(Defense):
 
     def _query_rdp_claim(self, scenario: Scenario) -> QueryRDP:
         """What is claimed of one token; under the relation it was set up for, its share of the budget and no more."""
-        queries, members = self._covered(scenario), scenario.ensemble.size
+        queries, members = self._covered_token_count(scenario), scenario.ensemble.size
         projection = self._projection(queries, members)
         share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
         claims = [(adjacency, order) for adjacency in self._claimed_adjacencies() for order in range(2, self.alpha + 1)]
@@ -133,7 +133,7 @@ class PMixed(Defense):
         return QueryRDP(projection, {**query_rdp, (self.adjacency, self.alpha): share})
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        queries, ensemble = self._covered(scenario), scenario.ensemble
+        queries, ensemble = self._covered_token_count(scenario), scenario.ensemble
         spent = min(spent, queries)  # past the budget the public model answers, or nobody
         sound, counts = self.accounting == "sound", ensemble.shard_overlap_counts()
         relations: tuple[str, ...] = self._claimed_adjacencies() if sound else ("as published",)
@@ -143,7 +143,10 @@ class PMixed(Defense):
 
         def epsilon(tokens: int) -> dict[str, float]:
             # A record in two shards changes two members, and no theorem here is about two.
-            return {r: math.inf if tokens and shared else self._epsilon(r, tokens, scenario) for r in relations}
+            return {
+                r: math.inf if tokens and shared else self._epsilon_of_drawn_tokens(r, tokens, scenario)
+                for r in relations
+            }
 
         return Claim(
             epsilon=epsilon(queries),
@@ -152,7 +155,7 @@ class PMixed(Defense):
             unit=f"shard of whole {whole}s" if whole else "shard",
             queries=queries,
             theorem=theorem,
-            status=self._status(shared),
+            status=self._claim_status(shared),
             sound=sound and not shared,
             spent_queries=spent,
             spent_epsilon=epsilon(spent),
@@ -168,7 +171,7 @@ class PMixed(Defense):
             },
         )
 
-    def _status(self, shared: int) -> str:
+    def _claim_status(self, shared: int) -> str:
         if shared:
             return f"promises nothing: {shared} records lie in more than one shard"
         if self.accounting == "published":
@@ -180,16 +183,16 @@ class PMixed(Defense):
             )
         return "sound; the number of ensemble models is public"
 
-    def _epsilon(self, relation: str, queries: int, scenario: Scenario) -> float:
+    def _epsilon_of_drawn_tokens(self, relation: str, queries: int, scenario: Scenario) -> float:
         """Epsilon in nats of so many drawn tokens at this defense's radius."""
         if queries == 0:
             return 0.0
         if relation == "as published":
             # RDP adds up over queries: so many have this share of the budget.
-            share = queries / self._covered(scenario)
+            share = queries / self._covered_token_count(scenario)
             return rdp_to_dp(share * rdp_budget(self.epsilon, self.delta, self.alpha), self.delta, self.alpha)
         members = scenario.ensemble.size
-        radius = self._projection(self._covered(scenario), members).radii[0]
+        radius = self._projection(self._covered_token_count(scenario), members).radii[0]
         budget = (self.delta, self.alpha, queries, self.q, members, radius, radius)
         return sound_epsilon(cast(Adjacency, relation), *budget)
 

@@ -33,12 +33,12 @@ class Projection:
     cap: float  # on the weight
     two_sided: bool
 
-    def by_size(self) -> tuple[float, ...]:
+    def radii_by_subset_size(self) -> tuple[float, ...]:
         """The radii of sizes 1..N, or the one that all of them have."""
         return self.radii[:1] if len(set(self.radii)) == 1 else self.radii
 
     @torch.no_grad()
-    def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
+    def mixing_weights_within_radius(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
         """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one of each."""
         if self.radii[0] == math.inf:  # as `no_op_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
@@ -100,16 +100,16 @@ class PMixedModel(WrappingModel):
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.arange(self.parts, device=self.device)
-        return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+        return self.released_token_distribution(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
         """The distribution, the sum over members estimated from a few, anew each step: unbiased, no entry below 0."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
         parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
-        return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+        return self.released_token_distribution(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
-    def released(self, distributions: Tensor) -> Tensor:
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
         """The exact distribution of the released token, (..., V) nats; distributions (..., 1 + n, V), the public first.
 
         P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), Lambda_j the weight of j averaged over subset sizes (formulas
@@ -120,7 +120,9 @@ class PMixedModel(WrappingModel):
             torch.tensor(list(values), dtype=torch.float64, device=distributions.device)
             for values in (self.shares.keys(), self.shares.values())
         )
-        by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
+        by_radius = self.projection.mixing_weights_within_radius(
+            log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1))
+        )  # (radii, ..., n)
         weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)  # below 0 by rounding alone
         private = (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)  # (..., V): summed over members
@@ -151,7 +153,9 @@ class PMixedModel(WrappingModel):
         size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
         weight = torch.zeros(inside.shape, dtype=torch.float64, device=self.device)
         radii = self.radii[size[at]]
-        own_weight = self.projection.weights(distributions[at, 1 + member], distributions[at, 0], radii)
+        own_weight = self.projection.mixing_weights_within_radius(
+            distributions[at, 1 + member], distributions[at, 0], radii
+        )
         weight[at, member] = own_weight / size[at]
         own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, len(parts), 1)
         p = distributions.gather(-1, own).squeeze(-1).double().exp()
@@ -172,13 +176,13 @@ class PMixedModel(WrappingModel):
         order = order or promise.projection.alpha
         if not 2 <= order <= promise.projection.alpha:
             raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
-        distributions = self._distributions(contexts, last, at)
-        own = _probabilities(self.released(distributions))[..., None, :]
+        distributions = self._public_and_member_distributions(contexts, last, at)
+        own = _probabilities(self.released_token_distribution(distributions))[..., None, :]
         exact, checks = _probabilities(distributions), []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
                 with np.errstate(divide="ignore"):
-                    neighbours = np.log(self._neighbours(adjacency, distributions))
+                    neighbours = np.log(self._neighbour_token_distributions(adjacency, distributions))
                     realised = two_sided_renyi(np.log(own), neighbours, k)
                 checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
         by_size = _member_weights_by_size(self.projection, distributions)
@@ -187,29 +191,29 @@ class PMixedModel(WrappingModel):
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """One for each member, by each relation that is claimed of; where nothing is claimed, each member emptied."""
-        distributions = self._distributions(contexts, last, at)
+        distributions = self._public_and_member_distributions(contexts, last, at)
         return [
-            Neighbours(adjacency, torch.from_numpy(self._neighbours(adjacency, distributions)).log())
-            for adjacency in self.relations
+            Neighbours(adjacency, torch.from_numpy(self._neighbour_token_distributions(adjacency, distributions)).log())
+            for adjacency in self.claimed_neighbour_relations
         ]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        places = places_in_neighbour(relation, index, self.ensemble.size)
+        places = ensemble_parts_of_neighbour(relation, index, self.ensemble.size)
         if not places[1:]:  # its only member absent, the public model is left
             return self.ensemble.public
         return type(self)(PermutedEnsemble(self.ensemble, places), self.q, self.served, self.name, self.promise)
 
     @property
-    def relations(self) -> tuple[Adjacency, ...]:
+    def claimed_neighbour_relations(self) -> tuple[Adjacency, ...]:
         """The relations of the neighbours that something is claimed of; zero_out where nothing is."""
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
-    def _distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Tensor:
+    def _public_and_member_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Tensor:
         """(B, positions, 1 + N, V) nats, the public model's first."""
         return self.ensemble.distributions(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
 
-    def _neighbours(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
+    def _neighbour_token_distributions(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
         """(B, positions, N, V) probabilities, each member changed in turn; distributions as by `_distributions`."""
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(distributions)
@@ -226,7 +230,7 @@ class PMixedModel(WrappingModel):
         return self.parts * own + super().row_bytes(positions)
 
 
-def places_in_neighbour(relation: str, index: int, size: int) -> list[int]:
+def ensemble_parts_of_neighbour(relation: str, index: int, size: int) -> list[int]:
     """The part that answers in each place where member `index` is absent, emptied, or replaced by the next one."""
     places = list(range(1 + size))
     if relation == "add_remove":
@@ -239,7 +243,9 @@ def places_in_neighbour(relation: str, index: int, size: int) -> list[int]:
 def _member_weights_by_size(projection: Projection, distributions: Tensor) -> np.ndarray:
     """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one first."""
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
-    weights = [projection.weights(members, public, radius) for radius in projection.by_size()]
+    weights = [
+        projection.mixing_weights_within_radius(members, public, radius) for radius in projection.radii_by_subset_size()
+    ]
     return torch.stack(weights, dim=-2).cpu().numpy()
 
 
@@ -254,7 +260,7 @@ def _projection_checks(
 
     public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
     """
-    alpha, sizes = promised.alpha, max(len(promised.by_size()), weights.shape[-2])
+    alpha, sizes = promised.alpha, max(len(promised.radii_by_subset_size()), weights.shape[-2])
     for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):
         weight = weights[..., min(size, weights.shape[-2] - 1), :, None]
         with np.errstate(divide="ignore"):
@@ -273,14 +279,14 @@ class _DistributionRows(WrappingRows):
     def __init__(self, model: PMixedModel, rows: Rows) -> None:
         super().__init__(rows)
         self.model = model
-        self._distribution = model.released(rows.log_probs())
+        self._distribution = model.released_token_distribution(rows.log_probs())
 
     def log_probs(self) -> Tensor:
         return self._distribution
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         super().advance(parents, tokens)
-        self._distribution = self.model.released(self.rows.log_probs())
+        self._distribution = self.model.released_token_distribution(self.rows.log_probs())
 
 
 class _DrawRows(Rows):
@@ -293,7 +299,7 @@ class _DrawRows(Rows):
     def __init__(self, model: PMixedModel, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.model = model
         self.public = model.ensemble.public.start(prefixes, length, prompt=prompt)
-        self.members = model.ensemble.behind(prefixes, length, prompt=prompt)
+        self.members = model.ensemble.start_member_rows(prefixes, length, prompt=prompt)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -324,7 +330,9 @@ class _DrawRows(Rows):
             rows, members = pairs // model.parts, pairs % model.parts
             log_p0 = distribution[rows]
             log_p = self.members.distributions(rows, members)
-            weight = model.projection.weights(log_p, log_p0, model.radii[like]).to(log_p).unsqueeze(-1)
+            weight = (
+                model.projection.mixing_weights_within_radius(log_p, log_p0, model.radii[like]).to(log_p).unsqueeze(-1)
+            )
             mixture = torch.log(weight * log_p.exp() + (1 - weight) * log_p0.exp())
             drawn[private], near[private] = decoding.draw(mixture, each, uniforms[private, 0])
         return drawn, near

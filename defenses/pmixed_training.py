@@ -73,7 +73,7 @@ class PMixedTrainer(Trainer):
         self.check(job)
         base, units, given = job.load(), inseparable_unit_names(job.records), {record.unit for record in job.records}
         members, whose = self._control_and_members(job), _unit_name(job)
-        most = self._fit(job, base, members, self.together, job.checkpoint)
+        most = self._train_shard_adapters(job, base, members, self.together, job.checkpoint)
         said = [
             f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard",
             "the number of shards is public",
@@ -93,7 +93,7 @@ class PMixedTrainer(Trainer):
     def train_one(self, job: TrainingJob, index: int) -> Path:
         one = self._control_and_members(job)[index]
         # Without a checkpoint: processes side by side would replace each other's.
-        self._fit(job, job.load(), [one], 1)
+        self._train_shard_adapters(job, job.load(), [one], 1)
         return one.folder
 
     def _control_and_members(self, job: TrainingJob) -> list[Member]:
@@ -107,7 +107,7 @@ class PMixedTrainer(Trainer):
         whole = [self._member(job, job.out / WHOLE, everything, job.seed, "whole")] if self.control else []
         return [*whole, *members]
 
-    def _fit(
+    def _train_shard_adapters(
         self, job: TrainingJob, base: Any, members: list[Member], together: int, checkpoint: Checkpoint | None = None
     ) -> int:
         return train_members(

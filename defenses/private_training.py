@@ -22,11 +22,11 @@ from auditor.plugins.defense import Cause
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import (
     MOST_EPSILON,
-    check_mechanism,
+    epsilon_by_tightest_accountant,
     noise_multiplier_for,
     quick_rdp_epsilon,
     rdp_epsilon,
-    reported_epsilon,
+    require_valid_gaussian_mechanism,
 )
 from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy_record
 from auditor.training.clipping import ROUNDING
@@ -71,7 +71,7 @@ class PrivateTraining(PoissonTraining):
                 f"expected noise_multiplier between 0 (solved from epsilon) and {LARGEST:g}, "
                 f"got {self.noise_multiplier:g}"
             )
-        check_mechanism(1.0, 1.0, 1, self.delta)  # refuses a delta outside (0, 1)
+        require_valid_gaussian_mechanism(1.0, 1.0, 1, self.delta)  # refuses a delta outside (0, 1)
 
     # --- what it is judged beside ---
 
@@ -105,8 +105,8 @@ class PrivateTraining(PoissonTraining):
             if getattr(self, option):
                 raise AuditError(f"-D {option}= names a control of {self.name}, for audit run: audit train makes one")
 
-    def terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        rate, steps = self.batch / units, self.steps(units)
+    def mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+        rate, steps = self.batch / units, self.planned_step_count(units)
         if not self.noise_multiplier:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
         sigma = self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rate, steps)
@@ -114,7 +114,7 @@ class PrivateTraining(PoissonTraining):
         base = read_privacy_record(Path(job.base)) if Path(job.base).is_dir() else None
         return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
 
-    def key(self, job: TrainingJob) -> str:
+    def sampling_and_noise_key(self, job: TrainingJob) -> str:
         """What noise and batches are drawn from. A secret key is kept in the checkpoint alone, and cleared with it."""
         if self.noise == "seeded":
             return f"{self.name} {job.seed}"
@@ -125,7 +125,9 @@ class PrivateTraining(PoissonTraining):
         asked = math.inf if self.noise_multiplier else self.epsilon
         return _Progress(job, terms, asked, not self.promises)
 
-    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
+    def privacy_record_of_training(
+        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+    ) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
         (flaw, nominal), base = self._missing_guarantee_reason(trained, terms.base), terms.base
         earlier: tuple[Mechanism, ...] = ()
@@ -134,7 +136,7 @@ class PrivateTraining(PoissonTraining):
             earlier = (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
         before = tuple(map(dataclasses.astuple, earlier))
         mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, before)
-        epsilon, accountant = reported_epsilon(*mechanism)
+        epsilon, accountant = epsilon_by_tightest_accountant(*mechanism)
         # Two models of the same records, each with noise of its own.
         twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, before)
         by_rdp = rdp_epsilon(*mechanism) if accountant.endswith("PLD") and not flaw else epsilon
@@ -152,13 +154,17 @@ class PrivateTraining(PoissonTraining):
             noise=self.noise,
             accountant=accountant,
             epsilon_rdp=None if flaw else by_rdp,
-            epsilon_twice=None if flaw else reported_epsilon(*twice)[0],
+            epsilon_twice=None if flaw else epsilon_by_tightest_accountant(*twice)[0],
             earlier=earlier,
             units=terms.units,
             units_given=self.units > 0,
             optimizer=self.optimizer,
             nominal={nominal: epsilon} if nominal else {},
-            details={**self.recorded(), SENSITIVITY: terms.clip * (1 + ROUNDING), **dict(judgement.details)},
+            details={
+                **self.recipe_details_to_record(),
+                SENSITIVITY: terms.clip * (1 + ROUNDING),
+                **dict(judgement.details),
+            },
             versions={name: importlib.metadata.version(name) for name in ("opacus", "dp-accounting", "torch")},
         )
 

@@ -55,14 +55,14 @@ class NoNoise(NonPrivateControl):
         check_clipping_share_options(self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
 
     @property
-    def norm(self) -> float:
+    def control_clipping_norm(self) -> float:
         return self.clip
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         if self.kappa_least == 1:
             return UnitTreatment()
         kappa = (self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
         return UnitTreatment(shares=clipping_shares(job.public, examples, *kappa))
 
-    def recorded(self) -> dict[str, float]:
-        return {**super().recorded(), "kappa_least": self.kappa_least}
+    def recipe_details_to_record(self) -> dict[str, float]:
+        return {**super().recipe_details_to_record(), "kappa_least": self.kappa_least}

@@ -88,17 +88,17 @@ class UniformMixing(Defense):
         claim = _pure_dp_claim(mixing, scenario.queries, scenario.queries, 0)
         return UniformMixingMasked(scenario.target, mixing, scenario.public), claim
 
-    def _mixing_parameters(self, vocab_size: int, public: bool) -> Mixing:
+    def _mixing_parameters(self, vocab_size: int, public: bool) -> UniformMixture:
         if self.public_top_k and not public:
             raise AuditError(
                 "public_top_k restricts the distribution to what a public model finds likeliest: give --public"
             )
         if self.public_top_k > vocab_size:
             raise AuditError(f"expected public_top_k of at most {vocab_size} tokens, got {self.public_top_k}")
-        return Mixing(self.weight, vocab_size, self.public_top_k, self.tail == "public")
+        return UniformMixture(self.weight, vocab_size, self.public_top_k, self.tail == "public")
 
 
-def _pure_dp_claim(mixing: Mixing, queries: int, answer_length: int, spent: int) -> Claim:
+def _pure_dp_claim(mixing: UniformMixture, queries: int, answer_length: int, spent: int) -> Claim:
     top_k = mixing.top_k
     return Claim(
         epsilon={ANY_TWO: mixing.epsilon(queries)},
@@ -125,7 +125,7 @@ def _pure_dp_claim(mixing: Mixing, queries: int, answer_length: int, spent: int)
 
 
 @dataclass(frozen=True)
-class Mixing:
+class UniformMixture:
     """How a distribution is mixed. top_k: over so many of a public model's tokens (0: all); tail: see the option."""
 
     weight: float
@@ -173,7 +173,7 @@ class UniformMixingModel(WrappingModel):
     ) -> None:
         super().__init__(target)
         self.claimed, self.public = claimed, public
-        self.mixing = Mixing(weight, target.vocab_size, top_k, tail)
+        self.mixing = UniformMixture(weight, target.vocab_size, top_k, tail)
         self.name = f"{target.name} under uniform mixing"
         if top_k and public is not None:
             self.capabilities = self.capabilities & public.capabilities  # both are asked
@@ -181,9 +181,9 @@ class UniformMixingModel(WrappingModel):
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         rows = self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
         if not self.mixing.top_k:
-            return _MixedRows(rows, self.mixing)
+            return _UniformMixingRows(rows, self.mixing)
         public = self._public_model_for_prompt(prompt).start(prefixes, length, prompt=prompt)
-        return _MixedRows(rows, self.mixing, public)
+        return _UniformMixingRows(rows, self.mixing, public)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         public = None
@@ -226,7 +226,7 @@ class UniformMixingModel(WrappingModel):
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        target = self.public if index else _Certain(self)
+        target = self.public if index else _LeastLikelyTokenModel(self)
         assert relation == _RELATION and target is not None
         other = copy.copy(self)  # its mixing, public model and name, around another target
         other.model = target
@@ -248,7 +248,7 @@ class UniformMixingModel(WrappingModel):
         return self.model.row_bytes(positions, distribution) + support + super().row_bytes(positions, distribution)
 
 
-class _Certain(WrappingModel):
+class _LeastLikelyTokenModel(WrappingModel):
     """Certain, behind every context, of the token that a mixed model says least."""
 
     def __init__(self, mixed: UniformMixingModel) -> None:
@@ -256,7 +256,7 @@ class _Certain(WrappingModel):
         self.mixed, self.name = mixed, f"the opposite of {mixed.name}"
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        return _CertainRows(self.mixed, self.mixed.start(prefixes, length, prompt=prompt))
+        return _LeastLikelyTokenRows(self.mixed, self.mixed.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         mixed, public = self.mixed, None
@@ -266,11 +266,11 @@ class _Certain(WrappingModel):
         return mixed.least_likely_token_point_mass(mixed.log_probs(contexts, last, prompt=prompt), public)
 
 
-class _CertainRows(WrappingRows):
-    rows: _MixedRows
+class _LeastLikelyTokenRows(WrappingRows):
+    rows: _UniformMixingRows
 
     def __init__(self, mixed: UniformMixingModel, rows: Rows) -> None:
-        assert isinstance(rows, _MixedRows)
+        assert isinstance(rows, _UniformMixingRows)
         super().__init__(rows)
         self.mixed = mixed
 
@@ -279,8 +279,8 @@ class _CertainRows(WrappingRows):
         return self.mixed.least_likely_token_point_mass(self.rows.log_probs(), public)
 
 
-class _MixedRows(WrappingRows):
-    def __init__(self, rows: Rows, mixing: Mixing, public: Rows | None = None) -> None:
+class _UniformMixingRows(WrappingRows):
+    def __init__(self, rows: Rows, mixing: UniformMixture, public: Rows | None = None) -> None:
         super().__init__(rows)
         self.mixing, self.public = mixing, public
 
@@ -301,7 +301,7 @@ class _MixedRows(WrappingRows):
 class UniformMixingMasked(MaskedModel):
     """A masked model that holds another; `public` gives the support where one is asked for."""
 
-    def __init__(self, target: MaskedModel, mixing: Mixing, public: MaskedModel | None = None) -> None:
+    def __init__(self, target: MaskedModel, mixing: UniformMixture, public: MaskedModel | None = None) -> None:
         self.target, self.mixing, self.public = target, mixing, public
         self.name = f"{target.name} under uniform mixing"
         self.vocab_size, self.max_positions, self.device = target.vocab_size, target.max_positions, target.device

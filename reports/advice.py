@@ -16,11 +16,11 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.leak_readings import PERSONAL, VERBATIM
-from auditor.records.secret_details import Details
-from auditor.records.signals import Assessment, assess_signals
+from auditor.records.secret_details import SecretDetails
+from auditor.records.signals import LeakAssessment, assess_signals
 from auditor.reports import escaping, phrases, signals
 from auditor.reports.blocks import Block, Bullets, Group, Table
-from auditor.reports.topics import DECIDE, Topic, titled_row
+from auditor.reports.topics import DECIDE, Topic, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics import copies_effect
 from auditor.statistics.bootstrap import CONFIDENCE
@@ -32,7 +32,7 @@ RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not te
 HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
 _LEVEL = 1 - CONFIDENCE
 _MOST_LIMITS = 4  # on copies, that are told of
-NO_DETAILS, RUN = Details(), "RUN"
+NO_DETAILS, RUN = SecretDetails(), "RUN"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Advice:
         return f"{self.kind} ({self.row}): {self.said}"
 
 
-def advice(result: AuditResult, details: Details = NO_DETAILS, run: str = RUN) -> tuple[Advice, ...]:
+def advice(result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = RUN) -> tuple[Advice, ...]:
     """What forbids a conclusion, what leaks and how to hold it to a limit, where it sits, what defenses change.
 
     The last two are of the undefended model's attack with the highest recall, where its outcomes are kept. run: as it
@@ -65,26 +65,26 @@ def advice(result: AuditResult, details: Details = NO_DETAILS, run: str = RUN) -
     )
 
 
-def _advice_on_doubts(seen: Assessment) -> Iterator[Advice]:
+def _advice_on_doubts(seen: LeakAssessment) -> Iterator[Advice]:
     for doubt in signals.all_doubts(seen):
         what = "nothing extracted is no all-clear" if doubt.kind == "likelihood" else "until then a zero is no evidence"
         yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: {what}")
 
 
-def _leak_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
+def _leak_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
     """Each kind that is shown of a target, once; and the rule by which a gate holds the next model to it."""
     for target in seen.targets:
-        for found in signals.group_by_kind(seen.shown(target)):
+        for found in signals.group_signals_by_kind(seen.shown(target)):
             best = signals.strongest_signal(found)
             hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.gate_rule else ""
             row = phrases.target_title(result, target) + (f" · {best.row.attack}" if best.row else "")
-            yield Advice(LEAKS, f"{signals.describe_kind(found)}{hold}", row)
+            yield Advice(LEAKS, f"{signals.describe_signals_of_one_kind(found)}{hold}", row)
 
 
-def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
+def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
     """Targets of which nothing shows leakage, and what was not tested on which targets."""
     for target in filter(seen.shows_no_leakage, seen.targets):
-        tested, gated = len(signals.group_by_kind(seen.tested(target))), seen.signal_for_gate(target)
+        tested, gated = len(signals.group_signals_by_kind(seen.tested(target))), seen.signal_for_gate(target)
         keep = f"; keep it so in CI: {signals.gate_command(seen, gated, run)}" if gated else ""
         of = len({s.kind for s in seen.of(target)})
         said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
@@ -100,13 +100,13 @@ def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) 
             yield Advice(TEST, ", ".join(told), on or "audit run")
 
 
-def _verbatim_leakage_advice(result: AuditResult, details: Details) -> tuple[Advice, ...]:
+def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tuple[Advice, ...]:
     """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was measured changes."""
     known = _worst_row_with_members(result, details)
     if known is None:
         return ()
     worst, members = known
-    row = titled_row(result, worst)
+    row = row_title_with_attack(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
     if _has_document_parts(details, members):
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
@@ -114,23 +114,23 @@ def _verbatim_leakage_advice(result: AuditResult, details: Details) -> tuple[Adv
     sits = (Advice(WHERE, said, row) for said in _concentration_sentences(members, facts))
     copies = (
         Advice(COPIES, _copy_limits_sentence(limits, members), row)
-        for limits in [list(_recall_by_copy_limit(members))]
+        for limits in [list(_predicted_recall_by_copy_limit(members))]
         if limits
     )
     return (*sits, *copies, *_defense_advice(result, details, worst, members))
 
 
-def _worst_row_with_members(result: AuditResult, details: Details) -> tuple[Finding, Outcome] | None:
+def _worst_row_with_members(result: AuditResult, details: SecretDetails) -> tuple[Finding, Outcome] | None:
     """The undefended model's configuration of highest recall, and its members; None: not kept, or nothing extracted."""
     worst = strongest_attack_row(result, UNDEFENDED)
     seen = None if worst is None else details.rows.get(worst.key)
     if worst is None or seen is None or seen.outcome is None:
         return None
-    members = seen.outcome.only(seen.outcome.member)
+    members = seen.outcome.select_secrets(seen.outcome.member)
     return (worst, members) if members.hit.any() else None
 
 
-def _has_document_parts(details: Details, members: Outcome) -> bool:
+def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
     """Whether a member is a part of a document: such secrets are not independent."""
     asked = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in asked)
@@ -179,7 +179,7 @@ def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) 
 # --- fewer copies -----------------------------------------------------------------------------------------------------
 
 
-def _recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]:
+def _predicted_recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]:
     """Each count but the highest as a limit on copies, with the recall that is predicted then."""
     if None in members.repeats:
         return
@@ -198,13 +198,17 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
     )
 
 
-def fewer_copies(result: AuditResult, details: Details) -> str:
+def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> str:
     """The mildest limit on copies that keeps the predicted recall within `VERBATIM.limits`, or else the strictest.
 
     "" where copies are not known, parts of documents were attacked, or nothing is extracted.
     """
     known = _worst_row_with_members(result, details)
-    limits = [] if known is None or _has_document_parts(details, known[1]) else list(_recall_by_copy_limit(known[1]))
+    limits = (
+        []
+        if known is None or _has_document_parts(details, known[1])
+        else list(_predicted_recall_by_copy_limit(known[1]))
+    )
     if not limits:
         return ""
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
@@ -214,8 +218,8 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
     return f"at most {counted(most, 'copy', 'copies')} of a record: {kept} predicted, not measured"
 
 
-def recall_with_copies_left(
-    result: AuditResult, details: Details, left: Callable[[int], int | None]
+def predict_recall_with_copies_left(
+    result: AuditResult, details: SecretDetails, left: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
     """The undefended row of highest recall, and the recall predicted for it were `left(copies)` of each record left.
 
@@ -241,7 +245,7 @@ def recall_with_copies_left(
 # --- what was measured of defenses ------------------------------------------------------------------------------------
 
 
-def _defense_advice(result: AuditResult, details: Details, worst: Finding, members: Outcome) -> Iterator[Advice]:
+def _defense_advice(result: AuditResult, details: SecretDetails, worst: Finding, members: Outcome) -> Iterator[Advice]:
     """Each defense at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs.
 
     No control: it promises nothing.
@@ -256,8 +260,9 @@ def _defense_advice(result: AuditResult, details: Details, worst: Finding, membe
         pair = _paired_recall_differences(members, seen.outcome)
         if pair is None:
             continue
-        (verbatim, near), row = pair, titled_row(result, finding)
-        said = f"verbatim {phrases.points(verbatim)}, near-verbatim {phrases.points(near)}"
+        (verbatim, near), row = pair, row_title_with_attack(result, finding)
+        exact, alike = map(phrases.difference_with_interval, (verbatim, near))
+        said = f"verbatim {exact}, near-verbatim {alike}"
         if verbatim.high < 0 and near.high < 0:
             yield Advice(HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", row)
         elif verbatim.high < 0:
@@ -273,7 +278,9 @@ def _paired_recall_differences(members: Outcome, seen: Outcome) -> tuple[Measure
     base = [place[seen.ids[i]] for i in own]
     return (
         mean_difference_measurement("recall_difference", "share", seen.hit[own], members.hit[base]),
-        mean_difference_measurement("recall_difference", "share", seen.near[own], members.near[base]),
+        mean_difference_measurement(
+            "recall_difference", "share", seen.is_near_verbatim[own], members.is_near_verbatim[base]
+        ),
     )
 
 
@@ -288,14 +295,14 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
 # --- the section ------------------------------------------------------------------------------------------------------
 
 
-def advice_table_blocks(result: AuditResult, details: Details) -> Sequence[Block]:
+def advice_table_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
     rows = tuple((one.kind, one.said, one.row) for one in advice(result, details))
     caption = "Worked out from the numbers of this run; the limits of gates are examples, yours to choose"
     head = ("About", "What the run says", "Of")
     return (Table("advice-table", caption, head, (Group("", rows),)),) if rows else ()
 
 
-def advice_bullet_blocks(result: AuditResult, details: Details) -> Sequence[Block]:
+def advice_bullet_blocks(result: AuditResult, details: SecretDetails) -> Sequence[Block]:
     """As a list, for a pull request."""
     found = advice(result, details)
     return (Bullets(tuple(one.line for one in found)),) if found else ()

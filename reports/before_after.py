@@ -59,7 +59,7 @@ def terminal_summary_lines(found: BeforeAfter) -> Iterator[str]:
         yield f"{name + ':':11} {said}"
 
 
-def markdown(found: BeforeAfter) -> str:
+def mitigation_markdown(found: BeforeAfter) -> str:
     return marked.render_markdown_document(_build_mitigation_document(found))
 
 
@@ -70,8 +70,8 @@ def render_mitigation_page(found: BeforeAfter) -> str:
 
 def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
-    name = f"{phrases.label(line.metric)} ({to_printable_line(line.row.attack)}, {line.row.setting})"
-    delta = phrases.points(after.delta) if after.delta else to_printable_line(after.why)
+    name = f"{phrases.metric_label(line.metric)} ({to_printable_line(line.row.attack)}, {line.row.setting})"
+    delta = phrases.difference_with_interval(after.delta) if after.delta else to_printable_line(after.why)
     return name, phrases.value_with_interval(before.measured), phrases.value_with_interval(after.measured), delta
 
 
@@ -79,7 +79,7 @@ def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, 
     before, after = (result.target(UNDEFENDED).perplexity for result in (found.before, found.after))
     if before is None or after is None:
         return ()
-    delta = phrases.points(found.perplexity) if found.perplexity else "not paired"
+    delta = phrases.difference_with_interval(found.perplexity) if found.perplexity else "not paired"
     return [("Held-out perplexity", phrases.value_with_interval(before), phrases.value_with_interval(after), delta)]
 
 
@@ -89,12 +89,12 @@ def _severity_and_promise_facts(found: BeforeAfter) -> Facts:
     )
     return (
         ("severity", f"{before} before, {after} after"),
-        ("predicted", _prediction_sentence(found)),
-        ("promised", _promise_sentence(found.after)),
+        ("predicted", _predicted_recall_sentence(found)),
+        ("promised", _promised_epsilon_sentence(found.after)),
     )
 
 
-def _prediction_sentence(found: BeforeAfter) -> str:
+def _predicted_recall_sentence(found: BeforeAfter) -> str:
     """The predicted recall, and whether the measured one is less, more or as predicted."""
     if found.predicted is None:
         return _NOT_PREDICTED
@@ -108,7 +108,7 @@ def _prediction_sentence(found: BeforeAfter) -> str:
     return f"{said}; measured {phrases.value_with_interval(recall)}, {lies} predicted"
 
 
-def _promise_sentence(result: AuditResult) -> str:
+def _promised_epsilon_sentence(result: AuditResult) -> str:
     target = result.target(UNDEFENDED)
     claim = target.claim
     if claim is not None and (epsilon := claim.epsilon.get(claim.relation)) is not None:

@@ -46,7 +46,7 @@ def rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
 def _baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
     difference = phrases.value_with_interval(now.delta) if now.delta else to_printable_line(now.why or before.why)
-    name, metric = to_printable_line(line.row.title), phrases.label(to_printable_line(line.metric))
+    name, metric = to_printable_line(line.row.title), phrases.metric_label(to_printable_line(line.metric))
     numbers = (phrases.value_with_interval(before.measured), phrases.value_with_interval(now.measured))
     return (name, metric, *numbers, difference, _change_direction_label(now))
 

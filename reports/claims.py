@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from auditor.core.result import AuditResult
-from auditor.records.claims import CONSISTENT, CONTRADICTED, Bound, ClaimEvidence, assess_claim
+from auditor.records.claims import CONSISTENT, CONTRADICTED, BoundAgainstClaim, ClaimEvidence, assess_claim
 from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
 from auditor.statistics.audit_power import detection_power_sentence
@@ -34,23 +34,23 @@ def claim_verdict_sentence(stands: ClaimEvidence) -> str:
     ]
     if stands.verdict is None:
         return f"{'; '.join(parts)}; {_not_audited_sentence(stands)}."
-    return f"{'; '.join(parts)}: {judged(stands)}."
+    return f"{'; '.join(parts)}: {claim_verdict_phrase(stands)}."
 
 
 def claim_summary_phrase(stands: ClaimEvidence) -> str:
     """`PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`"""
     claim = stands.target.claim
-    covers = (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens(claim)) if claim else ()
+    covers = (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens_phrase(claim)) if claim else ()
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
     opening = f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}"
-    return f"{'; '.join(filter(None, (opening, *covers, judged(stands))))}{why}"
+    return f"{'; '.join(filter(None, (opening, *covers, claim_verdict_phrase(stands))))}{why}"
 
 
-def judged(stands: ClaimEvidence) -> str:
+def claim_verdict_phrase(stands: ClaimEvidence) -> str:
     """The verdict. "Consistent" comes with the smallest violation that such an audit mostly catches."""
     if stands.verdict is None:
         return "not audited"
-    strongest = stands.strongest if stands.verdict == CONSISTENT else None
+    strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
     power = "" if strongest is None else f" ({detection_power_sentence(strongest.audit, strongest.promised)})"
     if stands.claimed is not None:
         return f"{stands.verdict}{power}"
@@ -69,7 +69,7 @@ def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
     return f"{epsilon} ({terms}){beside}"
 
 
-def _audited_bound_sentence(stands: ClaimEvidence, bound: Bound) -> str:
+def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> str:
     """An audit with its level, and the ε promised of its game where that is not the claimed one."""
     audit, number = bound.audit, phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
@@ -111,7 +111,7 @@ def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     number, nothing = phrases.format_number, phrases.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)
-    end = judged(stands) if stands.verdict or not stands.bounds else "nothing to hold it to"
+    end = claim_verdict_phrase(stands) if stands.verdict or not stands.bounds else "nothing to hold it to"
     lines = [(bound.row.attack, bound.audit, end) for bound in stands.bounds]
     lines += [(other.row.attack, other.audit, other.why) for other in stands.unheld]
     told = tuple(

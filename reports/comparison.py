@@ -27,10 +27,13 @@ NOTE = (
 def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """A block of lines for each row: any number of runs fits a narrow terminal."""
     names = list(map(to_printable_line, comparison.runs))
-    said = [[(name, *_measured_difference_best(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
+    said = [
+        [(name, *_measured_and_difference_to_first_run(line, i)) for i, name in enumerate(names)]
+        for line in comparison.lines
+    ]
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
-        yield Text(f"{to_printable_line(line.row.title)}: {phrases.label(line.metric)}", style="bold cyan")
+        yield Text(f"{to_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}", style="bold cyan")
         table = RichTable.grid(padding=(0, 2))
         for width in (2, *widths):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
@@ -40,7 +43,7 @@ def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | T
     yield Text(f"\n{NOTE}", style="dim")
 
 
-def markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: Comparison) -> str:
     return marked.render_markdown_document(_build_comparison_document(comparison))
 
 
@@ -53,10 +56,10 @@ def comparison_csv(comparison: Comparison) -> str:
     """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
     head: tuple[str, ...] = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
     head += ("difference", "difference_low", "difference_high", "best", "note")
-    return csv_text(head, _machine_readable_rows(comparison))
+    return csv_text(head, _comparison_csv_rows(comparison))
 
 
-def _machine_readable_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
+def _comparison_csv_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
     for line in comparison.lines:
         for i, (name, cell) in enumerate(zip(comparison.runs, line.cells, strict=True)):
             m, d = cell.measured, cell.delta
@@ -70,9 +73,9 @@ def side_by_side_table(comparison: Comparison) -> Table:
     body = tuple(
         (
             to_printable_line(line.row.title),
-            phrases.label(to_printable_line(line.metric)),
+            phrases.metric_label(to_printable_line(line.metric)),
             *(
-                "; ".join(filter(None, _measured_difference_best(line, i, "difference ")))
+                "; ".join(filter(None, _measured_and_difference_to_first_run(line, i, "difference ")))
                 for i in range(len(line.cells))
             ),
         )
@@ -98,7 +101,7 @@ def _build_comparison_document(comparison: Comparison) -> Document:
     )
 
 
-def _measured_difference_best(line: ComparisonRow, i: int, what: str = "") -> tuple[str, str, str]:
+def _measured_and_difference_to_first_run(line: ComparisonRow, i: int, what: str = "") -> tuple[str, str, str]:
     """What was measured, the difference to the first run, named `what`, or why there is none, whether it is best."""
     cell = line.cells[i]
     delta = f"{what}{phrases.value_with_interval(cell.delta)}" if cell.delta else to_printable_line(cell.why)

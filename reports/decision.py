@@ -25,26 +25,28 @@ def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
         yield to_printable_line(f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would")
     for ruling in decision.rulings:
-        yield f"{ruling.verdict:12}  {to_printable_line(f'{ruling.row}: {ruling.reason}')}"
+        yield f"{ruling.verdict:12}  {to_printable_line(f'{ruling.cell_title}: {ruling.reason}')}"
     yield to_printable_line(decision.headline)
 
 
-def markdown(decision: Decision) -> str:
+def decision_markdown(decision: Decision) -> str:
     """Fit for a pull request or a job summary: the verdict and a row a ruling, the worst first, GitHub-flavoured.
 
     As many rows as fit a comment beside a report; the verdict counts them all.
     """
-    title = _cut(decision.run) + (f" against {_cut(decision.baseline)}" if decision.baseline else "")
+    title = _printable_and_shortened(decision.run) + (
+        f" against {_printable_and_shortened(decision.baseline)}" if decision.baseline else ""
+    )
     parts = [f"## Leakage {escape_for_markdown(decision.headline)}", escape_for_markdown(title)]
-    parts += [escape_for_markdown(_cut(decision.about))]
+    parts += [escape_for_markdown(_printable_and_shortened(decision.about))]
     if found := ruling_table_rows(decision):
         parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))]
-    said = [f"{r.row}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
-    parts += [f"- {escape_for_markdown(_cut(text))}" for text in said]
+    said = [f"{r.cell_title}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
+    parts += [f"- {escape_for_markdown(_printable_and_shortened(text))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _cut(text: str) -> str:
+def _printable_and_shortened(text: str) -> str:
     return shorten(to_printable_line(text), _LONGEST)
 
 
@@ -60,7 +62,7 @@ def _rulings_worst_first(decision: Decision) -> list[Ruling]:
 def _ruling_cells(ruling: Ruling) -> tuple[str, ...]:
     measured = (f"{ruling.value:.4g}", f"{ruling.low:.4f} to {ruling.high:.4f}", f"{ruling.n:,}")
     missed = NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
-    about = (to_printable_line(ruling.row), to_printable_line(ruling.rule))
+    about = (to_printable_line(ruling.cell_title), to_printable_line(ruling.rule))
     return (*about, *(measured if ruling.n else (NOTHING,) * 3), missed, ruling.verdict)
 
 
@@ -89,9 +91,9 @@ def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
 
 def _ruling_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
     # XML 1.0 has no control characters, and ElementTree would write them all the same.
-    row, rule, reason = map(to_printable_line, (ruling.row, ruling.rule, ruling.reason))
+    row, rule, reason = map(to_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
-    if element := {"failed": "failure", "inconclusive": "error"}.get(decision.outcome(ruling)):
+    if element := {"failed": "failure", "inconclusive": "error"}.get(decision.verdict_with_inconclusive_read(ruling)):
         ET.SubElement(case, element, {"type": ruling.verdict, "message": reason})
     elif ruling.verdict == "inconclusive":
         ET.SubElement(case, "skipped", {"message": f"inconclusive, let pass: {reason}"})

@@ -25,10 +25,10 @@ from auditor.gate.decision_log import KeptDecision, load_decisions
 from auditor.records.claims import assess_claim
 from auditor.records.leak_readings import PERSONAL
 from auditor.records.result_file import RESULT
-from auditor.records.signals import NOT_TESTED, Assessment, assess_signals
+from auditor.records.signals import NOT_TESTED, LeakAssessment, assess_signals
 from auditor.reports import claims, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
-from auditor.reports.topics import titled_row
+from auditor.reports.topics import row_title_with_attack
 from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.metrics import SHARES, auc_name, find_metric, nonmember_metric_name, tpr_name
 
@@ -67,7 +67,7 @@ class EdpbQuestion:
     otherwise: str = "no attack or probe of audit measures it"
     measured_by: tuple[str, ...] = ()
 
-    def left(self, e: EdpbEvidence) -> str:
+    def what_would_answer(self, e: EdpbEvidence) -> str:
         """What would answer it, in words."""
         found = [names[0] for what in self.measured_by if (names := e.result.methods_measuring(what))]
         return f"`audit run {' '.join(f'--attack {name}' for name in found)}` would" if found else self.otherwise
@@ -88,11 +88,11 @@ def _valid_target_measurements(
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _is_number(m)]
 
 
-def _highest(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
+def _highest_valued_measurement(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
     return max(seen, key=lambda one: one[0].value)
 
 
-def _highest_value_answers(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
+def _answer_by_highest_values(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
     """Answers by each target's row with the highest value of each metric, beside what non-members give."""
     return lambda e: [
         said
@@ -105,40 +105,45 @@ def _highest_value_answers(*metrics: str) -> Callable[[EdpbEvidence], list[str]]
 def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
     if not (seen := _valid_target_measurements(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
-    m, _, row = _highest(seen)
+    m, _, row = _highest_valued_measurement(seen)
     floor = row.measurement(nonmember_metric_name(metric))
-    beside = f"; of records never trained on {_with_count(floor)}" if floor and _is_number(floor) else ""
+    beside = (
+        f"; of records never trained on {_value_with_interval_and_count(floor)}" if floor and _is_number(floor) else ""
+    )
     among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
-    return f"{titled_row(e.result, row)}: {phrases.label(metric)} {_with_count(m)}{beside}{among}."
+    number = f"{phrases.metric_label(metric)} {_value_with_interval_and_count(m)}"
+    return f"{row_title_with_attack(e.result, row)}: {number}{beside}{among}."
 
 
 def _is_number(m: Measurement) -> bool:
     return m.n > 0 and not math.isnan(m.value)
 
 
-def _with_count(m: Measurement) -> str:
+def _value_with_interval_and_count(m: Measurement) -> str:
     """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
     if find_metric(m.name).exact:
         return f"{phrases.format_share_without_interval(m)} {phrases.format_interval(m)}"
     return f"{phrases.value_with_interval(m)} of {m.n:,}"
 
 
-def _most_extracted_copies_sentences(e: EdpbEvidence) -> list[str]:
+def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
     """The repeat count at which most is extracted, of each target's row with the highest such number."""
     found = []
     for target in _targets_without_companions(e):
         seen = _valid_target_measurements(e, target, lambda f: f.by_repeats)
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
-            m, count, row = _highest(groups)
-            found.append(f"{titled_row(e.result, row)}: at repeat count {count}, {_with_count(m)}.")
+            m, count, row = _highest_valued_measurement(groups)
+            found.append(
+                f"{row_title_with_attack(e.result, row)}: at repeat count {count}, {_value_with_interval_and_count(m)}."
+            )
     return found
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
     told = phrases.sort_by_repeats(e.result.benchmark.greedy_recall)
     known = [(count, m) for count, m in told if (count.isdecimal() or count == "all") and _is_number(m)]
-    parts = [f"{count}: {_with_count(m)}" for count, m in known]
+    parts = [f"{count}: {_value_with_interval_and_count(m)}" for count, m in known]
     return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
 
 
@@ -156,19 +161,19 @@ def _leak_signals_section(e: EdpbEvidence) -> Section:
     return Section("signals", title, (*([Paragraph(against)] if kinds else []), table))
 
 
-def _signal_counts(e: EdpbEvidence) -> str:
+def _signal_counts_paragraph(e: EdpbEvidence) -> str:
     """A sentence a target: which kinds of leakage are shown or, of none, how many were tested and how many not."""
     seen = assess_signals(e.result)
     return " ".join(_signal_count_sentence(e.result, seen, target) for target in seen.targets)
 
 
-def _signal_count_sentence(result: AuditResult, seen: Assessment, target: str) -> str:
+def _signal_count_sentence(result: AuditResult, seen: LeakAssessment, target: str) -> str:
     title = phrases.target_title(result, target)
-    shown = [group[0].kind.title.lower() for group in signals.group_by_kind(seen.shown(target))]
+    shown = [group[0].kind.title.lower() for group in signals.group_signals_by_kind(seen.shown(target))]
     if shown:
         return f"{title}: leakage is shown by {', '.join(shown)}."
     none = [s for s in seen.of(target) if s.status == NOT_TESTED]
-    tested, untested = (len(signals.group_by_kind(found)) for found in (seen.tested(target), none))
+    tested, untested = (len(signals.group_signals_by_kind(found)) for found in (seen.tested(target), none))
     what = signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
@@ -183,9 +188,10 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
         audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
         found.append(
-            f"{target.title}: claimed ε {phrases.promised(claim)}, {phrases.relation_label(claim.relation)}, "
-            f"δ {phrases.format_number(claim.delta)}, {phrases.covered_tokens(claim)}{audited}: "
-            f"{claims.judged(stands)}."
+            f"{target.title}: claimed ε {phrases.promised_epsilon_with_unit(claim)}, "
+            f"{phrases.relation_label(claim.relation)}, "
+            f"δ {phrases.format_number(claim.delta)}, {phrases.covered_tokens_phrase(claim)}{audited}: "
+            f"{claims.claim_verdict_phrase(stands)}."
         )
     return found
 
@@ -228,7 +234,10 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
             change, _, row = seen[recalls.index(max(recalls))]
             lost = target.perplexity
             cost = f"; held-out perplexity {phrases.value_with_interval(lost)}" if lost else ""
-            found.append(f"{titled_row(e.result, row)}: {phrases.points(change)} against no defense{cost}.")
+            found.append(
+                f"{row_title_with_attack(e.result, row)}: {phrases.difference_with_interval(change)} "
+                f"against no defense{cost}."
+            )
     return found
 
 
@@ -238,9 +247,9 @@ def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
     for target in _targets_without_companions(e):
         seen = [one for one in _valid_target_measurements(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
         for kind in dict.fromkeys(kind for _, kind, _ in seen):
-            m, _, row = _highest(one for one in seen if one[1] == kind)
-            said = f"{personal.kind_in_sentence(kind)} {personal.extracted_share(m)}"
-            found.append(f"{titled_row(e.result, row)}: {said}.")
+            m, _, row = _highest_valued_measurement(one for one in seen if one[1] == kind)
+            said = f"{personal.personal_kind_in_sentence(kind)} {personal.extracted_share_text(m)}"
+            found.append(f"{row_title_with_attack(e.result, row)}: {said}.")
     return found
 
 
@@ -253,7 +262,7 @@ def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
         rulings = one.decision.rulings
         counts = ((sum(r.verdict == what for r in rulings), what) for what in ("failed", "inconclusive", "held"))
         said = ", ".join(f"{n} {what}" for n, what in counts if n) or "nothing was judged"
-        if missed := [f"{r.row}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None]:
+        if missed := [f"{r.cell_title}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None]:
             more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
             said += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
         found.append(f"Gate {one.decision.verdict}, decided {one.decided}: {said}.")
@@ -270,7 +279,10 @@ def _answer_by_main_numbers(what: str) -> Callable[[EdpbEvidence], list[str]]:
     def answer(e: EdpbEvidence) -> list[str]:
         rows = [(f, f.main) for f in e.result.findings if f.attack in e.result.methods_measuring(what)]
         known = [(f, m) for f, m in rows if m and _is_number(m)]
-        return [f"{titled_row(e.result, f)}: {phrases.label(m.name)} {_with_count(m)}." for f, m in known]
+        return [
+            f"{row_title_with_attack(e.result, f)}: {phrases.metric_label(m.name)} {_value_with_interval_and_count(m)}."
+            for f, m in known
+        ]
 
     return answer
 
@@ -287,21 +299,21 @@ QUESTIONS = (
     _opinion(
         "¶43 (i)",
         "How likely is personal data of the training records to be extracted directly, probabilities included?",
-        _highest_value_answers("extraction_probability", "near_verbatim_probability", "exposure"),
+        _answer_by_highest_values("extraction_probability", "near_verbatim_probability", "exposure"),
         f"{_MEAN} Of these suffixes, at this decoding.",
         measured_by=("probability",),
     ),
     _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
-        _highest_value_answers("recall", "near_verbatim_recall"),
+        _answer_by_highest_values("recall", "near_verbatim_recall"),
         f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
         measured_by=("verbatim",),
     ),
     _opinion(
         "¶43",
         "Does that hold for every person, not on average?",
-        _most_extracted_copies_sentences,
+        _worst_repeat_count_sentences,
         "The worst repeat count, not the worst person: no sample shows what holds for everyone.",
         "repeat counts in the data (a repeats column) would",
     ),
@@ -315,7 +327,7 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "Membership inference",
-        _highest_value_answers(auc_name(""), tpr_name("", FALSE_POSITIVES[0])),
+        _answer_by_highest_values(auc_name(""), tpr_name("", FALSE_POSITIVES[0])),
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
         measured_by=("membership",),
     ),
@@ -329,7 +341,7 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "Exfiltration by an attacker with many tries",
-        _highest_value_answers("any_of_k", "rank_bound"),
+        _answer_by_highest_values("any_of_k", "rank_bound"),
         f"{_LOWER} Of the model's outputs; theft of the weights is another matter.",
         measured_by=("verbatim",),
     ),
@@ -360,7 +372,7 @@ QUESTIONS = (
     _opinion(
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
-        _highest_value_answers(
+        _answer_by_highest_values(
             "excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"
         ),
         "Beyond the baseline of records that were never trained on, if those are alike.",
@@ -396,7 +408,7 @@ QUESTIONS = (
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def document_from_run_folder(folder: Path) -> Document:
+def edpb_document_from_run_folder(folder: Path) -> Document:
     """The answers of a finished run. Raises AuditError where there is none, or where it contradicts itself."""
     run = read_run(folder)
     for row, why in find_result_contradictions(run.result, run.outcomes):
@@ -416,7 +428,7 @@ def edpb_document(e: EdpbEvidence) -> Document:
         title="Measured answers for the file",
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
         headline=f"{answered} of {len(QUESTIONS)} questions have a measured answer. This is not legal advice.",
-        verdict=f"{_signal_counts(e)} Brackets hold two-sided 95% intervals; "
+        verdict=f"{_signal_counts_paragraph(e)} Brackets hold two-sided 95% intervals; "
         "n and counts are of secrets. Aggregates and hashes only.",
         sections=tuple(sections),
         kind="Privacy audit of a language model",
@@ -427,5 +439,5 @@ def edpb_document(e: EdpbEvidence) -> Document:
 def _question_table_rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
-        said = " ".join(answer) or f"{_NOT}: {question.left(e)}."
+        said = " ".join(answer) or f"{_NOT}: {question.what_would_answer(e)}."
         yield question.where, question.asked, said, question.limit if answer else phrases.NOTHING

@@ -12,10 +12,10 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
 from auditor.records import secret_details as detailed
 from auditor.records.disagreements import EXACT
-from auditor.records.secret_details import Details, Reliability
+from auditor.records.secret_details import Reliability, SecretDetails
 from auditor.reports import figures, phrases
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import CHECK, Topic, figures_block, group_rows_by_target, titled_row
+from auditor.reports.topics import CHECK, Topic, figures_block, group_rows_by_target, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row, verdict_by_question
 from auditor.statistics.extraction import any_sample_probability
 from auditor.statistics.roc import AUC
@@ -50,27 +50,27 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
 def _effect_causes_tables(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
     chains = [
-        (f"{titled_row(result, f)}{phrases.note_above_nonmembers(f.chain.whole)}", f.target, f.chain)
+        (f"{row_title_with_attack(result, f)}{phrases.note_above_nonmembers(f.chain.whole)}", f.target, f.chain)
         for f in phrases.findings_undefended_first(result)
         if f.chain
     ]
     chains += [(f"{t.title} · {phrases.MORE_LIKELY}", t.name, t.likelihood) for t in result.targets if t.likelihood]
-    groups = tuple(Group(title, tuple(_chain_rows(result, target, chain))) for title, target, chain in chains)
+    groups = tuple(Group(title, tuple(_control_chain_rows(result, target, chain))) for title, target, chain in chains)
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
     return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))] if groups else []
 
 
-def _chain_rows(result: AuditResult, target: str, chain: Chain) -> Iterator[tuple[str, ...]]:
-    for step in phrases.steps_between_targets(phrases.steps_to_target(chain, target)):
-        yield _step_row(result, step)
+def _control_chain_rows(result: AuditResult, target: str, chain: Chain) -> Iterator[tuple[str, ...]]:
+    for step in phrases.steps_that_change_target(phrases.chain_steps_to_target(chain, target)):
+        yield _control_step_row(result, step)
     whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
     yield (*whole, *_difference_cells(chain.whole), "")
-    for step in phrases.steps_to_target(chain, target, beyond=True):
-        yield _step_row(result, step)
+    for step in phrases.chain_steps_to_target(chain, target, beyond=True):
+        yield _control_step_row(result, step)
 
 
-def _step_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
+def _control_step_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
     row = (
         phrases.join_step_causes(step),
         *_titles_before_and_after(result, step.before, step.after),
@@ -108,7 +108,7 @@ def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
     return figures_block(figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH)
 
 
-def _calibration_blocks(result: AuditResult, details: Details) -> list[Block]:
+def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     shown = [
         (f, name, r)
         for f in phrases.findings_undefended_first(result)
@@ -149,12 +149,14 @@ def _reliability_bin_rows(title: str, r: Reliability) -> Group:
     return Group(f"{title}: calibration error {error}%, Brier score {brier}, n = {r.n:,}", rows)
 
 
-def _score_reliabilities(result: AuditResult, details: Details, finding: Finding) -> list[tuple[str, Reliability]]:
+def _score_reliabilities(
+    result: AuditResult, details: SecretDetails, finding: Finding
+) -> list[tuple[str, Reliability]]:
     """How well a score that is a probability foretells hits; of a sampling attack also the exact probability."""
     seen = details.rows.get(finding.key)
     if seen is None or seen.outcome is None:
         return []
-    title, o, found = phrases.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
+    title, o, found = phrases.target_title(result, finding.target), seen.outcome.select_secrets(seen.outcome.member), []
     if seen.score_is_probability and len(o.ids):
         found.append((f"{title} · {finding.attack}", detailed.score_calibration(o.score.clip(max=1.0), o.hit)))
     p = _exact_chance_in_samples(result, details, finding)
@@ -166,7 +168,7 @@ def _score_reliabilities(result: AuditResult, details: Details, finding: Finding
     return found
 
 
-def _exact_chance_in_samples(result: AuditResult, details: Details, finding: Finding) -> Mapping[str, float]:
+def _exact_chance_in_samples(result: AuditResult, details: SecretDetails, finding: Finding) -> Mapping[str, float]:
     """The exact chance of each secret to be among the attack's samples, where only its prefix stands before them.
 
     Empty for all but the first of the attacks that share their samples.
@@ -195,7 +197,7 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
         return []  # nothing to trade
     series = tuple(
         Series(
-            f"{t.title} · {f'ε {phrases.promised(t.claim)}' if t.claim else 'no claim'}",
+            f"{t.title} · {f'ε {phrases.promised_epsilon_with_unit(t.claim)}' if t.claim else 'no claim'}",
             (PlotPoint(cost.value, recall.value, recall.low, recall.high),),
             f.setting,
         )
@@ -204,7 +206,7 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     rows = tuple(
         (
             phrases.row_title(result, f),
-            phrases.promised(t.claim) if t.claim else "no claim",
+            phrases.promised_epsilon_with_unit(t.claim) if t.claim else "no claim",
             phrases.value_with_interval(cost),
             phrases.format_share_with_interval(recall),
         )

@@ -167,13 +167,13 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     grids = [
         grid
         for result in map(phrases.clean_result, results)
-        for grid in (_recall_grid(result), _epsilon_claims_grid(result))
+        for grid in (_recall_row_table(result), _epsilon_claims_row_table(result))
         if grid.rows
     ]
     return "\n\\par\\bigskip\n".join(map(tables.to_latex, grids))
 
 
-def _recall_grid(result: AuditResult) -> tables.RowTable:
+def _recall_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Recall", "Non-members", "Excess", "PPL", "Claim applies")
     nothing = phrases.NOTHING
     applies = {None: nothing, True: "yes", False: "no"}
@@ -190,7 +190,7 @@ def _recall_grid(result: AuditResult) -> tables.RowTable:
     return tables.RowTable(f"{result.name}: recall with 95% intervals", head, rows)
 
 
-def _epsilon_claims_grid(result: AuditResult) -> tables.RowTable:
+def _epsilon_claims_row_table(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Relation", "Unit", "ε", "δ", "Tokens", "Spent ε", "Status")
     rows = tuple(
         (

@@ -8,14 +8,14 @@ import numpy as np
 
 from auditor.core.result import AuditResult
 from auditor.records import secret_details as detailed
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
-from auditor.reports.topics import CHECK, Topic, titled_row
+from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics.exposure import null_exposure_tail_bound
 
 
-def _exposure_tail_blocks(result: AuditResult, details: Details) -> list[Block]:
+def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     members = {secret.id for secret in details.secrets if secret.member}  # any other shows the null, not the model
     shown = []
     for f in phrases.findings_undefended_first(result):
@@ -32,7 +32,7 @@ def _exposure_tail_blocks(result: AuditResult, details: Details) -> list[Block]:
     )
     groups = tuple(
         Group(
-            titled_row(result, f),
+            row_title_with_attack(result, f),
             tuple(
                 (
                     phrases.format_number(x),

@@ -8,7 +8,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Figure, Group
-from auditor.reports.topics import titled_row
+from auditor.reports.topics import row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.metrics import SHARES
 
@@ -43,7 +43,7 @@ def _recall_by_repeats_figure(result: AuditResult, setting: str, findings: Seque
         return []
     first = next(iter(shown[0].by_repeats.values()))
     attacked = first.unit == "share"
-    what = "Recall" if attacked else phrases.label(first.name)
+    what = "Recall" if attacked else phrases.metric_label(first.name)
     title = f"{what} by repetitions, {setting}"
     counted = "by how many copies of each --data holds, which may not be what was trained on, with 95% intervals"
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
@@ -63,7 +63,7 @@ def _recall_by_errors_figure(result: AuditResult, setting: str, shown: tuple[Fin
     title = f"Recall by wrong guesses allowed, {setting}"
     description = "Share of secrets completed when guesses are taken surest first, until so many of them were wrong."
     head = ("Wrong guesses allowed", "Recall")
-    groups = tuple(Group(titled_row(result, f), tuple(_curve_rows(f.curve))) for f in shown)
+    groups = tuple(Group(row_title_with_attack(result, f), tuple(_recall_by_errors_rows(f.curve))) for f in shown)
     return Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)
 
 
@@ -96,7 +96,7 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
     return Figure(f"exposure-{setting}", plot, title, description, head, groups, shown, text=_FIRST, labels=labels)
 
 
-def _curve_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
+def _recall_by_errors_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
     """Few points: the first at 0, 1, 2, 5, 10, … wrong guesses or more, and the last. result.json has all."""
     wanted = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count that no point reaches gives -1, which the modulo makes the last point.

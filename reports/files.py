@@ -41,8 +41,8 @@ def _write_rendered(folder: Path, result: AuditResult, since: Comparison | None,
     from auditor.records import private_texts, secret_details
     from auditor.reports import frontier, html, markdown, phrases  # jinja2 and matplotlib: only for who renders
 
-    known = secret_details.read_details(folder)
-    shown = private_texts.read_texts(folder) if reveal else None
+    known = secret_details.read_secret_details(folder)
+    shown = private_texts.read_secret_texts(folder) if reveal else None
     rendered = {
         HTML: html.render_html_report(result, known, since, shown),
         MARKDOWN: markdown.render_markdown_report(result, since, shown, known),
@@ -53,7 +53,7 @@ def _write_rendered(folder: Path, result: AuditResult, since: Comparison | None,
         frontier.write_frontier_files(folder, phrases.clean_result(result).frontiers)
 
 
-def append_to_shared_file(path: Path, text: str) -> None:
+def append_to_job_summary(path: Path, text: str) -> None:
     """Adds to a file that others write too, as a job summary is."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:

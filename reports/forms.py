@@ -11,8 +11,8 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import outcomes
-from auditor.records.leak_kinds import widened_interval
-from auditor.records.secret_details import Details
+from auditor.records.leak_kinds import bonferroni_widened_measurement
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic, forest_span
@@ -29,7 +29,7 @@ _NOTE = (
 )
 
 
-def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
+def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     names = [deployed_form_name(form) for form in result.plan.get("forms", ())]
     groups, spans = list[Group](), list[ForestSpan | None]()
     for finding in phrases.findings_undefended_first(result):
@@ -38,10 +38,10 @@ def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
         rows = []
         for name in names:
             change = _change_from_full_model(details, finding, name)
-            delta = phrases.points(change) if change else phrases.NOTHING
+            delta = phrases.difference_with_interval(change) if change else phrases.NOTHING
             rows.append((*_form_and_full_cells(result, finding, finding.main, name), delta))
             spans.append(forest_span(change) if change and change.unit in (*SHARES, AUC) else None)
-        title = f"{phrases.label(finding.main.name)} · {finding.attack} ({finding.setting})"
+        title = f"{phrases.metric_label(finding.main.name)} · {finding.attack} ({finding.setting})"
         groups.append(Group(title, tuple(rows)))
     if not names or not groups:
         return []
@@ -66,7 +66,7 @@ def _form_and_full_cells(result: AuditResult, full: Finding, main: Measurement, 
     return phrases.target_title(result, name), phrases.value_with_interval(main), number
 
 
-def _change_from_full_model(details: Details, full: Finding, name: str) -> Measurement | None:
+def _change_from_full_model(details: SecretDetails, full: Finding, name: str) -> Measurement | None:
     assert full.main is not None
     own, base = details.rows.get(full.key._replace(target=name)), details.rows.get(full.key)
     # Changes are paired by secret: rows about different secrets have none.
@@ -78,7 +78,7 @@ def _change_from_full_model(details: Details, full: Finding, name: str) -> Measu
     return bounds.measurement_from_evidence(f"{full.main.name}_difference", seen, full.main.unit)
 
 
-def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measurement | None:
+def _perplexity_ratio(result: AuditResult, details: SecretDetails, name: str) -> Measurement | None:
     full, own = details.heldout.get(UNDEFENDED), details.heldout.get(name)
     if full is None or own is None or not np.isfinite(own["perplexity"]).all():
         return None
@@ -87,7 +87,7 @@ def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measu
     return perplexity_ratios(nll[None], tokens, base)[0]
 
 
-def _leak_change_sentences(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
+def _leak_change_sentences(result: AuditResult, details: SecretDetails, names: Sequence[str]) -> Iterator[str]:
     """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
     rows = [f for f in phrases.findings_undefended_first(result) if f.target == UNDEFENDED and f.main is not None]
     changes = [
@@ -97,9 +97,10 @@ def _leak_change_sentences(result: AuditResult, details: Details, names: Sequenc
         if (change := _change_from_full_model(details, f, name)) is not None
     ]
     # Bonferroni over all changes, so that "leaks more" is wrong of any form in 5% of runs at most.
-    wide = [widened_interval(change, len(changes)) for *_, change in changes]
+    wide = [bonferroni_widened_measurement(change, len(changes)) for *_, change in changes]
     told_of = [
-        f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.points(c)})" for n, f, c in changes
+        f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.difference_with_interval(c)})"
+        for n, f, c in changes
     ]
     for how, shown in (("more", [m.low > 0 for m in wide]), ("less", [m.high < 0 for m in wide])):
         told = list(compress(told_of, shown))

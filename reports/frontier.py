@@ -62,8 +62,8 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
 
 def _leak_metric_label(f: Frontier) -> str:
     of = find_metric(f.metric)
-    how = f" by {f.attack}" if of.of_members else ", its score read either way" if of.rate else ""
-    return f"{phrases.label(f.metric)}{how}"
+    how = f" by {f.attack}" if of.is_of_member_guesses else ", its score read either way" if of.rate else ""
+    return f"{phrases.metric_label(f.metric)}{how}"
 
 
 def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
@@ -76,7 +76,7 @@ def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _describe_tests(f: Frontier) -> str:
+def _frontier_comparison_basis(f: Frontier) -> str:
     """How many secrets, seeds and models stand behind `frontier_sentence`, and how it was tested."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     models = counted(sum(p.within == "shown" for p in f.points), "model")
@@ -103,7 +103,9 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
     if not found:
         return []
     left_out = tuple(
-        f"{phrases.label(f.metric)}: no point of {label}: {why}" for f in found for label, why in f.missing.items()
+        f"{phrases.metric_label(f.metric)}: no point of {label}: {why}"
+        for f in found
+        for label, why in f.missing.items()
     )
     reading = (
         "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are 95% intervals, a line "
@@ -122,7 +124,7 @@ def frontier_figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
 
 
 def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
-    grid = model_comparison_grid(f)
+    grid = frontier_row_table(f)
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
         "frontier_of_shares" if find_metric(f.metric).unit in SHARES else "frontier",
@@ -133,7 +135,7 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
         series=tuple(_defense_line_series(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
         of=f", of {f.points[0].leak.n:,} secrets",
-        axes=("Held-out perplexity, × undefended", phrases.label(f.metric)),
+        axes=("Held-out perplexity, × undefended", phrases.metric_label(f.metric)),
         until=1 + f.margin,
     )
 
@@ -201,10 +203,12 @@ TOPICS = (
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def model_comparison_grid(f: Frontier) -> tables.RowTable:
+def frontier_row_table(f: Frontier) -> tables.RowTable:
     """A row a model, for people and for LaTeX; its note says who leaks least."""
-    title, head = f"{_leak_metric_label(f)}, at what perplexity", (*HEAD[:3], phrases.label(f.metric), *HEAD[4:])
-    return tables.RowTable(title, head, _model_table_rows(f), f"{frontier_sentence(f)}\n{_describe_tests(f)}")
+    title, head = f"{_leak_metric_label(f)}, at what perplexity", (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:])
+    return tables.RowTable(
+        title, head, _model_table_rows(f), f"{frontier_sentence(f)}\n{_frontier_comparison_basis(f)}"
+    )
 
 
 _COLUMNS = (
@@ -213,12 +217,12 @@ _COLUMNS = (
 )
 
 
-def machine_readable_csv(found: Sequence[Frontier]) -> str:
+def frontier_csv(found: Sequence[Frontier]) -> str:
     """CSV: a row a measure of leakage and model; shares are fractions, epsilons nats."""
-    return escaping.csv_text(_COLUMNS, _machine_readable_rows(found))
+    return escaping.csv_text(_COLUMNS, _frontier_csv_rows(found))
 
 
-def _machine_readable_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
+def _frontier_csv_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
     for f in found:
         for p in f.points:
             about = (f.metric, f.attack, f.setting, " ".join(map(str, f.seeds)), p.label, p.line)
@@ -232,11 +236,11 @@ def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
     """frontier.svg, .png, .md, .csv, .tex and .json, each replaced whole; nothing where there is no frontier."""
     if not found:
         return []
-    grids = [model_comparison_grid(f) for f in found]
+    grids = [frontier_row_table(f) for f in found]
     alt = escaping.to_printable_line(" ".join(map(frontier_sentence, found)))
     texts = {
         ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
-        ".csv": machine_readable_csv(found),
+        ".csv": frontier_csv(found),
         ".tex": "\n\\par\\bigskip\n".join(map(tables.to_latex, grids)),
         ".json": json.dumps(to_json(list(found)), indent=1, allow_nan=False) + "\n",
     }

@@ -72,7 +72,7 @@ class _ShownRun:
     def date(self) -> str:
         return f"{self.entry.at:%Y-%m-%d %H:%M}"
 
-    def since(self, row: CellKey, metric: str) -> str:
+    def change_since_run_before(self, row: CellKey, metric: str) -> str:
         """How this metric of this row changed since the run before, or why there is no telling."""
         for line in self.change.lines if self.change else ():
             # Comparisons hold names as they were written, `result` has them cleaned.
@@ -87,11 +87,11 @@ class _ShownRun:
 
 def render_history_page(history: History, beside: Path) -> str:
     """One page that loads nothing. beside: the folder that it will lie in, which its links begin at."""
-    lines = [_shown_runs_of_line(history.by, line, beside) for line in history.lines]
+    lines = [_shown_comparable_runs(history.by, line, beside) for line in history.lines]
     return html.render_html_document(_build_timeline_document(lines, history))
 
 
-def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
+def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
     shown = []
     for entry, change, label in zip(line.entries, line.changes, _plot_axis_labels(by, line.entries), strict=True):
         report = entry.folder / files.HTML
@@ -198,9 +198,9 @@ class _MainNumber:
     main: Measurement
 
     @property
-    def cells(self) -> tuple[str, ...]:
+    def history_table_cells(self) -> tuple[str, ...]:
         floor = self.finding.measurement(nonmember_metric_name(self.main.name))
-        since = self.run.since(self.finding.key, self.main.name)
+        since = self.run.change_since_run_before(self.finding.key, self.main.name)
         number = (*phrases.value_interval_n_cells(self.main), phrases.value_with_interval(floor))
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
@@ -208,7 +208,7 @@ class _MainNumber:
 def _leakage_course_figure(
     by: By, runs: Sequence[_ShownRun], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_MainNumber]], id: str
 ) -> Figure:
-    label, unit = phrases.label(metric), next(iter(rows.values()))[0].main.unit
+    label, unit = phrases.metric_label(metric), next(iter(rows.values()))[0].main.unit
     title = f"{label}, {setting}"
     text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."
     series, groups = [], []
@@ -216,7 +216,7 @@ def _leakage_course_figure(
         named = phrases.target_title(seen[-1].run.result, row.target)
         points = tuple(PlotPoint(s.place, s.main.value, s.main.low, s.main.high) for s in seen)
         series.append(Series(named, points, row.attack))
-        groups.append(Group(f"{named} · {row.attack}", tuple(s.cells for s in seen)))
+        groups.append(Group(f"{named} · {row.attack}", tuple(s.history_table_cells for s in seen)))
     head = ("Run", label, "95% interval", "n", "Non-members", "Since the run before")
     shares = unit in SHARES
     axes = (_ALONG[by], label if shares or not unit else f"{label}, {unit}")
@@ -256,8 +256,8 @@ def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
     shown, tested = seen.shown(target), seen.tested(target)
     if not tested:
         return phrases.NOTHING
-    strongest = map(signals.strongest_signal, signals.group_by_kind(shown or tested[:1]))
-    told = "; ".join(map(signals.describe_number, strongest))
+    strongest = map(signals.strongest_signal, signals.group_signals_by_kind(shown or tested[:1]))
+    told = "; ".join(map(signals.describe_signal_number, strongest))
     if shown:
         return told
     return f"{told}, {signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else 'inconclusive'}"

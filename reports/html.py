@@ -16,7 +16,7 @@ from markupsafe import Markup
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import escaping, table_of_contents
 from auditor.reports.blocks import Document, Figure, Secrets
 from auditor.reports.plots import render_plot_svg
@@ -24,7 +24,7 @@ from auditor.reports.plots import render_plot_svg
 
 def render_html_report(
     result: AuditResult,
-    details: Details | None = None,
+    details: SecretDetails | None = None,
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> str:

@@ -9,12 +9,12 @@ import numpy as np
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records import secret_details as detailed
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import escaping, figures, personal, phrases, secrets
 from auditor.reports.blocks import Block, Figure, Forest, ForestSpan, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import MEND, Topic, figures_block, forest_span, titled_row
+from auditor.reports.topics import MEND, Topic, figures_block, forest_span, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row, strongest_by_access
 
 _DOCUMENTS = 20  # that the table of documents names, a row
@@ -22,13 +22,13 @@ _POSITIONS = 400  # of a suffix that the figure of token positions shows
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
 
-def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, PerSecret]]:
+def _strongest_rows(result: AuditResult, details: SecretDetails) -> list[tuple[Finding, RowValuesBySecret]]:
     """The row that did best against each target, where its outcomes are kept."""
     best = (strongest_attack_row(result, target.name) for target in result.targets)
     return [(finding, details.rows[finding.key]) for finding in best if finding and finding.key in details.rows]
 
 
-def _where_it_leaks_blocks(result: AuditResult, details: Details) -> list[Block]:
+def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     rows = _strongest_rows(result, details)
     beside = [*_recall_by_length_figures(result, details, rows), *_probability_by_place_figures(result, details)]
     return [
@@ -46,14 +46,14 @@ def _personal_data_blocks(result: AuditResult) -> list[Block]:
 
 
 def _recall_by_group_blocks(
-    result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
+    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
     tables, spans = list[Group](), list[ForestSpan | None]()
     for finding, seen in rows:
         if groups := detailed.recall_by_group(details, seen):
             told = ((escaping.to_printable_line(name), m) for name, m in groups.items())
             shares = tuple((name, phrases.format_share_with_interval(m)) for name, m in told)
-            tables.append(Group(titled_row(result, finding), shares))
+            tables.append(Group(row_title_with_attack(result, finding), shares))
             spans += map(forest_span, groups.values())
     column = result.plan.get("group_column")
     caption = f"Recall by {column}" if isinstance(column, str) else "Recall by kind of record"
@@ -62,14 +62,14 @@ def _recall_by_group_blocks(
 
 
 def _worst_document_blocks(
-    result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
+    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Block]:
     """Documents that several secrets are parts of: in each row those with the longest extracted block."""
     groups = []
     for finding, seen in rows:
         if found := detailed.extraction_by_document(details, seen):
             told = [(name, f"{block:,}", f"{out:,} of {of:,}") for name, (block, out, of) in found.items() if block]
-            groups.append(Group(titled_row(result, finding), tuple(told[:_DOCUMENTS])))
+            groups.append(Group(row_title_with_attack(result, finding), tuple(told[:_DOCUMENTS])))
     caption = f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
     head = ("Document, by its first part", "Longest block", "Parts extracted")
     table = Table("documents-table", caption, head, tuple(groups), frozenset({1, 2}))
@@ -77,7 +77,7 @@ def _worst_document_blocks(
 
 
 def _recall_by_length_figures(
-    result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
+    result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, RowValuesBySecret]]
 ) -> list[Figure]:
     series, groups = [], []
     for f, seen in rows:
@@ -85,7 +85,7 @@ def _recall_by_length_figures(
             points = tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items())
             series.append(Series(phrases.target_title(result, f.target), points))
             told = tuple((f"{L:,}", *phrases.value_interval_n_cells(m)[:2]) for L, m in lengths.items())
-            groups.append(Group(titled_row(result, f), told))
+            groups.append(Group(row_title_with_attack(result, f), told))
     title = "Recall of the first tokens of a suffix"
     text = (
         "Share of members, of those with a suffix so long, whose first guess is right up to that token, by the "
@@ -96,7 +96,7 @@ def _recall_by_length_figures(
     return [figure] if groups else []
 
 
-def _probability_by_place_figures(result: AuditResult, details: Details) -> list[Figure]:
+def _probability_by_place_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
     """Where in the suffix: how likely the true token is at each place, over the members."""
     series, groups = [], []
     for t in result.targets:
@@ -119,21 +119,21 @@ def _mean_probability_by_place(suffixes: Iterable[Sequence[float]]) -> list[floa
     return [float(np.mean([row[i] for row in rows if len(row) > i])) for i in range(longest)]
 
 
-def _per_secret_blocks(result: AuditResult, details: Details, texts: Mapping[str, SecretText]) -> list[Block]:
+def _per_secret_blocks(result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText]) -> list[Block]:
     block = secrets.secret_list_block(result, details, texts)
     return [*_extraction_count_blocks(result, details), *([block] if block else [])]
 
 
-def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Block]:
+def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     """What each row extracted of the members: what the list below adds up to."""
     rows = []
     for finding in phrases.findings_undefended_first(result):
         seen = details.rows.get(finding.key)
         if seen is None or seen.outcome is None:
             continue
-        o = seen.outcome.only(seen.outcome.member)
+        o = seen.outcome.select_secrets(seen.outcome.member)
         # Each member counts once, by the best that was extracted of it; the first guess is one of any_hit.
-        kinds = (o.hit, o.any_hit & ~o.hit, o.near & ~o.any_hit, ~(o.near | o.any_hit))
+        kinds = (o.hit, o.any_hit & ~o.hit, o.is_near_verbatim & ~o.any_hit, ~(o.is_near_verbatim | o.any_hit))
         counted = (f"{int(kind.sum()):,}" for kind in kinds)
         rows.append((phrases.row_title(result, finding), finding.attack, *counted, f"{len(o.ids):,}"))
     head = ("Target", "Attack", "Verbatim", "Another guess", "Nearly", "Not", "Members")

@@ -15,7 +15,7 @@ from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import changes, escaping, phrases
 from auditor.reports.blocks import (
     Block,
@@ -48,7 +48,7 @@ def render_markdown_report(
     result: AuditResult,
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
-    details: Details | None = None,
+    details: SecretDetails | None = None,
 ) -> str:
     """The report as GitHub-flavoured Markdown of at most MOST characters.
 
@@ -72,7 +72,7 @@ def render_markdown_report(
         parts += [f"### {escape(section.title)}", *_unfolded_section_parts(section)]
     parts += [escape(phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
     for lines in _claim_violation_lines(result), _epsilon_claim_lines(result):
-        parts += [_bullets(phrases.shorten(line, _MOST_CLAIM) for line in lines[:_MOST_CLAIMS])]
+        parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_CLAIM) for line in lines[:_MOST_CLAIMS])]
     if since is not None:
         before = phrases.shorten(escaping.to_printable_line(since.runs[0]), _MOST_CELL)
         parts += [
@@ -100,7 +100,9 @@ def _unfolded_section_parts(section: Section) -> list[str]:
                 parts.append(truncated_table_markdown(block.table if isinstance(block, Forest) else block))
             case Bullets():
                 left = len(block.items) - _MOST_POINTS
-                parts.append(_bullets(phrases.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]))
+                parts.append(
+                    _bullet_list_markdown(phrases.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS])
+                )
                 parts += [f"… and {counted(left, 'more point')}, in report.html."] if left > 0 else []
     return parts
 
@@ -111,7 +113,7 @@ def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
     for section in folded:
         # 1,000 stay free for folds and the last line; 2 are the blank line between two parts.
         room, kept = MOST - 1_000 - sum(len(part) + 2 for part in parts), []
-        for body in filter(None, map(_block, section.blocks)):
+        for body in filter(None, map(_block_markdown, section.blocks)):
             if len(body) <= room:
                 kept.append(body)
                 room -= len(body) + 2
@@ -162,16 +164,16 @@ def render_markdown_document(doc: Document) -> str:
     parts = [f"# {escape(doc.title)}", warning, _facts_bullet_list(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
     for section in doc.sections:
-        parts += [f"## {escape(section.title)}", *map(_block, section.blocks)]
+        parts += [f"## {escape(section.title)}", *map(_block_markdown, section.blocks)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _block(block: Block) -> str:
+def _block_markdown(block: Block) -> str:
     match block:
         case Paragraph():
             return escape(block.text)
         case Bullets():
-            return _bullets(block.items)
+            return _bullet_list_markdown(block.items)
         case FactList():
             return _body_under_heading(block.title, _facts_bullet_list(block.facts))
         case Code():
@@ -179,29 +181,31 @@ def _block(block: Block) -> str:
             fence = "`" * max(3, longest + 1)  # more than the text holds in a row
             return _body_under_heading(block.title, f"{fence}\n{block.text}\n{fence}")
         case Table():
-            return _table(block)
+            return _captioned_table_markdown(block)
         case Figures():
             return "\n\n".join(
                 _body_under_heading(f.title, f"{escape(f.description)}\n\n{table_rows_markdown(f.table)}")
                 for f in block.figures
             )
         case Forest():
-            return _table(block.table)
+            return _captioned_table_markdown(block.table)
         case Secrets():
-            return _bullets(block.notes)
+            return _bullet_list_markdown(block.notes)
         case Cards():
-            return "\n\n".join(_body_under_heading(card.title, _card(card)) for card in block.cards)
+            return "\n\n".join(_body_under_heading(card.title, _card_markdown(card)) for card in block.cards)
 
 
-def _card(card: Card) -> str:
-    return "\n\n".join(filter(None, (escape(card.text), _facts_bullet_list(card.facts), _bullets(card.notes))))
+def _card_markdown(card: Card) -> str:
+    return "\n\n".join(
+        filter(None, (escape(card.text), _facts_bullet_list(card.facts), _bullet_list_markdown(card.notes)))
+    )
 
 
 def _body_under_heading(title: str, body: str) -> str:
     return f"### {escape(title)}\n\n{body}" if title and body else body
 
 
-def _bullets(items: Iterable[str]) -> str:
+def _bullet_list_markdown(items: Iterable[str]) -> str:
     return "\n".join(f"- {escape(item)}" for item in items)
 
 
@@ -209,7 +213,7 @@ def _facts_bullet_list(facts: Facts) -> str:
     return "\n".join(f"- {escape(term)}: {escape(text)}" for term, text in facts)
 
 
-def _table(table: Table) -> str:
+def _captioned_table_markdown(table: Table) -> str:
     return f"{escape(table.caption)}:\n\n{table_rows_markdown(table)}"
 
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.figures import repeat_count_rows
-from auditor.reports.topics import CHECK, Topic, titled_row
+from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import CONTROLS, auc_name, partial_auc_name, score_column_name, tpr_name
@@ -45,7 +45,7 @@ def _membership_tables(result: AuditResult) -> list[Block]:
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
     found = (f"Found at {rate}% false positives" for rate in rates)
     head = ("Score", "AUC", *found, f"Mean up to {100 * BELOW:g}%", f"Counts behind the {rates[0]}%")
-    groups = tuple(Group(titled_row(result, f), tuple(_score_rows(f))) for f in shown)
+    groups = tuple(Group(row_title_with_attack(result, f), tuple(_membership_score_rows(f))) for f in shown)
     table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3, 4}))
     return [table, *_reversed_score_blocks(result, shown), *_auc_by_copies_blocks(result, shown), Paragraph(_NOTE)]
 
@@ -53,7 +53,9 @@ def _membership_tables(result: AuditResult) -> list[Block]:
 def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
     """Rows whose members score lower than non-members, as where a defense forbids what it was trained on."""
     found = [
-        (titled_row(result, f), m) for f in shown if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
+        (row_title_with_attack(result, f), m)
+        for f in shown
+        if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
     ]
     said = (
         f"{title}: members score lower than others, so read the other way {phrases.format_number(1 - m.value)}"
@@ -62,7 +64,7 @@ def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Bl
     return [Paragraph(f"{'; '.join(said)}. A gate reads an AUC either way.")] if found else []
 
 
-def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+def _membership_score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     main = finding.measurement(auc_name(""))
     for name, title in {"": f"main: {main.note if main else ''}", **CONTROLS, **SCORES}.items():
         auc = finding.measurement(auc_name(name))
@@ -79,7 +81,7 @@ def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
 
 
 def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    groups = tuple(repeat_count_rows(titled_row(result, f), f.by_repeats) for f in shown if f.by_repeats)
+    groups = tuple(repeat_count_rows(row_title_with_attack(result, f), f.by_repeats) for f in shown if f.by_repeats)
     caption = "The main score, by copies of members in the data; each against all non-members"
     head = ("Repetitions", "AUC", "95% interval", "n")
     return [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))] if groups else []
@@ -88,18 +90,20 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
 # --- the curves -------------------------------------------------------------------------------------------------------
 
 
-def _roc_curve_blocks(result: AuditResult, details: Details) -> list[Block]:
+def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     drawn = [
         (f, name, points) for f in membership_probe_rows(result) for name, points in _roc_curves_of_scores(details, f)
     ]
     if not drawn:
         return []
     series = tuple(
-        Series(phrases.row_title(result, f), tuple(PlotPoint(x, y) for x, y in points), _score_title(f, name))
+        Series(
+            phrases.row_title(result, f), tuple(PlotPoint(x, y) for x, y in points), _membership_score_title(f, name)
+        )
         for f, name, points in drawn
     )
     groups = tuple(
-        Group(f"{titled_row(result, f)} · {_score_title(f, name)}", tuple(_roc_step_rows(points)))
+        Group(f"{row_title_with_attack(result, f)} · {_membership_score_title(f, name)}", tuple(_roc_step_rows(points)))
         for f, name, points in drawn
     )
     title = "Members found by non-members mistaken for them"
@@ -113,7 +117,7 @@ def _roc_curve_blocks(result: AuditResult, details: Details) -> list[Block]:
     return [Figures((Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes),))]
 
 
-def _roc_curves_of_scores(details: Details, finding: Finding) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+def _roc_curves_of_scores(details: SecretDetails, finding: Finding) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     """The main score's curve and the blind baseline's; of the undefended model the stacked one's too."""
     seen = details.rows.get(finding.key)
     wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
@@ -126,7 +130,7 @@ def _roc_curves_of_scores(details: Details, finding: Finding) -> Iterator[tuple[
             yield name, roc.roc_curve_points(scores[member], scores[~member])
 
 
-def _score_title(finding: Finding, name: str) -> str:
+def _membership_score_title(finding: Finding, name: str) -> str:
     main = finding.measurement(auc_name(""))
     return {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
 

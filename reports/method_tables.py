@@ -10,7 +10,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.reports import claims, phrases
 from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, group_rows_by_target, titled_row
+from auditor.reports.topics import CHECK, Topic, group_rows_by_target, row_title_with_attack
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
@@ -158,7 +158,7 @@ def _target_cost_facts(target: TargetRecord) -> Facts:
     nominal = target.nominal_epsilon  # promises nothing, and is named so
     return (
         ("Held-out perplexity", phrases.value_with_interval(target.perplexity)),
-        *((phrases.label(m.name), phrases.value_with_interval(m)) for m in target.other_perplexities),
+        *((phrases.metric_label(m.name), phrases.value_with_interval(m)) for m in target.other_perplexities),
         ("Time per token", phrases.NOTHING if per_token is None else f"{phrases.format_number(per_token)} ms"),
         ("Peak memory", phrases.NOTHING if memory is None else phrases.format_memory(memory)),
         ("Training time, when it was trained", phrases.format_duration(math.nan if training is None else training)),
@@ -179,7 +179,7 @@ def _claim_facts(claim: Claim | None) -> Facts:
         *by_relation,
         ("δ", phrases.format_number(claim.delta)),
         ("Set up for", f"{phrases.relation_label(claim.relation)}; unit of protection: {unit}"),
-        ("Covers", f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens(claim)}"),
+        ("Covers", f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens_phrase(claim)}"),
         ("Spent by this audit", phrases.spent_budget_phrase(claim)),
         *((phrases.to_label(name), phrases.format_number(value)) for name, value in claim.details.items()),
     )
@@ -194,8 +194,8 @@ def _promised_and_spent_label(epsilon: float, spent: float | None) -> str:
 def _measurement_blocks(result: AuditResult) -> list[Block]:
     groups = tuple(
         Group(
-            f"{titled_row(result, f)} · {phrases.decoding_label(f)}",
-            tuple((phrases.label(m.name), *phrases.value_interval_n_cells(m), m.note) for m in f.measurements),
+            f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)}",
+            tuple((phrases.metric_label(m.name), *phrases.value_interval_n_cells(m), m.note) for m in f.measurements),
         )
         for f in phrases.findings_undefended_first(result)
         if f.measurements

@@ -47,7 +47,7 @@ def _limitations_blocks(result: AuditResult) -> list[Block]:
             "An ε holds for its unit, relation, access, decoding and number of drawn tokens. Every further token "
             "answered spends more; a claim about a shard is not one about a person.",
         ]
-    if result.benchmark.of_lab:
+    if result.benchmark.is_of_builtin_lab:
         limits.append(
             "The lab is a small model on synthetic records, and its attacks are sized to it (a few samples a secret). "
             "Its numbers show that the method works, not what your model leaks."

@@ -8,10 +8,10 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.secret_details import Details, extracted_records_by_person
+from auditor.records.secret_details import SecretDetails, extracted_records_by_person
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
-from auditor.reports.topics import MEND, Topic, forest_span, titled_row
+from auditor.reports.topics import MEND, Topic, forest_span, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics import people
 from auditor.statistics.intervals import share_with_interval
@@ -20,7 +20,7 @@ _WORST = 10  # people that are named, by their aliases
 _BANDS = ((0.0, "no record"), (0.25, "a quarter at most"), (0.5, "half at most"), (1.0, "more than half"))
 
 
-def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[Block]:
+def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     best = [strongest_attack_row(result, target.name) for target in result.targets]
     rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
     if not rows:
@@ -32,7 +32,7 @@ def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[
     head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
     shown = tuple(
-        (titled_row(result, f), *(phrases.format_share_with_interval(f.measurement(name)) for name in names))
+        (row_title_with_attack(result, f), *(phrases.format_share_with_interval(f.measurement(name)) for name in names))
         for f in rows
     )
     table = Table("people-table", "Extraction by person, with 95% intervals", head, (Group("", shown),), frozenset())
@@ -41,7 +41,7 @@ def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[
 
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
     found = [
-        f"{titled_row(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
+        f"{row_title_with_attack(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
         for f in phrases.findings_undefended_first(result)
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
@@ -49,7 +49,7 @@ def _person_inference_blocks(result: AuditResult) -> list[Block]:
     return [Paragraph(" ".join((what, *found)))] if found else []
 
 
-def _spread_over_people_blocks(result: AuditResult, details: Details, rows: Sequence[Finding]) -> list[Block]:
+def _spread_over_people_blocks(result: AuditResult, details: SecretDetails, rows: Sequence[Finding]) -> list[Block]:
     """People by the share of their records that was extracted, and who is hit worst."""
     by_row = [(f, extracted_records_by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
     groups, spans, worst = [], [], []
@@ -59,7 +59,7 @@ def _spread_over_people_blocks(result: AuditResult, details: Details, rows: Sequ
         band = np.searchsorted([most for most, _ in _BANDS], shares)
         parts = [share_with_interval(name, band == i) for i, (_, name) in enumerate(_BANDS)]
         told = tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts)
-        groups.append(Group(titled_row(result, finding), told))
+        groups.append(Group(row_title_with_attack(result, finding), told))
         spans += [forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
             # `extracted_records_by_person` has who is hit worst first.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from auditor.core.result import AuditResult, Finding, KindCount, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
-from auditor.reports.topics import forest_span, titled_row
+from auditor.reports.topics import forest_span, row_title_with_attack
 
 TITLES = {
     "email": "E-mail addresses",
@@ -22,13 +22,13 @@ TITLES = {
 _MARKED_ALONE = ("name", "address")  # of those above: they follow no rule
 
 
-def kind_title(kind: str) -> str:
+def personal_kind_title(kind: str) -> str:
     return TITLES.get(kind, kind.replace("-", " ").capitalize())
 
 
-def kind_in_sentence(kind: str) -> str:
+def personal_kind_in_sentence(kind: str) -> str:
     """`card numbers`, `IBANs`: the title as it stands within a sentence."""
-    return kind_title(kind) if kind == "iban" else phrases.lower_first(kind_title(kind))
+    return personal_kind_title(kind) if kind == "iban" else phrases.lower_first(personal_kind_title(kind))
 
 
 def extracted_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
@@ -41,9 +41,15 @@ def extracted_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -
         rows = []
         for kind, m in _kinds_by_extracted_share(f):
             floor = f.by_kind_nonmembers.get(kind)
-            rows.append((kind_title(kind), extracted_share(m), extracted_share(floor) if floor else phrases.NOTHING))
+            rows.append(
+                (
+                    personal_kind_title(kind),
+                    extracted_share_text(m),
+                    extracted_share_text(floor) if floor else phrases.NOTHING,
+                )
+            )
             spans.append(forest_span(m, floor.value if floor else None))
-        groups.append(Group(titled_row(result, f), tuple(rows)))
+        groups.append(Group(row_title_with_attack(result, f), tuple(rows)))
     caption, head = "Personal data extracted, letter for letter, with 95% intervals", ("Extracted", "Non-members")
     table = Table("kinds-table", caption, ("Personal data", *head), tuple(groups), frozenset({1, 2}))
     return [Forest(table, tuple(spans)), Paragraph(f"{_NOTE} {_kind_counts_sentence(result)}")]
@@ -59,7 +65,7 @@ def _kinds_by_extracted_share(finding: Finding) -> list[tuple[str, Measurement]]
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
 
 
-def extracted_share(m: Measurement) -> str:
+def extracted_share_text(m: Measurement) -> str:
     """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
     return (
         phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)} of {m.n:,}"
@@ -68,14 +74,14 @@ def extracted_share(m: Measurement) -> str:
 
 def _kind_counts_sentence(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
-    told = "; ".join(f"{kind_in_sentence(kind)} {_kind_count_label(count)}" for kind, count in kinds)
+    told = "; ".join(f"{personal_kind_in_sentence(kind)} {_kind_count_label(count)}" for kind, count in kinds)
     what = "Counted: texts that lie whole in the suffix of a member and not in its prefix."
     return f"{what} {told}. {unmarked_kinds_sentence(result)}".rstrip()
 
 
 def unmarked_kinds_sentence(result: AuditResult) -> str:
     """What no rule recognises and the data did not mark; "" where they did."""
-    left = [kind_in_sentence(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds]
+    left = [personal_kind_in_sentence(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds]
     return f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize() if left else ""
 
 
@@ -91,11 +97,14 @@ def _kind_count_label(count: KindCount) -> str:
 
 def extracted_by_kind_phrase(finding: Finding) -> str:
     """`card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
-    return ", ".join(f"{kind_in_sentence(kind)} {extracted_share(m)}" for kind, m in _kinds_by_extracted_share(finding))
+    return ", ".join(
+        f"{personal_kind_in_sentence(kind)} {extracted_share_text(m)}" for kind, m in _kinds_by_extracted_share(finding)
+    )
 
 
 def extracted_counts_phrase(finding: Finding) -> str:
     """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
     return ", ".join(
-        f"{kind_in_sentence(kind)} {phrases.hit_count_text(m)}" for kind, m in _kinds_by_extracted_share(finding)
+        f"{personal_kind_in_sentence(kind)} {phrases.hit_count_text(m)}"
+        for kind, m in _kinds_by_extracted_share(finding)
     )

@@ -166,7 +166,7 @@ def zero_hits_bound(n: int) -> float:
     return 1 - 0.025 ** (1 / n) if n else 1.0
 
 
-def label(name: str) -> str:
+def metric_label(name: str) -> str:
     """What a measurement is called in a report."""
     return metrics.find_metric(name).title
 
@@ -254,37 +254,37 @@ def exposure_by_insertions(finding: Finding) -> list[tuple[str, Measurement]]:
     return [item for item in sort_by_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
-def steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
+def chain_steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
     """The steps of a target's chain up to its own row; beyond: those behind it."""
     found = chain.steps
     own = next((i for i, step in enumerate(found, 1) if step.after == target), len(found))
     return found[own:] if beyond else found[:own]
 
 
-def steps_between_targets(found: Iterable[ChainStep]) -> list[ChainStep]:
+def steps_that_change_target(found: Iterable[ChainStep]) -> list[ChainStep]:
     """The steps that lead to another target: a control that is the undefended target itself changes nothing."""
     return [step for step in found if step.before != step.after]
 
 
-def step_effect(step: ChainStep) -> str:
+def chain_step_effect(step: ChainStep) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
     if step.difference is None:
         return f"{join_step_causes(step)}: {step.note}"
     shown = "" if is_step_significant(step) else ", not significant"
-    return f"{join_step_causes(step)} {points(step.difference)}{shown}"
+    return f"{join_step_causes(step)} {difference_with_interval(step.difference)}{shown}"
 
 
-def step_effect_briefly(step: ChainStep) -> str:
+def chain_step_effect_briefly(step: ChainStep) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that was measured."""
     assert step.difference is not None
     if is_step_significant(step):
-        return f"{join_step_causes(step)} {points(step.difference)}"
+        return f"{join_step_causes(step)} {difference_with_interval(step.difference)}"
     return f"{join_step_causes(step)}: not significant {format_interval(step.difference)}"
 
 
-def step_effect_in_full(step: ChainStep) -> str:
-    """`step_effect`, and why several causes are one step."""
-    return step_effect(step) + (f" ({step.note})" if step.difference and step.note else "")
+def chain_step_effect_in_full(step: ChainStep) -> str:
+    """`chain_step_effect`, and why several causes are one step."""
+    return chain_step_effect(step) + (f" ({step.note})" if step.difference and step.note else "")
 
 
 def join_step_causes(step: ChainStep) -> str:
@@ -302,7 +302,7 @@ def is_step_significant(step: ChainStep) -> bool:
 MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 
 
-def points(m: Measurement) -> str:
+def difference_with_interval(m: Measurement) -> str:
     """A difference with its interval: `−12 points [−16 to −8]`, `−3.10 bits [−4.00 to −2.20]`."""
     return f"{difference_in_points(m)} {format_interval(m)}"
 
@@ -332,7 +332,7 @@ def target_title_with_costs(result: AuditResult, target: str) -> str:
         return target
     parts, claim = [record.title, f"PPL {format_value(record.perplexity)}"], record.claim
     if claim is not None and claimed_epsilon(claim) > 0:  # 0: nothing was drawn that it could promise anything about
-        parts.append(f"{'' if claim.sound else 'claimed '}ε {promised(claim)}")
+        parts.append(f"{'' if claim.sound else 'claimed '}ε {promised_epsilon_with_unit(claim)}")
     return " · ".join(parts)
 
 
@@ -348,7 +348,7 @@ def claimed_epsilon(claim: Claim) -> float:
     return claim.epsilon.get(claim.relation, math.nan)
 
 
-def promised(claim: Claim) -> str:
+def promised_epsilon_with_unit(claim: Claim) -> str:
     """`8 (shard)`: an epsilon beside numbers about records is never without its unit."""
     return f"{format_number(claimed_epsilon(claim))} ({claim.unit})"
 
@@ -364,7 +364,7 @@ def epsilon_line(claim: Claim) -> str:
     return f"ε {format_number(claimed_epsilon(claim))} ({terms}) · spent {spent_budget_phrase(claim)}"
 
 
-def covered_tokens(claim: Claim) -> str:
+def covered_tokens_phrase(claim: Claim) -> str:
     """`1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no end of them."""
     if claim.queries is None:
         return "any number of drawn tokens"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, titled_row
+from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics.metrics import nonmember_metric_name
 
 # Formulas C3: a decoding that keeps the order of tokens gives the k-th likeliest token 1/k at most, and p <= prod 1/k.
@@ -30,7 +30,7 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
     head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
     groups = []
     for f in shown:
-        title = f"{titled_row(result, f)} · {phrases.decoding_label(f)} · 1 in {_one_in_n_threshold(f):,}"
+        title = f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)} · 1 in {_one_in_n_threshold(f):,}"
         groups.append(Group(title, tuple(_probability_bracket_rows(f))))
     caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
     table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
@@ -47,7 +47,8 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     floor = finding.measurement(nonmember_metric_name("rank_bound"))
     beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
     return (
-        f"{titled_row(result, finding)}: whatever temperature, top-k or top-p the product uses, one sample is a "
+        f"{row_title_with_attack(result, finding)}: whatever temperature, top-k or top-p the product uses, "
+        "one sample is a "
         f"member's suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
         f"{above} of them it is below 1 in {one_in:,}."
     )

@@ -23,9 +23,9 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import secret_details as detailed
 from auditor.records.claims import CONTRADICTED
 from auditor.records.leak_readings import PERSONAL, VERBATIM
-from auditor.records.signals import SHOWN, Assessment, Signal, assess_signals
+from auditor.records.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
 from auditor.reports import advice, claims, escaping, personal, phrases, severity, signals, unlearning
-from auditor.reports.verdict import explained_row, strongest_attack_row
+from auditor.reports.verdict import strongest_attack_row, strongest_row_with_control_chain
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
@@ -60,7 +60,7 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
     remarks = remarks or CommandRemarks()
     result, width = phrases.clean_result(result), max(_NARROWEST, min(width, WIDTH))
-    seen, known = assess_signals(result), detailed.read_details(folder)
+    seen, known = assess_signals(result), detailed.read_secret_details(folder)
     doubt = _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
     above = _lines_of_entries((_result_entry(result, seen, width), doubt), width)
     shown = (
@@ -116,14 +116,14 @@ def _cut_to_width(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def _short_title(result: AuditResult, target: str) -> str:
+def _short_target_title(result: AuditResult, target: str) -> str:
     return _cut_to_width(signals.title_or_undefended(result, target), _LONGEST)
 
 
 # --- what leaks, and what may have hidden a leak ----------------------------------------------------------------------
 
 
-def _result_entry(result: AuditResult, seen: Assessment, width: int) -> _Entry:
+def _result_entry(result: AuditResult, seen: LeakAssessment, width: int) -> _Entry:
     """A sentence for all targets of which the same is to be said, those that leak first.
 
     Where these are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
@@ -147,7 +147,7 @@ def _result_entry(result: AuditResult, seen: Assessment, width: int) -> _Entry:
     return entry if fits else _Entry(RESULT, sentences(1, 2), 4, " ")
 
 
-def _leak_state_and_signals(seen: Assessment, target: str) -> tuple[int, str]:
+def _leak_state_and_signals(seen: LeakAssessment, target: str) -> tuple[int, str]:
     """The state of a target, 0 the most worrying, and the signals that it rests on."""
     tested = seen.tested(target)
     if shown := seen.shown(target):
@@ -161,12 +161,12 @@ def _leak_state_and_signals(seen: Assessment, target: str) -> tuple[int, str]:
     return _OPEN, _signal_names_label([s for s in tested if s.suspected])
 
 
-def _signal_names_label(found: Sequence[Signal]) -> str:
+def _signal_names_label(found: Sequence[LeakSignal]) -> str:
     return ", ".join(dict.fromkeys(s.kind.short for s in found))
 
 
 def _leak_state_sentence(
-    result: AuditResult, seen: Assessment, state: Sequence[object], targets: Sequence[str], names: int
+    result: AuditResult, seen: LeakAssessment, state: Sequence[object], targets: Sequence[str], names: int
 ) -> str:
     level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
     named = _first_titles_label([signals.title_or_undefended(result, target) for target in targets], names)
@@ -196,18 +196,20 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
     own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
     if len(targets) > 1 or targets[0] == UNDEFENDED or own is None or base is None or not base.value > 0:
         return ""
-    told, beside = explained_row(result, targets[0]), ""
+    told, beside = strongest_row_with_control_chain(result, targets[0]), ""
     if told is not None and told.chain is not None:
-        for step in phrases.steps_to_target(told.chain, targets[0], beyond=True)[-1:]:
+        for step in phrases.chain_steps_to_target(told.chain, targets[0], beyond=True)[-1:]:
             if end := costs.get(step.after):
-                beside = f" ({_short_title(result, step.after)}: {phrases.format_number(end.value / base.value)}x)"
+                beside = (
+                    f" ({_short_target_title(result, step.after)}: {phrases.format_number(end.value / base.value)}x)"
+                )
     return f", at {phrases.format_number(own.value / base.value)}x the perplexity{beside}"
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _verbatim_extraction_lines(result: AuditResult, seen: Assessment, width: int, room: int) -> list[Text]:
+def _verbatim_extraction_lines(result: AuditResult, seen: LeakAssessment, width: int, room: int) -> list[Text]:
     """Verbatim extraction, a row a target and access; below, what the same attack gives of non-members.
 
     Where there is no room for all rows, those that show something stay.
@@ -235,19 +237,19 @@ def _verbatim_extraction_lines(result: AuditResult, seen: Assessment, width: int
     return [*lines, *below]
 
 
-def _most_worrying_first_key(signal: Signal) -> tuple[bool, bool, float]:
+def _most_worrying_first_key(signal: LeakSignal) -> tuple[bool, bool, float]:
     assert signal.measured is not None
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 
 
-def _verbatim_extraction_cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
+def _verbatim_extraction_cells(result: AuditResult, signal: LeakSignal, first: bool) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(filter(None, (of, "not significant" if signal.suspected else "")))
     cost = phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING) if first else ""
     counts = f"{phrases.hits(m):,}/{m.n:,}"
-    title = _short_title(result, signal.target) if first else ""
+    title = _short_target_title(result, signal.target) if first else ""
     return title, signal.setting, counts, phrases.format_value(m), phrases.format_interval(m), remark, cost
 
 
@@ -261,7 +263,7 @@ def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _nonmember_baseline_label(result: AuditResult, found: Sequence[Signal]) -> str:
+def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) -> str:
     """`of non-members: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
     used = {s.row for s in found}
     # An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts.
@@ -272,23 +274,23 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[Signal]) -> s
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
     if not highest:
         return f"no non-members: what guessing alone would extract is not known {how}"
-    told = (f"{phrases.hits(m):,}/{m.n:,} {_short_title(result, target)}" for target, m in highest.items())
+    told = (f"{phrases.hits(m):,}/{m.n:,} {_short_target_title(result, target)}" for target, m in highest.items())
     return f"of non-members: {', '.join(told)} {how}"
 
 
 # --- below the table --------------------------------------------------------------------------------------------------
 
 
-def _other_signals_entry(result: AuditResult, seen: Assessment) -> _Entry:
+def _other_signals_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
     """All other signals, those that are shown first. Personal data that the entry WHAT tells are left out."""
     what = _highest_recall_row(result, seen)
     told = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
-        for group in signals.group_by_kind(seen.tested(target)):
+        for group in signals.group_signals_by_kind(seen.tested(target)):
             listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
             if group[0].kind is not VERBATIM and not listed:
                 worst = min(map(_most_worrying_first_key, group))[:2]
-                told.append((worst, _short_title(result, target), signals.describe_kind(group)))
+                told.append((worst, _short_target_title(result, target), signals.describe_signals_of_one_kind(group)))
     alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
     before = ["", *(title for _, title, _ in told)]
@@ -296,17 +298,17 @@ def _other_signals_entry(result: AuditResult, seen: Assessment) -> _Entry:
     return _Entry("TESTED" if alone else "ALSO", tuple(said), 3)
 
 
-def _highest_recall_row(result: AuditResult, seen: Assessment) -> Finding | None:
+def _highest_recall_row(result: AuditResult, seen: LeakAssessment) -> Finding | None:
     """The configuration of highest recall: of the undefended model, or else of the first target that has one."""
     return next((best for target in seen.targets if (best := strongest_attack_row(result, target))), None)
 
 
 def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
-    own = "" if finding.target == UNDEFENDED else f"{_short_title(result, finding.target)}, "
+    own = "" if finding.target == UNDEFENDED else f"{_short_target_title(result, finding.target)}, "
     return f"({own}{finding.setting})"
 
 
-def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry:
+def _extraction_by_copies_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
     """Extraction by copies, and exposure by insertions of canaries."""
     best, items = _highest_recall_row(result, seen), list[str]()
     if best is not None and len(best.by_repeats) > 1:
@@ -324,7 +326,7 @@ def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry
     return _Entry("WHERE", tuple(items), 2)
 
 
-def _personal_data_entry(result: AuditResult, seen: Assessment) -> _Entry:
+def _personal_data_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
     best = _highest_recall_row(result, seen)
     if best is None or not best.by_kind:
         return _Entry("WHAT", (), 2)
@@ -341,17 +343,17 @@ def _effect_of_changes_entry(result: AuditResult) -> _Entry:
     """What each step between control rows changed alone, of each defense that has them."""
     items = []
     for target in result.targets:
-        told = explained_row(result, target.name)
+        told = strongest_row_with_control_chain(result, target.name)
         if told is not None and told.chain is not None:
-            found = phrases.steps_to_target(told.chain, target.name)
-            steps = [phrases.step_effect_briefly(step) for step in found if step.difference is not None]
+            found = phrases.chain_steps_to_target(told.chain, target.name)
+            steps = [phrases.chain_step_effect_briefly(step) for step in found if step.difference is not None]
             n, above = told.chain.whole.n, phrases.note_above_nonmembers(told.chain.whole)
             whose = f"{_cut_to_width(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return _Entry("WHY", tuple(items), 2, ". ")
 
 
-def _limitations_entry(result: AuditResult, seen: Assessment, remarks: CommandRemarks, most: int) -> _Entry:
+def _limitations_entry(result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
@@ -359,19 +361,28 @@ def _limitations_entry(result: AuditResult, seen: Assessment, remarks: CommandRe
     possible = "Once DOUBT is resolved, still possible" if signals.all_doubts(seen) else "Still possible"
     items = [f"{possible}: {', '.join(map(signals.not_ruled_out_phrase, most_open))}."] if most_open else []
     stopped = ((f, f.stopped) for f in result.findings if f.stopped)
-    items += dict.fromkeys(f"{_short_title(result, f.target)}, {f.attack}: {row.said}." for f, row in stopped)
+    items += dict.fromkeys(
+        f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}." for f, row in stopped
+    )
     items += remarks.limits
     for targets, untested in signals.untested_kinds_by_targets(seen).items():
         titles = dict.fromkeys(signals.title_or_undefended(result, target) for target in targets)  # one of many weights
         on = f" on {_first_titles_label(list(titles), 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
-    items += ["Synthetic lab data."] if result.benchmark.of_lab else [personal.unmarked_kinds_sentence(result)]
+    items += (
+        ["Synthetic lab data."] if result.benchmark.is_of_builtin_lab else [personal.unmarked_kinds_sentence(result)]
+    )
     told = tuple(filter(None, items)) or ("An attack gives a lower bound.",)
     return _Entry("LIMITS", told, most + bool(remarks.limits), " ")
 
 
 def _next_step_entry(
-    result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: CommandRemarks, width: int
+    result: AuditResult,
+    seen: LeakAssessment,
+    known: detailed.SecretDetails,
+    folder: Path,
+    remarks: CommandRemarks,
+    width: int,
 ) -> _Entry:
     """What to do and the command for it, whole on a line, so that it can be copied."""
     if remarks.your_own:
@@ -379,12 +390,12 @@ def _next_step_entry(
     command = next_command(seen, folder)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
-    first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.fewer_copies(result, known)
+    first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.mildest_copy_limit_phrase(result, known)
     between = " " if cell_len(f"{first} -> {command}") <= width - _GUTTER else "\n"
     return _Entry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)
 
 
-def next_command(seen: Assessment, folder: Path) -> str:
+def next_command(seen: LeakAssessment, folder: Path) -> str:
     """Advice where something leaks or stands in doubt; else a gate, so that it stays as it is."""
     where, gated = shlex.quote(escaping.to_printable_line(str(folder))), seen.signal_for_gate()
     if gated is None or signals.all_doubts(seen) or any(map(seen.shown, seen.targets)):

@@ -17,7 +17,7 @@ import numpy as np
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest_attack_row
@@ -44,7 +44,7 @@ def encode_log_probs(log_probs: Sequence[float]) -> str:
 
 
 def secret_list_block(
-    result: AuditResult, details: Details, texts: Mapping[str, SecretText] | None = None
+    result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText] | None = None
 ) -> Secrets | None:
     """The secrets with what each row saw of them; None where the run kept nothing of the kind.
 
@@ -83,7 +83,7 @@ def _json_byte_count(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))  # a lone surrogate has no UTF-8
 
 
-def _secret_columns(details: Details) -> dict[str, Any]:
+def _secret_columns(details: SecretDetails) -> dict[str, Any]:
     told = details.secrets
     own = [None if s.group is None else escaping.to_printable_line(s.group) for s in told]
     groups = [name for name in dict.fromkeys(own) if name is not None]
@@ -97,7 +97,7 @@ def _secret_columns(details: Details) -> dict[str, Any]:
     }
 
 
-def _row_outcomes_and_scores(result: AuditResult, details: Details, finding: Finding) -> dict[str, Any]:
+def _row_outcomes_and_scores(result: AuditResult, details: SecretDetails, finding: Finding) -> dict[str, Any]:
     seen = details.rows[finding.key]
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
@@ -107,7 +107,7 @@ def _row_outcomes_and_scores(result: AuditResult, details: Details, finding: Fin
     codes = ["."] * len(seen.ids)
     if found is not None:
         # The first that holds is taken: a hit is one of any_hit, and may be near as well.
-        codes = np.select([found.hit, found.any_hit, found.near], ["3", "2", "1"], "0").tolist()
+        codes = np.select([found.hit, found.any_hit, found.is_near_verbatim], ["3", "2", "1"], "0").tolist()
     return {
         "target": phrases.target_title(result, finding.target),
         "setting": finding.setting,
@@ -127,7 +127,7 @@ def _three_significant_digits(value: float) -> float | int | None:
 
 
 def _token_view_by_target(
-    result: AuditResult, details: Details, texts: Mapping[str, SecretText], budget: int
+    result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
     """By target: a string of codes a secret, and the bits of its whole suffix; then how many are shown, and known.
 

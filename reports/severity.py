@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from auditor.records.leak_readings import PERSONAL, PROBABLE
-from auditor.records.signals import NOT_TESTED, Assessment, Signal
+from auditor.records.signals import NOT_TESTED, LeakAssessment, LeakSignal
 from auditor.reports import phrases
 
 Word = Literal["none seen", "inconclusive", "moderate", "high"]
@@ -34,7 +34,7 @@ class Severity:
     why: str
 
 
-def severity_of_target(seen: Assessment, target: str) -> Severity:
+def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
     """By the first of these that holds: text is shown, anything is shown, anything is open."""
     shown = seen.shown(target)
     if text := [s for s in shown if s.kind.text]:
@@ -50,7 +50,7 @@ def severity_of_target(seen: Assessment, target: str) -> Severity:
     return Severity(NONE, "every signal was tested and none is shown, down to the smallest that this run can show")
 
 
-def _why_inconclusive_sentences(seen: Assessment, target: str) -> Iterator[str]:
+def _why_inconclusive_sentences(seen: LeakAssessment, target: str) -> Iterator[str]:
     """What forbids the word "none seen"."""
     kinds = {s.kind for s in seen.of(target)}
     untested = {s.kind for s in seen.of(target) if s.status == NOT_TESTED}
@@ -64,12 +64,12 @@ def _why_inconclusive_sentences(seen: Assessment, target: str) -> Iterator[str]:
         yield f"{len(untested)} of {len(kinds)} signals were not tested"
 
 
-def _signal_titles_label(found: Sequence[Signal]) -> str:
+def _signal_titles_label(found: Sequence[LeakSignal]) -> str:
     titles = dict.fromkeys(s.kind.title for s in found)
     return ", ".join(map(phrases.lower_first, titles))
 
 
-def _access_label(text: Sequence[Signal]) -> str:
+def _access_label(text: Sequence[LeakSignal]) -> str:
     """`with white-box access and by greedy decoding`, `with text-only access, including personal data`."""
     at = dict.fromkeys(f"with {s.setting} access" if s.setting else "by greedy decoding" for s in text)
     personal = ", including personal data" if any(s.kind is PERSONAL for s in text) else ""

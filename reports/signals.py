@@ -14,9 +14,9 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.records import signals
-from auditor.records.leak_kinds import Kind
+from auditor.records.leak_kinds import LeakKind
 from auditor.records.leak_readings import EPSILON, GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM, VIOLATIONS
-from auditor.records.signals import Assessment, Signal, assess_signals
+from auditor.records.signals import LeakAssessment, LeakSignal, assess_signals
 from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import forest_span
@@ -40,12 +40,12 @@ _NOTE = (
 # --- one signal -------------------------------------------------------------------------------------------------------
 
 
-def describe_number(signal: Signal) -> str:
+def describe_signal_number(signal: LeakSignal) -> str:
     """`166/320 (52% [46–57]) extracted verbatim`, `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     if signal.kind is PERSONAL:
-        return f"{personal.kind_in_sentence(signal.part)} {personal.extracted_share(m)}"
+        return f"{personal.personal_kind_in_sentence(signal.part)} {personal.extracted_share_text(m)}"
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
     if m.name in signal.kind.counted:
@@ -62,10 +62,10 @@ def describe_number(signal: Signal) -> str:
     if surely := DISCOVERABLE.numbers_in_metric_name(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
         return f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
-    return f"{phrases.lower_first(phrases.label(m.name))} {phrases.value_with_interval(m)}{at}"
+    return f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}{at}"
 
 
-def describe_baseline(signal: Signal) -> str:
+def describe_signal_baseline(signal: LeakSignal) -> str:
     """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
@@ -80,7 +80,7 @@ def _bracketed(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def describe_kind(of_a_kind: Sequence[Signal]) -> str:
+def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     """What the signals of one kind say of a target, both accesses together, in words that read alone.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
@@ -90,8 +90,8 @@ def describe_kind(of_a_kind: Sequence[Signal]) -> str:
     if shown or suspected:
         best = strongest_signal(shown or suspected)
         access = f", {best.setting}" if best.setting else ""
-        beside = "; ".join(filter(None, ("" if shown else "not significant", describe_baseline(best))))
-        return f"{describe_number(best)}{access}{_bracketed(beside)}"
+        beside = "; ".join(filter(None, ("" if shown else "not significant", describe_signal_baseline(best))))
+        return f"{describe_signal_number(best)}{access}{_bracketed(beside)}"
     access = " or ".join(s.setting for s in of_a_kind if s.setting)
     access = f", {access}" if access else ""
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
@@ -101,25 +101,25 @@ def describe_kind(of_a_kind: Sequence[Signal]) -> str:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_counts_secrets_and_found_none, of_a_kind)):
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
-        return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'}{never})"
+        return f"{describe_signal_number(worst)}{access} (not above {describe_signal_baseline(worst) or 'zero'}{never})"
     found = f"{worst.kind.counted[m.name]}{access}"
     return f"none of {m.n:,} {found} (up to {phrases.format_percent(m.high)}% not ruled out)"
 
 
-def not_ruled_out_phrase(none: Signal) -> str:
+def not_ruled_out_phrase(none: LeakSignal) -> str:
     """`verbatim up to 6.0% (0/60)`, of a signal that counts secrets and found none."""
     m = none.measured
     assert m is not None  # it was tested
-    what = personal.kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
+    what = personal.personal_kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
     return f"{what} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
-def _counts_secrets_and_found_none(signal: Signal) -> bool:
+def _counts_secrets_and_found_none(signal: LeakSignal) -> bool:
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
 
 
-def gate_command(seen: Assessment, signal: Signal, run: str) -> str:
+def gate_command(seen: LeakAssessment, signal: LeakSignal, run: str) -> str:
     """A gate on what this signal measures, of its own target: without --target one judges defended targets first."""
     named = {s.target for s in seen.signals}
     judged = named - {UNDEFENDED} or named
@@ -127,10 +127,10 @@ def gate_command(seen: Assessment, signal: Signal, run: str) -> str:
     return f"audit gate {run} --max {shlex.quote(signal.gate_rule)}{only}"
 
 
-def strongest_signal(found: Sequence[Signal]) -> Signal:
+def strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
     """Of one kind, at whatever access."""
 
-    def strength(signal: Signal) -> float:
+    def strength(signal: LeakSignal) -> float:
         m = signal.measured
         assert m is not None  # it was tested
         # An AUC below 1/2 tells members apart as well, read the other way.
@@ -142,32 +142,32 @@ def strongest_signal(found: Sequence[Signal]) -> Signal:
 # --- one target -------------------------------------------------------------------------------------------------------
 
 
-def no_leakage_phrase(seen: Assessment, *targets: str) -> str:
+def no_leakage_phrase(seen: LeakAssessment, *targets: str) -> str:
     """The reassuring words: said where `Assessment.shows_no_leakage`, and nowhere else."""
     whole = all(len(seen.tested(target)) == len(seen.of(target)) for target in targets)
     return f"no leakage seen{'' if whole else ' in what was tested'}"
 
 
-def group_by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
+def group_signals_by_kind(found: Sequence[LeakSignal]) -> list[list[LeakSignal]]:
     # groupby joins neighbours alone; an assessment has a target's signals kind by kind.
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
 
-def _signal_sentences_by_status(seen: Assessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
+def _signal_sentences_by_status(seen: LeakAssessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
     """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
-    shown, suspected, clear = list[str](), list[str](), list[list[Signal]]()
-    for group in group_by_kind(seen.tested(target)):
+    shown, suspected, clear = list[str](), list[str](), list[list[LeakSignal]]()
+    for group in group_signals_by_kind(seen.tested(target)):
         if any(s.status == signals.SHOWN for s in group):
-            shown.append(describe_kind(group))
+            shown.append(describe_signals_of_one_kind(group))
         elif any(s.suspected for s in group):
-            suspected.append(describe_kind(group))
+            suspected.append(describe_signals_of_one_kind(group))
         else:
             clear.append(group)
     untested = [phrases.lower_first(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
     return shown, suspected, _not_shown_sentences(clear), untested
 
 
-def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
+def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
     """What is not shown; where several ways extract none of the same secrets, that is said once."""
     counts = [{s.measured.n for s in group if s.measured} for group in clear]
     none = [
@@ -175,17 +175,19 @@ def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
         for g, n in zip(clear, counts, strict=True)
         if g[0].kind in _EXTRACTION and all(map(_counts_secrets_and_found_none, g)) and n == counts[0]
     ]
-    others = [describe_kind(group) for group in clear if group not in none]
+    others = [describe_signals_of_one_kind(group) for group in clear if group not in none]
     if len(none) < 2:
-        return [describe_kind(group) for group in clear]
+        return [describe_signals_of_one_kind(group) for group in clear]
     *ways, last = (
         group[0].kind.counted[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured
     )
-    together = describe_kind(none[0]).replace(f" {VERBATIM.counted[RECALL]}", f" extracted {', '.join(ways)} or {last}")
+    together = describe_signals_of_one_kind(none[0]).replace(
+        f" {VERBATIM.counted[RECALL]}", f" extracted {', '.join(ways)} or {last}"
+    )
     return [together, *others]
 
 
-def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
+def target_summary(result: AuditResult, seen: LeakAssessment, target: str) -> str:
     """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
     named = title_or_undefended(result, target)
     shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
@@ -200,7 +202,7 @@ def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
     return f"{named}: inconclusive: {'; '.join(suspected + clear)}."
 
 
-def target_signals_paragraph(result: AuditResult, seen: Assessment, target: str) -> str:
+def target_signals_paragraph(result: AuditResult, seen: LeakAssessment, target: str) -> str:
     """All that is known of a target: shown, not shown and from where on it would have been, not tested."""
     shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     sentences = [f"Shown: {'; '.join(shown)}."] if shown else []
@@ -214,15 +216,15 @@ def target_signals_paragraph(result: AuditResult, seen: Assessment, target: str)
     return " ".join(sentences)
 
 
-def _least_detectable_sentences(seen: Assessment, target: str) -> list[str]:
+def _least_detectable_sentences(seen: LeakAssessment, target: str) -> list[str]:
     """From which number on each signal that is not shown would have been."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
-    from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != phrases.NOTHING}
+    from_on = {s.kind.title: text for s in clear if (text := least_detectable_text(s)) != phrases.NOTHING}
     told = ", ".join(f"{phrases.lower_first(kind)} {number}" for kind, number in from_on.items())
     return [f"It would have been shown from: {told}."] if told else []
 
 
-def least_detectable(signal: Signal) -> str:
+def least_detectable_text(signal: LeakSignal) -> str:
     """The smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
@@ -233,10 +235,10 @@ def least_detectable(signal: Signal) -> str:
     return f"{text}{_UNITS.get(m.unit, '')}"
 
 
-def untested_kinds_by_targets(seen: Assessment) -> dict[tuple[str, ...], list[Kind]]:
+def untested_kinds_by_targets(seen: LeakAssessment) -> dict[tuple[str, ...], list[LeakKind]]:
     """The kinds that were not tested, by the targets on which they were not; () first: those tested on no target."""
     measured = [target for target in seen.targets if seen.tested(target)]
-    found: dict[tuple[str, ...], list[Kind]] = {(): []}
+    found: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in seen.signals):
         tested = {s.target for s in seen.signals if s.kind is kind and s.status != signals.NOT_TESTED}
         left = tuple(target for target in measured if target not in tested)
@@ -245,7 +247,7 @@ def untested_kinds_by_targets(seen: Assessment) -> dict[tuple[str, ...], list[Ki
     return {targets: kinds for targets, kinds in found.items() if kinds}
 
 
-def all_doubts(seen: Assessment) -> tuple[Doubt, ...]:
+def all_doubts(seen: LeakAssessment) -> tuple[Doubt, ...]:
     """Of all targets: each once, contradictions first."""
     found = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
     return tuple(dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ())))))
@@ -260,7 +262,7 @@ def title_or_undefended(result: AuditResult, target: str) -> str:
 # --- the section ------------------------------------------------------------------------------------------------------
 
 
-def signals_forest_table(result: AuditResult, seen: Assessment) -> Forest:
+def signals_forest_table(result: AuditResult, seen: LeakAssessment) -> Forest:
     """A row a signal and access, target by target."""
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
@@ -271,19 +273,19 @@ def signals_forest_table(result: AuditResult, seen: Assessment) -> Forest:
     return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
 
 
-def _signal_row(s: Signal) -> tuple[str, ...]:
+def _signal_row(s: LeakSignal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
     status = "seen, not significant" if s.suspected else s.status
-    return s.kind.title, s.setting, status, _measured_text(s), _baseline_text(s.baseline), least_detectable(s)
+    return s.kind.title, s.setting, status, _measured_text(s), _baseline_text(s.baseline), least_detectable_text(s)
 
 
-def _measured_text(s: Signal) -> str:
+def _measured_text(s: LeakSignal) -> str:
     """Without its name where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
     if s.kind is PERSONAL or s.count or not (m.unit == "share" or m.name == s.kind.main):
-        return describe_number(s)
+        return describe_signal_number(s)
     unit = _UNITS.get(m.unit, "")
     return phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)}{unit}"
 
@@ -294,7 +296,7 @@ def _baseline_text(b: Measurement | float | None) -> str:
     return phrases.NOTHING if b is None else phrases.format_number(b)
 
 
-def _confidence_span(s: Signal) -> ForestSpan | None:
+def _confidence_span(s: LeakSignal) -> ForestSpan | None:
     m, b = s.measured, s.baseline
     if m is None or m.unit not in ("share", "probability"):
         return None

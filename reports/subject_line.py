@@ -31,7 +31,7 @@ def _model_phrase(result: AuditResult) -> str:
         own = "the built-in lab model" if result.benchmark.name == "lab" else "the lab's SmolLM2-135M-Instruct"
         if method := (result.plan.get("mitigation") or {}).get("method"):
             own += f" trained by {method}"
-        return own if result.benchmark.of_lab else "a model that this record does not name"
+        return own if result.benchmark.is_of_builtin_lab else "a model that this record does not name"
     revision, base = result.plan.get("revision"), result.base or result.plan.get("base")
     more = [f"revision {revision}"] if revision else []
     if base:
@@ -51,7 +51,7 @@ def _data_phrase(result: AuditResult) -> str:
     data, canaries = result.plan.get("data"), result.plan.get("canaries")
     if "data" in (result.plan.get("objects") or {}):
         return "records given in Python"
-    if data is None and result.benchmark.of_lab:
+    if data is None and result.benchmark.is_of_builtin_lab:
         return "synthetic records"
     named = [_short_model_name(str(one)) for one in (data, canaries) if one]
     return f"records of {' and '.join(named) or phrases.shorten(result.benchmark.name, _MOST)}"

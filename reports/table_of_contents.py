@@ -16,7 +16,7 @@ from auditor import reports
 from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.records.signals import assess_signals
 from auditor.reports import escaping, phrases, severity, signals, subject_line
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
@@ -41,23 +41,23 @@ def all_report_topics() -> tuple[Topic, ...]:
 
 
 def markdown_document(
-    result: AuditResult, details: Details | None = None, texts: Mapping[str, SecretText] | None = None
+    result: AuditResult, details: SecretDetails | None = None, texts: Mapping[str, SecretText] | None = None
 ) -> Document:
     """The Markdown report: the sections that have a turn in it.
 
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
-    material = ReportMaterial(phrases.clean_result(result), details or Details(), texts=texts)
+    material = ReportMaterial(phrases.clean_result(result), details or SecretDetails(), texts=texts)
     told = sorted((topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn)
     made = ((t, (t.brief or t.make)(material)) for t in (*told, *_plugin_topics(material.result)))
     sections = tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks)
     source = "Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl"
-    return replace(_document(material, sections), source=source)
+    return replace(_build_report_document(material, sections), source=source)
 
 
 def page_document(
     result: AuditResult,
-    details: Details | None = None,
+    details: SecretDetails | None = None,
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
 ) -> Document:
@@ -65,13 +65,13 @@ def page_document(
 
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
-    material = ReportMaterial(phrases.clean_result(result), details or Details(), since, texts)
+    material = ReportMaterial(phrases.clean_result(result), details or SecretDetails(), since, texts)
     made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_topics(material.result)))
     sections = tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks)
-    return _document(material, sections)
+    return _build_report_document(material, sections)
 
 
-def _document(material: ReportMaterial, sections: tuple[Section, ...]) -> Document:
+def _build_report_document(material: ReportMaterial, sections: tuple[Section, ...]) -> Document:
     result, since = material.result, material.since
     compared = (("Compared with", escaping.to_printable_line(since.runs[0])),) if since else ()
     return Document(

@@ -20,20 +20,20 @@ from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.records.signals import assess_signals
 from auditor.reports import claims, escaping, personal, phrases, signals, unlearning
 from auditor.reports.screen import next_command
-from auditor.reports.verdict import explained_row, headline, strongest_attack_row
+from auditor.reports.verdict import headline, strongest_attack_row, strongest_row_with_control_chain
 
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def summary(result: AuditResult, folder: Path | None = None) -> Summary:
+def terminal_run_summary(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
     """The screen of `--verbose`. folder: the run folder to point at, where there is one."""
-    return Summary(phrases.clean_result(result), folder)
+    return TerminalRunSummary(phrases.clean_result(result), folder)
 
 
 @dataclass(frozen=True)
-class Summary:
+class TerminalRunSummary:
     """A rich renderable that fits 80 columns: what a target's rows share stands in a line above them."""
 
     result: AuditResult
@@ -58,7 +58,7 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
         cells = (f"{m.value:.3f}", f"{m.low:.3f}–{m.high:.3f}", f"{phrases.hits(m):,}", f"{m.n:,}", m.note)
-        table.add_row(Text(phrases.label(m.name)), *map(Text, cells))
+        table.add_row(Text(phrases.metric_label(m.name)), *map(Text, cells))
     return table
 
 
@@ -127,7 +127,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
         yield Text.assemble((f"not tested{on}", "bold"), f"  {names}")
     best = strongest_attack_row(result, UNDEFENDED)
     if best is not None and best.by_repeats:
-        yield _sparkline(best)
+        yield _recall_by_copies_sparkline(best)
     if best is not None and best.by_kind:
         said = personal.extracted_by_kind_phrase(best)
         yield Text.assemble(("personal data", "bold"), f"  {said} (undefended, {best.attack})")
@@ -137,13 +137,13 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
-        told = explained_row(result, target.name)
+        told = strongest_row_with_control_chain(result, target.name)
         if told is not None and told.chain is not None:
             of = f"{told.attack}{', white-box' if told.setting == 'white-box' else ''}"
             of += phrases.note_above_nonmembers(told.chain.whole)
-            yield _chain_line(f"why {target.title}", told.chain, of)
+            yield _control_chain_line(f"why {target.title}", told.chain, of)
         if target.likelihood is not None:  # what no guess shows
-            yield _chain_line(f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY)
+            yield _control_chain_line(f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY)
     for one in result.unlearning:
         yield Text.assemble(("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, one))
     if result.prefix_token:
@@ -155,7 +155,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
         yield Text(claims.claim_verdict_sentence(stands))
 
 
-def _sparkline(finding: Finding) -> Text:
+def _recall_by_copies_sparkline(finding: Finding) -> Text:
     """`copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars on a scale from 0 to 1."""
     measured = phrases.sort_by_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
@@ -166,7 +166,7 @@ def _sparkline(finding: Finding) -> Text:
     )
 
 
-def _chain_line(title: str, chain: Chain, of: str) -> Text:
+def _control_chain_line(title: str, chain: Chain, of: str) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
-    told = " · ".join(map(phrases.step_effect, phrases.steps_between_targets(chain.steps)))
+    told = " · ".join(map(phrases.chain_step_effect, phrases.steps_that_change_target(chain.steps)))
     return Text.assemble((title, "bold"), "  ", told, (f" ({of}, n {chain.whole.n:,})", "dim"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, ForestSpan, Group
 
@@ -25,7 +25,7 @@ class ReportMaterial:
     """What sections are made of. result: cleaned. since: another run and this one. texts: private, to be shown."""
 
     result: AuditResult
-    details: Details = field(default_factory=Details)
+    details: SecretDetails = field(default_factory=SecretDetails)
     since: Comparison | None = None
     texts: Mapping[str, SecretText] | None = None
 
@@ -70,5 +70,5 @@ def forest_span(m: Measurement, floor: float | None = None) -> ForestSpan | None
     return ForestSpan(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
 
 
-def titled_row(result: AuditResult, finding: Finding) -> str:
+def row_title_with_attack(result: AuditResult, finding: Finding) -> str:
     return f"{phrases.row_title(result, finding)} · {finding.attack}"

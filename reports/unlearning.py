@@ -57,7 +57,7 @@ def _before_after_label(row: GroupRecall) -> str:
 
 
 def _recall_measure_name(row: GroupRecall) -> str:
-    return _NAMES.get(row.name) or phrases.lower_first(phrases.label(row.name))
+    return _NAMES.get(row.name) or phrases.lower_first(phrases.metric_label(row.name))
 
 
 def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     kinds = dict.fromkeys((row.attack, row.name) for row in one.numbers)
     groups = tuple(
         Group(
-            f"{phrases.label(name)} · {attack}",
+            f"{phrases.metric_label(name)} · {attack}",
             tuple(_record_group_row(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)),
         )
         for attack, name in kinds

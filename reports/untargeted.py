@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from auditor.core.result import AuditResult, Finding
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.records.table import Column
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import MEND, Topic, titled_row
+from auditor.reports.topics import MEND, Topic, row_title_with_attack
 from auditor.statistics.memorised import (
     COMMON,
     GENERATIONS,
@@ -37,7 +37,7 @@ _NOTE = (
 )
 
 
-def _untargeted_blocks(result: AuditResult, details: Details | None) -> list[Block]:
+def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
     """Of the rows whose texts were held against all that was trained on. details: None: no table by record."""
     shown = [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(MEMORISED)]
     if not shown:
@@ -58,7 +58,7 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     told = tuple(
         (
-            titled_row(result, f),
+            row_title_with_attack(result, f),
             f"{main.n:,}",
             *(phrases.value_with_interval(f.measurement(name)) for name in (GENERATIONS, *names)),
         )
@@ -73,7 +73,7 @@ def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
     head = ("Target", "Records extracted", "Non-members", f"New in the next {PER:,}", "In the end, at least")
     told = tuple(
         (
-            titled_row(result, f),
+            row_title_with_attack(result, f),
             _value_with_note_text(f, RECORDS),
             _value_with_note_text(f, nonmember_metric_name(RECORDS)),
             *(phrases.value_with_interval(f.measurement(name)) for name in (NEW, RICHNESS)),
@@ -93,7 +93,7 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
     measured = [(f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))}) for f in shown]
     names = [name for name in RANKINGS if any(name in found for _, found in measured)]
     told = tuple(
-        (titled_row(result, f), *(phrases.format_share_with_interval(found.get(name)) for name in names))
+        (row_title_with_attack(result, f), *(phrases.format_share_with_interval(found.get(name)) for name in names))
         for f, found in measured
         if found
     )
@@ -103,12 +103,12 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
         yield Table("rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head))))
 
 
-def _rows_with_records(details: Details, shown: list[Finding]) -> list[tuple[Finding, Mapping[str, Column]]]:
+def _rows_with_records(details: SecretDetails, shown: list[Finding]) -> list[tuple[Finding, Mapping[str, Column]]]:
     """The rows that extracted a training record, with their columns of records."""
     return [(f, held) for f in shown if "generations" in (held := details.records.get(f.key, {}))]
 
 
-def _extracted_by_copies_blocks(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
+def _extracted_by_copies_blocks(result: AuditResult, details: SecretDetails, shown: list[Finding]) -> list[Block]:
     """Which records are extracted, by how often they were trained on."""
     groups = []
     for f, found in _rows_with_records(details, shown):
@@ -116,19 +116,19 @@ def _extracted_by_copies_blocks(result: AuditResult, details: Details, shown: li
         told = sorted(zip(trained.repeats, trained.values, strict=True), key=lambda own: (own[0] is None, own[0] or 0))
         if any(n is not None for n, _ in told):
             of = tuple(("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}") for n, count in told)
-            groups.append(Group(titled_row(result, f), of))
+            groups.append(Group(row_title_with_attack(result, f), of))
     if not groups:
         return []
     head = ("Copies", "Extracted")
     return [Table("copies-table", "Training records extracted, by copies", head, tuple(groups))]
 
 
-def _extracted_records_blocks(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
+def _extracted_records_blocks(result: AuditResult, details: SecretDetails, shown: list[Finding]) -> list[Block]:
     groups = []
     for f, found in _rows_with_records(details, shown):
         n = len(found["generations"].ids)
-        title = titled_row(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
-        groups.append(Group(title, tuple(_record_rows(found))))
+        title = row_title_with_attack(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
+        groups.append(Group(title, tuple(_extracted_record_rows(found))))
     if not groups:
         return []
     head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
@@ -136,7 +136,7 @@ def _extracted_records_blocks(result: AuditResult, details: Details, shown: list
     return [Table("records-table", caption, head, tuple(groups), frozenset({2, 3, 4}), folded=True)]
 
 
-def _record_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
+def _extracted_record_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
     seen, inside = found["generations"], found.get("record")
     # inside: by attacked secret, the place of its record among those of `seen`.
     attacked: dict[int, list[str]] = {}

@@ -61,16 +61,20 @@ def _verdict_facts(result: AuditResult) -> Facts:
     found += [
         ("What is left of the forgotten", unlearning.forgetting_sentences(result, one)) for one in result.unlearning
     ]
-    why = ((target, explain_effect(result, target)) for target in defended)
+    why = ((target, explain_defense_effect(result, target)) for target in defended)
     found += [(f"Why, with {target.title}", said) for target, said in why if said]
-    found += [("At what cost", " ".join(_cost_sentence(result, target) for target in defended))] if defended else []
+    found += (
+        [("At what cost", " ".join(_perplexity_and_time_cost_sentence(result, target) for target in defended))]
+        if defended
+        else []
+    )
     promises = [_promise_sentence(result, target) for target in defended]
     promises += map(claims.claim_verdict_sentence, claims.claims_to_report(result))
     found += [("What is promised", " ".join(promises))] if promises else []
     return tuple(found)
 
 
-def _cost_sentence(result: AuditResult, target: TargetRecord) -> str:
+def _perplexity_and_time_cost_sentence(result: AuditResult, target: TargetRecord) -> str:
     said = f"{target.title}: {phrases.lower_first(_perplexity_cost_sentence(result, target))}"
     base, own = phrases.find_target(result, UNDEFENDED), target.milliseconds_per_token
     if base is None or not base.milliseconds_per_token or own is None:
@@ -152,7 +156,7 @@ def _claim_coverage_sentence(target: TargetRecord, best: list[Finding]) -> str:
     claim = target.claim
     if claim is None:
         return "It claims nothing."
-    terms = f"{phrases.relation_label(claim.relation)}, {phrases.covered_tokens(claim)}; {claim.status}"
+    terms = f"{phrases.relation_label(claim.relation)}, {phrases.covered_tokens_phrase(claim)}; {claim.status}"
     unit = phrases.protection_unit_label(claim)
     if claim.shard and unit == claim.unit:  # its epsilon is not about the single records that recall counts
         unit += ": it promises nothing about a single record"
@@ -180,7 +184,7 @@ def _perplexity_cost_sentence(result: AuditResult, target: TargetRecord) -> str:
     return f"Held-out perplexity is {phrases.format_value(own)} against {phrases.format_value(base)} ({change})."
 
 
-def explained_row(result: AuditResult, target: str) -> Finding | None:
+def strongest_row_with_control_chain(result: AuditResult, target: str) -> Finding | None:
     """The row whose chain is told: the strongest attack's, of equals the one that fell most; else a probe's."""
 
     def rank(finding: Finding) -> tuple[float, float]:
@@ -192,23 +196,23 @@ def explained_row(result: AuditResult, target: str) -> Finding | None:
     return max((f for f in result.findings if f.target == target and f.chain), key=rank, default=None)
 
 
-def explain_effect(result: AuditResult, target: TargetRecord) -> str:
+def explain_defense_effect(result: AuditResult, target: TargetRecord) -> str:
     """What each cause is credited with: its own step, and no more than that; "" where no row tells."""
-    finding = explained_row(result, target.name)
+    finding = strongest_row_with_control_chain(result, target.name)
     if finding is None or finding.chain is None:
         return ""
-    whole, told = finding.chain.whole, _steps_text(finding.chain, target.name)
+    whole, told = finding.chain.whole, _control_steps_text(finding.chain, target.name)
     of = f"{finding.attack}, {finding.setting}{phrases.note_above_nonmembers(whole)}, n {whole.n:,}"
-    opening = f"Of {target.title}'s {phrases.points(whole)} against no defense ({of})"
-    beyond = phrases.steps_to_target(finding.chain, target.name, beyond=True)
-    further = (f"One step further, {phrases.step_effect_in_full(step)}." for step in beyond)
+    opening = f"Of {target.title}'s {phrases.difference_with_interval(whole)} against no defense ({of})"
+    beyond = phrases.chain_steps_to_target(finding.chain, target.name, beyond=True)
+    further = (f"One step further, {phrases.chain_step_effect_in_full(step)}." for step in beyond)
     said = [f"{opening}, by control rows: {told}.", *further]
     if target.likelihood is not None:  # what no guess shows: what each cause takes of the members' advantage in it
-        whole, told = target.likelihood.whole, _steps_text(target.likelihood, target.name)
-        said.append(f"By {phrases.MORE_LIKELY}, {phrases.points(whole)} (n {whole.n:,}): {told}.")
+        whole, told = target.likelihood.whole, _control_steps_text(target.likelihood, target.name)
+        said.append(f"By {phrases.MORE_LIKELY}, {phrases.difference_with_interval(whole)} (n {whole.n:,}): {told}.")
     return " ".join(said)
 
 
-def _steps_text(chain: Chain, target: str) -> str:
-    steps = phrases.steps_between_targets(phrases.steps_to_target(chain, target))
-    return "; ".join(map(phrases.step_effect_in_full, steps))
+def _control_steps_text(chain: Chain, target: str) -> str:
+    steps = phrases.steps_that_change_target(phrases.chain_steps_to_target(chain, target))
+    return "; ".join(map(phrases.chain_step_effect_in_full, steps))

@@ -24,7 +24,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import auditor
 
-if _why := auditor.misplaced():  # before anything of it is imported: a green run on other code is worse than none
+if (
+    _why := auditor.mixed_checkout_reason()
+):  # before anything of it is imported: a green run on other code is worse than none
     pytest.exit(_why, returncode=2)
 
 import numpy as np
@@ -44,7 +46,7 @@ from auditor.reports import html, plot_files, plots
 from auditor.reports.blocks import Figure
 from auditor.reports.schema import PATH
 from auditor.statistics import metrics
-from auditor.testing import make_model as tiny
+from auditor.testing import make_tiny_random_model as tiny
 
 # What is compiled is kept, here and by what a test starts, whatever the environment says: to compile the program and to
 # rewrite the tests' assertions anew takes ten seconds a worker, and one more each time that a test starts the command.
@@ -159,14 +161,14 @@ def pytest_collection_finish() -> None:
 
 
 ASKED = ("_rows_agree_behind", "_shared_prefix_is_exact", "_joined_rows_are_exact")
-QUESTIONS = {name: getattr(self_check._Trial, name) for name in ASKED}
+QUESTIONS = {name: getattr(self_check._SelfCheckTrial, name) for name in ASKED}
 ANSWERS: dict[Any, bool] = {}
 
 
 def answered_once(name: str) -> Callable[..., bool]:
     """A question of a model's self-check, which is asked once of the same weights: it is a sixth of a small audit."""
 
-    def asked(trial: self_check._Trial, *given: Any, **named: Any) -> bool:
+    def asked(trial: self_check._SelfCheckTrial, *given: Any, **named: Any) -> bool:
         weights = [*trial.model.model.parameters()]
         if sum(map(torch.numel, weights)) > 10**7:  # takes longer to know again than the question
             return QUESTIONS[name](trial, *given, **named)
@@ -189,7 +191,7 @@ def answered_once(name: str) -> Callable[..., bool]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, question in QUESTIONS.items():
         itself = {"models", "zoo", "providers"} & {*item.path.parts}
-        setattr(self_check._Trial, name, question if itself else answered_once(name))
+        setattr(self_check._SelfCheckTrial, name, question if itself else answered_once(name))
     drawn = "reports" in item.path.parts or item.get_closest_marker("drawn")
     html.render_plot_svg, plot_files.save_frontier = (drawn_once, SAVE) if drawn else (framed, unpainted)
     _account("privacy" in item.path.parts or item.get_closest_marker("accounted") is not None)
@@ -236,7 +238,7 @@ def _plugins_forgotten() -> Iterator[None]:
     registry._extra.clear()
     registry._extra.update(before)
     metrics._DECLARED.clear()
-    metrics.declare_titles(titles)
+    metrics.declare_plugin_metric_titles(titles)
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from auditor.core.nouns import CellKey
 from auditor.records import table
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import MEASURED, TABLE, Column
 
 
-def row_of(found: PerSecret) -> dict[str, Any]:
+def row_of(found: RowValuesBySecret) -> dict[str, Any]:
     """`ids`, `member`, `repeats`, and each quantity by its name, as lists."""
     return _row(list(found.columns(CellKey("", "", ""))))
 
@@ -22,7 +22,7 @@ def row_of(found: PerSecret) -> dict[str, Any]:
 def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """As `row_of`, by configuration."""
     cells: dict[str, list[Column]] = {}
-    for column in table.read_columns(folder, MEASURED):
+    for column in table.read_secrets_table(folder, MEASURED):
         cells.setdefault(str(column.cell), []).append(column)
     return {cell: _row(columns) for cell, columns in cells.items()}
 
@@ -36,10 +36,10 @@ def _row(columns: list[Column]) -> dict[str, Any]:
 def write_rows(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """The inverse of `read_rows`."""
     about = ("ids", "member", "repeats")
-    table.write_columns(
+    table.write_secrets_table(
         folder,
         [
-            Column(MEASURED, CellKey.read(cell), name, row["ids"], values, row["member"], row["repeats"])
+            Column(MEASURED, CellKey.parse_cell_key(cell), name, row["ids"], values, row["member"], row["repeats"])
             for cell, row in rows.items()
             for name, values in row.items()
             if name not in about

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import auditor
 from auditor import audit, load_run
 from auditor.attacks.likelihood_ranking import Perplexity
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
 from auditor.plugins.attack import SamplingAttack
@@ -80,7 +80,7 @@ def test_live_objects_rows_and_names_come_to_the_same(folder: Path, tmp_path: Pa
 def test_the_command_line_comes_to_the_same(folder: Path, tmp_path: Path) -> None:
     command = ["run", "--model", str(folder / "model"), "--data", str(folder / "data.jsonl"), "--attack", "perplexity"]
     command += ["--samples", "3", "--prefix-length", "4", "--suffix-length", "3", "--seed", "2", "-o", "cli"]
-    assert call(command) == 0
+    assert run_command_line(command) == 0
     model, tokenizer = live(folder)
     assert numbers(load_run("cli")) == numbers(audit(model, tokenizer, data=ROWS, out=tmp_path / "api", **ASKED))
 
@@ -238,7 +238,7 @@ def test_objects_are_in_no_folder(folder: Path, tmp_path: Path, capsys: pytest.C
     asked = {**ASKED, "attacks": [MostOften()], "samples": 3}
     audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "run", **asked)
     (tmp_path / "run" / "result.json").unlink()
-    assert call(["run", "--resume", str(tmp_path / "run")]) == 2
+    assert run_command_line(["run", "--resume", str(tmp_path / "run")]) == 2
     assert "given in Python as objects: attack most-often" in capsys.readouterr().err
 
 

@@ -19,11 +19,11 @@ from auditor.core.nouns import Guesses, Secret
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Scenario
-from auditor.plugins.options import build_plugin, description_of
+from auditor.plugins.options import build_plugin, plugin_description
 from auditor.plugins.probe import DistributionProbe, Probe
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.plugins.view import WHITE_BOX, View
@@ -34,11 +34,11 @@ from auditor.testing import (
     check_defense,
     check_model,
     make_small_plugin,
+    make_subjects_for_probe,
+    make_test_secrets,
     make_tiny_scenario,
     make_view,
     observe_by_id,
-    probe_subjects,
-    secrets,
 )
 from tests.conftest import DEFENSES, save_tiny, tiny
 
@@ -165,7 +165,7 @@ def test_unknown_options_name_the_nearest(kind: type[Attack]) -> None:
 @pytest.mark.parametrize("kind", DISTRIBUTION_PROBES.values(), ids=DISTRIBUTION_PROBES)
 class TestDistributionProbe:
     def test_measures_beside_the_floor(self, kind: type[DistributionProbe], neox: HuggingFaceModel) -> None:
-        probe, asked = make_small_plugin(kind), secrets(neox)
+        probe, asked = make_small_plugin(kind), make_test_secrets(neox)
         seen = observe_by_id(probe, make_view(neox, WHITE_BOX), asked)
         completed = probe.complete(asked, [seen[s.id] for s in asked])
         measured = probe.measurements(asked, completed)
@@ -190,14 +190,14 @@ class TestDistributionProbe:
 def protected(defense: type[Defense]) -> tuple[LanguageModel, list[Secret]]:
     """The model of a defense, and secrets of which half are what that model says."""
     model = defense().protect(make_tiny_scenario())
-    return model, secrets(model)
+    return model, make_test_secrets(model)
 
 
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)
 @pytest.mark.parametrize("defense", [DEFENSES[name] for name in SERVED], ids=SERVED)
 def test_probes_read_defended_distributions(kind: type[Probe], defense: type[Defense]) -> None:
     (model, members), probe = protected(defense), make_small_plugin(kind)
-    asked = members if probe.of == "secrets" else probe_subjects(probe, model)
+    asked = members if probe.of == "secrets" else make_subjects_for_probe(probe, model)
     try:
         whole = observe_by_id(probe, make_view(model, WHITE_BOX), asked)
     except NotApplicable as why:
@@ -227,15 +227,15 @@ def test_its_chain_passes_through_itself_once(kind: type[Defense]) -> None:
 def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: HuggingFaceModel, tmp_path: Path) -> None:
     """A tiny run into an empty folder: a model whose distribution is a distribution, a promise where one is made."""
     assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert len(description_of(kind)) > 20 and kind.claims
+    assert len(plugin_description(kind)) > 20 and kind.claims
     save_tiny(tmp_path / "base")
-    base = load(str(tmp_path / "base"))
+    base = load_causal_lm(str(tmp_path / "base"))
     texts = [f"door {i} opens with {i * i}" for i in range(8)]
     ids = [tuple(tokens) for tokens in base.tokenizer(texts)["input_ids"]]  # type: ignore[misc]
     records = tuple(TrainingRecord(text, own, text) for text, own in zip(texts, ids, strict=True))
     job = TrainingJob(
         base=base.name,
-        load=lambda: load(base.name).model.requires_grad_(True).train(),
+        load=lambda: load_causal_lm(base.name).model.requires_grad_(True).train(),
         tokenizer=base.tokenizer,
         end=0,
         block=24,
@@ -258,7 +258,7 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
     assert len(folders) in (1, 2)
     for folder in folders:
         distribution, before = (
-            model.log_probs(torch.tensor([[1, 2, 3]]), 1).exp() for model in (load(str(folder)), base)
+            model.log_probs(torch.tensor([[1, 2, 3]]), 1).exp() for model in (load_causal_lm(str(folder)), base)
         )
         assert float(distribution.sum()) == pytest.approx(1, abs=1e-5) and not torch.equal(distribution, before)
     promised = read_privacy_record(tmp_path / "out")
@@ -267,4 +267,4 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
 
 @pytest.mark.parametrize("kind", registry.benchmarks().values(), ids=registry.benchmarks())
 def test_benchmarks_say_what_they_are(kind: type) -> None:
-    assert description_of(kind)
+    assert plugin_description(kind)

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from auditor import load_run
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
-from auditor.integrations import AuditCallback, Limit
+from auditor.integrations import AuditCallback, StopLimit
 from auditor.training import preflight
 from tests.conftest import save_tiny
 
@@ -102,7 +102,7 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     data.write_text("\n".join(map(json.dumps, MEMBERS)))
     command = ["run", "--checkpoints", str(out), "--data", str(data), "--attack", "extraction-probability"]
     command += ["--setting", "white-box", "--known-fraction", "0", "--prefix-token", "none"]
-    assert call([*command, "-o", str(tmp_path / "line")]) == 0
+    assert run_command_line([*command, "-o", str(tmp_path / "line")]) == 0
     with (tmp_path / "line" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [Path(row["model"]).name for row in rows] == ["checkpoint-30", "checkpoint-60"]
@@ -110,14 +110,16 @@ def test_checkpoints_are_a_sweep_with_a_picture(
     assert early < late
     assert (tmp_path / "line" / "checkpoints.svg").read_text().count("<svg") == 1
     capsys.readouterr()
-    assert call(["advise", str(tmp_path / "line"), "--max", "extraction_probability=0.99"]) == 0
+    assert run_command_line(["advise", str(tmp_path / "line"), "--max", "extraction_probability=0.99"]) == 0
     assert "checkpoint-60" in (said := capsys.readouterr().out) and "none is beyond it" in said
-    assert call(["advise", str(tmp_path / "line"), "--max", f"extraction_probability={early / 1e6}"]) == 0
+    assert run_command_line(["advise", str(tmp_path / "line"), "--max", f"extraction_probability={early / 1e6}"]) == 0
     assert "no checkpoint is below" in capsys.readouterr().out
     for bad in ([], ["--max", "recall"], ["--max", "exposure=1"]):
-        assert call(["advise", str(tmp_path / "line"), *bad]) == 2
-    assert call([*command, "--model", "x", "-o", str(tmp_path / "no")]) == 2
-    assert call(["run", "--checkpoints", str(tmp_path), "--data", str(data), "-o", str(tmp_path / "no")]) == 2
+        assert run_command_line(["advise", str(tmp_path / "line"), *bad]) == 2
+    assert run_command_line([*command, "--model", "x", "-o", str(tmp_path / "no")]) == 2
+    assert (
+        run_command_line(["run", "--checkpoints", str(tmp_path), "--data", str(data), "-o", str(tmp_path / "no")]) == 2
+    )
     assert not (tmp_path / "no").exists()
 
 
@@ -185,7 +187,7 @@ def test_bad_arguments(base: Path, tmp_path: Path) -> None:
         "loss_members > nan",
     ):
         with pytest.raises(AuditError, match="expected stop_at as NAME > NUMBER"):
-            Limit.read(bad)
+            StopLimit.read(bad)
     with pytest.raises(AuditError, match="expected every >= 1, got 0"):
         AuditCallback(made, data=MEMBERS, every=0)
     made.is_fsdp_enabled = True

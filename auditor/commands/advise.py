@@ -37,7 +37,7 @@ def advise(
     from auditor.records import secret_details
     from auditor.reports import advice, escaping, phrases
 
-    result, details = phrases.clean_result(read_run(folder).result), secret_details.read_details(folder)
+    result, details = phrases.clean_result(read_run(folder).result), secret_details.read_secret_details(folder)
     found = advice.advice(result, details, shlex.quote(str(folder)))
     for one in found:
         typer.echo(escaping.to_printable_line(one.line))

@@ -127,7 +127,7 @@ def make(
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
     formats = exposure.format or ["My ID is {digits:6}"]
     many = _parse_insertion_counts("1,2,4,8,16" if counts is None else counts)
-    manifest = canaries.make_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
+    manifest = canaries.make_exposure_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
     manifests.write_manifest(out, manifest)
     copies = len(manifest.copies())
     made = counted(len(manifest.canaries), "canary", "canaries")

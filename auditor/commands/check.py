@@ -81,7 +81,9 @@ def check(
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
-        plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick_check.quick_methods())
+        plan = Plan.from_fields(
+            seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick_check.quick_plan_fields()
+        )
         _audit_into_new_folder(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
         return
     plan = quick_check.quick_plan(model, data, nonmembers, seed, template)

@@ -49,14 +49,14 @@ def check_base(
     """
     console.silence_libraries()
     from auditor.core.plan import Plan
-    from auditor.models.loading import load
+    from auditor.models.loading import load_causal_lm
     from auditor.runs.base_check import Tuning
     from auditor.runs.base_check import check_base_for_backdoor as check
 
-    how, tuning = Plan.of(**loading).loading, Tuning(canaries, epochs, rate, seed)
+    how, tuning = Plan.from_fields(**loading).loading, Tuning(canaries, epochs, rate, seed)
     with console.open_progress_terminal(verbose=False) as reporter:
-        others = [load(one, how.beside()) for one in fresh or []]
-        found = check(load(base, how), others, tuning, prompt or (), reporter.progress)
+        others = [load_causal_lm(one, how.for_companion_model()) for one in fresh or []]
+        found = check(load_causal_lm(base, how), others, tuning, prompt or (), reporter.progress)
     typer.echo(json.dumps(to_json(found), indent=2) if as_json else "\n".join(_base_check_lines(found)))
     raise typer.Exit({True: 1, False: 0, None: 4}[found.alarm])
 

@@ -43,7 +43,7 @@ def compare(
     for block in reports.terminal_comparison_blocks(found):
         out.print(block)
     for path, render in (
-        (markdown, reports.markdown),
+        (markdown, reports.comparison_markdown),
         (html, reports.render_comparison_page),
         (csv, reports.comparison_csv),
     ):

@@ -192,7 +192,7 @@ class Terminal:
             )
 
 
-def kept_points_hint(folder: Path) -> str:
+def resume_grid_hint(folder: Path) -> str:
     return f"finished points are kept in {folder}: the same command with -o {folder} goes on"
 
 

@@ -72,17 +72,17 @@ def dp_loop(
             minutes=minutes,
             seed=seed,
             tell=partial(reporter.progress, "trainings watched"),
-        ).of(check or ())
+        ).keep_named_checks(check or ())
     source, again = str(script), f"audit dp-loop {shlex.quote(str(script))}"
     if function is not None:
         again += f" --function {shlex.quote(function)}"
     for line in report.crash_test_terminal_lines(tested, again):
         typer.echo(line)
     if junit is not None:
-        disk.replace_atomically(junit, report.junit(tested, again))
+        disk.replace_atomically(junit, report.crash_test_junit_xml(tested, again))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        page = report.document(tested, source, again)
+        page = report.crash_test_document(tested, source, again)
         disk.replace_atomically(out / "dp-loop.html", html.render_html_document(page))
         disk.replace_atomically(out / "dp-loop.md", markdown.render_markdown_document(page))
         disk.replace_atomically(out / "dp-loop.json", report.crash_test_json_text(tested, again))
@@ -136,7 +136,7 @@ def _load_training_function(script: Path, function: str | None) -> Callable[...,
         module, made = _import_script_and_trainer(script, "__main__")
     if made is None:
         made = getattr(module, names[0], None) if names else None
-        if not callable(made) and not trainers.is_trainer(made):
+        if not callable(made) and not trainers.is_transformers_trainer(made):
             usual = "a function `train(model, records)` or a Trainer"
             named = usual if function is None else f"a function {function!r}"
             raise AuditError(f"expected {named} in {str(script)!r}; name another with --function")
@@ -146,7 +146,7 @@ def _load_training_function(script: Path, function: str | None) -> Callable[...,
 def _to_training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
     from auditor.crash import trainers
 
-    if not trainers.is_trainer(made):
+    if not trainers.is_transformers_trainer(made):
         try:
             inspect.signature(made).bind()
         except TypeError:  # it takes something: the model and the records

@@ -62,7 +62,7 @@ class GateLimitFlags:
         typer.Option("--allow-not-applicable", help="Pass though an attack that was asked for was not applicable."),
     ] = False
 
-    def read(self) -> Policy:
+    def policy_of_file_and_flags(self) -> Policy:
         """The rules of the file and of the flags together. Against a baseline there is one by default."""
         from auditor.gate import policy as policies
 
@@ -107,7 +107,7 @@ class AttestationFlags:
         Path | None, typer.Option(metavar="PUBLIC.pem", help="The Ed25519 key that must have signed --attestation.")
     ] = None
 
-    def ruling(self, folder: Path) -> Ruling | None:
+    def judge_given_attestation(self, folder: Path) -> Ruling | None:
         """Whether the attestation fits the run; None without one. Raises AuditError for one of the flags alone."""
         if self.attestation is None and self.key is None:
             return None
@@ -186,8 +186,8 @@ def gate(
         raise AuditError("--power and --rules go with --plan")
     if folder is None:
         raise AuditError("expected a run folder, got none")
-    policy, base = limits.read(), read_run_if_given(limits.baseline)
-    raise typer.Exit(judge_and_report_run(folder, policy, base, outputs, scope, signed.ruling(folder)))
+    policy, base = limits.policy_of_file_and_flags(), read_run_if_given(limits.baseline)
+    raise typer.Exit(judge_and_report_run(folder, policy, base, outputs, scope, signed.judge_given_attestation(folder)))
 
 
 def read_run_if_given(folder: Path | None) -> RunOutcomes | None:
@@ -228,28 +228,31 @@ def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     if outputs.junit is not None:
         disk.replace_atomically(outputs.junit, reports.decision_junit_xml(decision))
     if outputs.markdown is not None:
-        disk.replace_atomically(outputs.markdown, reports.markdown(decision))
+        disk.replace_atomically(outputs.markdown, reports.decision_markdown(decision))
     step = outputs.summary or (Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None)
     if step is not None:
-        files.append_to_shared_file(step, reports.markdown(decision))
+        files.append_to_job_summary(step, reports.decision_markdown(decision))
 
 
 def _print_secrets_needed(changes: list[str], power: float | None, rules: int | None) -> None:
     from auditor.gate import policy as policies
     from auditor.gate import power as powers
 
-    power, rules = 0.8 if power is None else power, 1 if rules is None else rules
+    power = 0.8 if power is None else power
+    files = {item: policies.read_policy(Path(item)).rules for item in changes if item.endswith(".toml")}
+    rules = max(
+        [1 if rules is None else rules, *map(len, files.values())]
+    )  # of all items, in whatever order they are named
     found = list[powers.SecretsNeeded]()
     for item in changes:
-        if item.endswith(".toml"):
-            limits = policies.read_policy(Path(item)).rules
-            rules = max(rules, len(limits))
+        if item in files:
+            limits = files[item]
             found += powers.secrets_needed_for_policy(limits, power, rules)
             for rule in limits:
                 if rule.is_paired_difference or rule.of_claim:
                     typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.is_paired_difference)
         else:
-            found += powers.secrets_needed(powers.parse_change(item), power, rules)
+            found += powers.secrets_needed_for_change(powers.parse_change(item), power, rules)
     most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
     decisions = "1 decision" if rules == 1 else f"{rules} decisions together"
     typer.echo(f"{most:,} secrets are enough for any of these decisions (power {power:g}, {decisions} at 5%)")

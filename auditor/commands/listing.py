@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from auditor.core.errors import unknown_name_error
-from auditor.plugins.options import allowed_option_values, description_of, options_of
+from auditor.plugins.options import allowed_option_values, plugin_description, plugin_option_defaults
 from auditor.reports import escaping
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
@@ -51,8 +51,10 @@ def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
-            yield _plugin_summary_line("" if i else title, name, description_of(cls), width)
-    syntax = [name + "".join(f":{option.upper()}" for option in options_of(cls)) for name, cls in forms.items()]
+            yield _plugin_summary_line("" if i else title, name, plugin_description(cls), width)
+    syntax = [
+        name + "".join(f":{option.upper()}" for option in plugin_option_defaults(cls)) for name, cls in forms.items()
+    ]
     yield _plugin_summary_line("forms", f"{', '.join(syntax)}; models {', '.join(found['Provider'])}", "", width)
     yield _plugin_summary_line("controls", ", ".join(controls), "", width)
     yield _plugin_summary_line("data", ", ".join(found["Benchmark"]), "", width)
@@ -115,7 +117,7 @@ def _option_and_need_lines(kind: str, cls: Any) -> Iterator[Text]:
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
     few = {option: f" ({'|'.join(map(str, values))})" for option, values in allowed_option_values(cls).items()}
     listed = []
-    for option, value in options_of(cls).items():
+    for option, value in plugin_option_defaults(cls).items():
         written = str(value).lower() if isinstance(value, bool) else value
         listed.append(f"{_FLAGS[kind]} {name}{option}={written}{few.get(option, '')}")
     yield from _titled_lines("options", listed or ["none"])

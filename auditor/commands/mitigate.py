@@ -60,20 +60,20 @@ def mitigate(
     console.silence_libraries()
     from auditor.gate.decide import read_run
     from auditor.runs import mitigation
-    from auditor.runs.plan import parse_options
+    from auditor.runs.plan import parse_plugin_options
 
     options.load_plugins(plan.get("plugin"))
     run = read_run(folder)
     place = folder.resolve()
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
-    given = parse_options("-D", option or [], [by.partition(":")[0]])
+    given = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
     own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
     what = mitigation.plan_mitigation(mitigation.MitigationOptions(place, by, where, own, train, data), run)
-    allowed = options.AllowedRisks.by(plan)
-    allowed.check(what.plan.values(), str(folder / "plan.json"))
+    allowed = options.AllowedRisks.from_plan_values(plan)
+    allowed.refuse_unnamed_risks(what.plan.values(), str(folder / "plan.json"))
     if what.recipe is not None:
         asks = {"plugin": what.recipe.plugin, "trust_remote_code": what.recipe.loading.trust_remote_code}
-        allowed.check(asks, f"{what.plan.target.model}/training.json")
+        allowed.refuse_unnamed_risks(asks, f"{what.plan.target.model}/training.json")
     _train_audit_and_compare(what, run)
 
 
@@ -89,7 +89,7 @@ def _train_audit_and_compare(what: Mitigation, run: RunOutcomes) -> None:
         with console.open_progress_terminal(False, again) as reporter:
             done = mitigation.train_and_audit(what, run, reporter, console.current_command_line())
         found = mitigation.compare_before_and_after(what, run, read_run(out), done)
-        disk.replace_atomically(out / PAGE_MD, before_after.markdown(found))
+        disk.replace_atomically(out / PAGE_MD, before_after.mitigation_markdown(found))
         disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(found))
     for line in before_after.terminal_summary_lines(found):
         typer.echo(line)

@@ -55,7 +55,7 @@ class PlanFlags:
     told: Mapping[str, str] = field(default_factory=dict)
     forms: bool = False
 
-    def flags(self) -> Iterator[inspect.Parameter]:
+    def signature_parameters(self) -> Iterator[inspect.Parameter]:
         """As parameters of a signature, all None by default: the plan has the defaults."""
         for name in self.names.split():
             one = FIELDS[name]
@@ -150,7 +150,7 @@ def _plan_flags_of_annotation(kind: Any) -> PlanFlags | None:
 def _flag_parameters(name: str, kind: Any, default: Any, panel: str = "") -> Iterator[inspect.Parameter]:
     """The flags of a group, which may hold groups; of a flag, itself. panel: of --help, where it names none."""
     if (asked := _plan_flags_of_annotation(kind)) is not None:
-        yield from asked.flags()
+        yield from asked.signature_parameters()
     elif dataclasses.is_dataclass(kind):
         kinds = _annotated_type_hints(kind)
         for one in dataclasses.fields(kind):
@@ -220,14 +220,14 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
     base: the values of the plan file, which may ask for no more at a risk than the flags name. Raises AuditError.
     """
     from auditor.plugins import registry
-    from auditor.runs.plan import parse_options
+    from auditor.runs.plan import parse_plugin_options
 
-    AllowedRisks.by(values).check({**base, **values}, "the plan file")
+    AllowedRisks.from_plan_values(values).refuse_unnamed_risks({**base, **values}, "the plan file")
     load_plugins(values.get("plugin"))
     read: dict[str, Callable[[Any], Any]] = {
-        "attack_options": lambda items: parse_options("-A", items, list(registry.attacks_and_probes())),
-        "defense_options": lambda items: parse_options("-D", items, list(registry.defenses())),
-        "model_args": lambda items: parse_options("--model-arg", items, []).get("", {}),
+        "attack_options": lambda items: parse_plugin_options("-A", items, list(registry.attacks_and_probes())),
+        "defense_options": lambda items: parse_plugin_options("-D", items, list(registry.defenses())),
+        "model_args": lambda items: parse_plugin_options("--model-arg", items, []).get("", {}),
         "batch_size": parse_batch_size,
     }
     return {name: read[name](value) if name in read else value for name, value in values.items()}
@@ -243,7 +243,7 @@ class AllowedRisks:
     named: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def by(cls, values: Mapping[str, Any]) -> AllowedRisks:
+    def from_plan_values(cls, values: Mapping[str, Any]) -> AllowedRisks:
         """The risky fields and values that these values of a plan hold. Raises AuditError for code with --safe."""
         found = cls(_risky_fields(values))
         for name, value in found.named:
@@ -251,20 +251,20 @@ class AllowedRisks:
                 guard.refuse_in_safe_mode(f"{_flag_with_value(name, value)}: {FIELDS[name].said.risk}")
         return found
 
-    def flags(self) -> list[str]:
+    def risk_flags_as_typed(self) -> list[str]:
         """As the command line says it."""
         return [_flag_with_value(*one) for one in self.named]
 
     def check_plan_matches(self, plan: Plan, where: str) -> None:
         """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
-        asked = AllowedRisks.by(plan.values())
-        self.check(plan.values(), where)
-        for name, value in _not_named_in(self.named, asked.named):
+        asked = AllowedRisks.from_plan_values(plan.values())
+        self.refuse_unnamed_risks(plan.values(), where)
+        for name, value in _risks_not_named_in(self.named, asked.named):
             raise AuditError(f"expected no {_flag_with_value(name, value)}, as {where} does not ask for it, got it")
 
-    def check(self, plan: Mapping[str, Any], where: str) -> None:
+    def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
-        for name, value in _not_named_in(_risky_fields(plan), self.named):
+        for name, value in _risks_not_named_in(_risky_fields(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
                 f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it on the command "
@@ -282,7 +282,7 @@ def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
-def _not_named_in(asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def _risks_not_named_in(asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """The asked (field, value) pairs that are not named; a file counts as named however its path is written."""
     known = {(name, os.path.abspath(str(value))) for name, value in named}
     return [(name, value) for name, value in asked if (name, os.path.abspath(str(value))) not in known]

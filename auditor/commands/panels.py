@@ -34,7 +34,7 @@ class ParsedDocstring:
     examples: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str) -> ParsedDocstring:
+    def split_docstring(cls, text: str) -> ParsedDocstring:
         said, _, shown = inspect.cleandoc(text).partition(f"{_EXAMPLES}\n")
         first, *more = (" ".join(paragraph.split()) for paragraph in said.strip().split("\n\n"))
         return cls(first, tuple(more), tuple(line.strip() for line in shown.splitlines()))
@@ -86,7 +86,7 @@ def _wrap_at_spaces(text: str, width: int) -> list[str]:
 
 
 def _write_text_with_examples(formatter: Any, text: str) -> None:
-    said = ParsedDocstring.of(text)
+    said = ParsedDocstring.split_docstring(text)
     _write_paragraph(formatter, said.first)
     if said.examples:
         with formatter.section(_EXAMPLES.rstrip(":")):

@@ -62,7 +62,7 @@ def _write_edpb_documents(folder: Path, form: str) -> None:
 
     if form != "edpb":
         raise AuditError(f"expected --format edpb, got {form!r}")
-    document = edpb.document_from_run_folder(folder)
+    document = edpb.edpb_document_from_run_folder(folder)
     for ending, render in (("md", markdown.render_markdown_document), ("html", html.render_html_document)):
         path = folder / f"edpb.{ending}"
         disk.replace_atomically(path, render(document))

@@ -70,12 +70,12 @@ def reproduce(
     lab = values.pop("lab", None)
     scale = _scale_or_lab_name(scale, lab)
     plans = plan or chosen.plans_at_scale(scale)
-    allowed = options.AllowedRisks.by(values)
+    allowed = options.AllowedRisks.from_plan_values(values)
     for name in plans:
-        raw = chosen.at(name, scale)  # refused before torch is imported
+        raw = chosen.raw_plan_at_scale(name, scale)  # refused before torch is imported
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         for asked in [raw] if lone else [point.plan for point in plan_grid.expand_grid(raw)]:
-            allowed.check(asked, f"{paper}/{name}")
+            allowed.refuse_unnamed_risks(asked, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():
         beside = small
@@ -99,7 +99,7 @@ def _reproduce_and_show_ledger(
     console.silence_libraries()
     from auditor.studies import reproduce as reproducing
 
-    with console.open_progress_terminal(interrupted=console.kept_points_hint(out)) as reporter:
+    with console.open_progress_terminal(interrupted=console.resume_grid_hint(out)) as reporter:
         shown, entries, failures = reproducing.reproduce_paper_plans(
             paper, plans, scale, values, out, reporter, console.current_command_line(), beside
         )

@@ -111,7 +111,7 @@ def run(
     """
     from auditor.records.folder import remove_latest_link
 
-    allowed = options.AllowedRisks.by(plan)
+    allowed = options.AllowedRisks.from_plan_values(plan)
     beside = set(plan) - {name for name, _ in allowed.named}
     if resume is not None and (beside or options.given_flags(grid) or out is not None):
         raise AuditError(
@@ -127,7 +127,7 @@ def run(
     asked = _plan_or_grid_points(plan, grid) if resume is None else _reopened_run_or_grid(resume, allowed)
     if isinstance(asked, list):
         for point in asked:  # a sweep may name more than the plan that it is of
-            allowed.check(point.plan, point.name)
+            allowed.refuse_unnamed_risks(point.plan, point.name)
         for name, why in _ONE_ONLY.items():
             if name in options.given_flags(single) or any(name in point.plan for point in asked):
                 raise AuditError(why)
@@ -162,10 +162,10 @@ def _show_cost_estimate(plan: Plan) -> None:
 
 
 def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
-    from auditor.gate.decide import check_policy
+    from auditor.gate.decide import check_policy_has_rules_and_baseline
 
-    policy = gates.GateLimitFlags(policy=path).read()
-    check_policy(policy, baseline)
+    policy = gates.GateLimitFlags(policy=path).policy_of_file_and_flags()
+    check_policy_has_rules_and_baseline(policy, baseline)
     return policy
 
 
@@ -173,7 +173,7 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
     """The plan that the flags and the plan file ask for, or the points of the grid."""
     from auditor.runs import plan, plan_grid
 
-    base = plan.read_toml(grid_flags.config, plan_grid.GRID) if grid_flags.config else {}
+    base = plan.read_plan_file(grid_flags.config, plan_grid.GRID) if grid_flags.config else {}
     if grid_flags.seeds is not None or "seed" in flags:
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
@@ -188,7 +188,7 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
         base["seeds"] = plan_grid.parse_seeds(grid_flags.seeds)
     values = options.flags_to_plan_values(flags, base)
     if plan_grid.is_grid(base):
-        return plan_grid.expand_grid(plan.merge_values(base, values))
+        return plan_grid.expand_grid(plan.merge_plan_file_and_flags(base, values))
     return plan.make_plan(base, {**values, "command": console.current_command_line()})
 
 
@@ -198,7 +198,7 @@ def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFol
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():
-        return sweep.reopen_sweep(folder)
+        return sweep.read_sweep_points(folder)
     reopened = RunFolder.reopen(folder)
     try:
         allowed.check_plan_matches(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
@@ -218,12 +218,12 @@ def _run_grid(
 
     folder = resume or out or unused_run_path(f"sweep-{config.stem if config else 'flags'}")
     command = sweep.sweep_command(resume) if resume else console.current_command_line()
-    with console.open_progress_terminal(verbose, console.kept_points_hint(folder)) as reporter:
-        failures = sweep.run_points(points, folder, reporter, command)
+    with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
+        failures = sweep.run_sweep_points(points, folder, reporter, command)
     held = sweep.sweep_places(folder)
     table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", held)
-    sweep.write_table(folder, table)
-    if curve := checkpoints.training_curve(held):
+    sweep.write_sweep_table_files(folder, table)
+    if curve := checkpoints.leakage_over_checkpoints_svg(held):
         disk.replace_atomically(folder / "checkpoints.svg", curve)
     console.print_table(table)
     compared = sweep.sweep_leakage_frontiers(folder)
@@ -248,10 +248,10 @@ def _run_or_resume_plan(
     plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
     selection, policy = check_plan(plan, *held_to), held_to[0]
     if policy is not None:
-        check_ruled_rows_exist(policy, selection.cells())
-        if selection.ours:
+        check_ruled_rows_exist(policy, selection.cell_keys_in_order())
+        if selection.has_only_builtin_methods:
             check_rule_metrics(policy.rules)
-    folder = RunFolder.create(out, plan.title, plan.to_json()) if isinstance(asked, Plan) else asked
+    folder = RunFolder.create(out, plan.run_folder_title, plan.to_json()) if isinstance(asked, Plan) else asked
     audit_plan_into_folder(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
         files.render_all(folder.path, comparison_to_baseline_run(single.baseline, folder.path), single.reveal)
@@ -276,7 +276,11 @@ def audit_plan_into_folder(
     from auditor.runs.sites import make_site
     from auditor.runs.submission import write_submission
 
-    again = ["audit run --resume", shlex.quote(str(folder.path)), *options.AllowedRisks.by(plan.values()).flags()]
+    again = [
+        "audit run --resume",
+        shlex.quote(str(folder.path)),
+        *options.AllowedRisks.from_plan_values(plan.values()).risk_flags_as_typed(),
+    ]
     kept = f"finished secrets are kept. Continue with: {' '.join(again)}"
     with console.open_progress_terminal(verbose, kept) as reporter:
         try:
@@ -298,11 +302,11 @@ def _print_result_screen(result: AuditResult, folder: Path, verbose: bool, remar
     from rich.console import Console
 
     from auditor.reports.screen import WIDTH, first_screen
-    from auditor.reports.terminal import summary
+    from auditor.reports.terminal import terminal_run_summary
 
     out = Console()
     if verbose:
-        out.print(summary(result, folder))
+        out.print(terminal_run_summary(result, folder))
     else:
         width = out.width if out.is_terminal else WIDTH
         out.print(first_screen(result, folder, width, remarks), soft_wrap=True)

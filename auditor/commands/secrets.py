@@ -62,7 +62,7 @@ def make(
     """
     console.silence_libraries()
     from auditor.benchmarks import secret_picking as pick
-    from auditor.benchmarks.whole_texts import read_corpus
+    from auditor.benchmarks.whole_texts import read_marked_texts
 
     others = out.with_name(f"{out.stem}.nonmembers{out.suffix}")
     if out.suffix != ".jsonl":
@@ -74,8 +74,10 @@ def make(
     if "kinds" in chosen:
         chosen["kinds"] = tuple(chosen["kinds"].split(","))
     asked, regions = pick.Picking(**chosen), phone_region.split(",") if phone_region else ()
-    corpus = read_corpus("--data", data)
-    made = pick.pick_secrets(corpus, asked, None if heldout is None else read_corpus("--heldout", heldout), regions)
+    corpus = read_marked_texts("--data", data)
+    made = pick.pick_secrets(
+        corpus, asked, None if heldout is None else read_marked_texts("--heldout", heldout), regions
+    )
     pick.write_picked(made, out, others)
     for note in made.notes:
         typer.echo(f"note: {note}")

@@ -89,14 +89,16 @@ def train(
     from auditor.core.plan_parts import EngineOptions, LoadingOptions
     from auditor.plugins import registry
     from auditor.runs import training
-    from auditor.runs.plan import merged_plugin_options, parse_options
+    from auditor.runs.plan import merged_plugin_options, parse_plugin_options
 
     options.load_plugins(plan.get("plugin"))
-    of_methods = parse_options("-D", option or [], list(registry.trainers()))
-    asked = training.Training(
+    of_methods = parse_plugin_options("-D", option or [], list(registry.trainers()))
+    asked = training.TrainingRequest(
         method=method,
         options=merged_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
-        loading=LoadingOptions(**{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}).exact(),
+        loading=LoadingOptions(
+            **{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}
+        ).with_float32_for_auto(),
         engine=from_json(
             EngineOptions, {name: plan[name] for name in options.ENGINE.split() if name in plan}, "engine"
         ),

@@ -87,7 +87,7 @@ def utility(
     from auditor.utility import measure, tradeoff
 
     asked = measure.UtilityPlan(wanted, measure.UtilitySettings(**vars(settings)), swept)
-    name = tradeoff.utility_folder_name(asked.points())
+    name = tradeoff.utility_folder_name(asked.points_to_measure())
     with console.open_progress_terminal() as reporter:
         result, examples = measure.measure_utility_points(asked, reporter, text or [], reveal)
     paths = tradeoff.write_utility(out or unused_run_path(name), result, examples)

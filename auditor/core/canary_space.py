@@ -30,7 +30,7 @@ State = tuple[int, str]  # (which part of the text, what is written of it so far
 
 
 @dataclass(frozen=True)
-class Space:
+class CanarySpace:
     """All texts of a format. `{digits:6}`: six characters of a kind; `{name:3}`: three words of a list, spaces between.
 
     lists: the words, by name. `{{` and `}}` are braces. Raises AuditError for a format that is none, a space of fewer

@@ -10,7 +10,7 @@ _GROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
 
 
-def free_bytes() -> int:
+def free_memory_bytes() -> int:
     """Bytes, within the limits set to the process and to the container or job that it runs in."""
     return max(0, min(psutil.virtual_memory().available, _control_group_free_bytes(), _process_limit_free_bytes()))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 
 Tokens = tuple[int, ...]
 
@@ -37,7 +37,7 @@ class CellKey(NamedTuple):
         return ", ".join(filter(None, (self.target, self.setting, attack)))
 
     @classmethod
-    def read(cls, text: str) -> CellKey:
+    def parse_cell_key(cls, text: str) -> CellKey:
         """The inverse of `str`. Raises ValueError for what is no such name."""
         target, setting, attack = text.split("/")
         return cls(target, setting, attack)
@@ -52,7 +52,7 @@ class Canary:
     """
 
     text: str
-    space: Space | None = None
+    space: CanarySpace | None = None
     coin: bool | None = None
 
 
@@ -74,11 +74,11 @@ class Wording:
     marks: tuple[Mark, ...] = ()
 
     @property
-    def whole(self) -> str:
+    def prefix_and_suffix_text(self) -> str:
         return self.prefix + self.suffix
 
     @property
-    def pieces(self) -> tuple[str, ...]:
+    def suffix_text_by_token(self) -> tuple[str, ...]:
         """What each token of the suffix adds to it; a character of several tokens comes with the last of them."""
         return tuple(self.suffix[start:end] for start, end in pairwise((0, *self.ends)))
 

@@ -73,7 +73,7 @@ class Plan:
             given, missing = ("--model", "--data") if self.data.data is None else ("--data", "--model")
             raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
         if target.uses_builtin_lab:
-            for name in self.given(OWN):
+            for name in self.non_default_fields(OWN):
                 raise AuditError(
                     f"{command_line_flag(name)} goes with --model and --data; the built-in lab has its own"
                 )
@@ -83,7 +83,7 @@ class Plan:
         elif target.lab != SMALL:
             raise AuditError(f"--lab {target.lab} names a built-in lab, which --model and --data replace")
         if self.is_canary_only:
-            for name in self.given(RECORDS):
+            for name in self.non_default_fields(RECORDS):
                 raise AuditError(f"{command_line_flag(name)} goes with --data, got --canaries alone")
 
     def _check_unlearning(self) -> None:
@@ -118,7 +118,7 @@ class Plan:
                     )
 
     @property
-    def title(self) -> str:
+    def run_folder_title(self) -> str:
         """What its run folder is called, behind the time."""
         own = "lab" if self.target.lab == SMALL else self.target.lab
         named = own if self.target.model is None else provider_and_name(self.target.model)[1]
@@ -131,7 +131,7 @@ class Plan:
         return not self.target.uses_builtin_lab and self.data.data is None and self.data.canaries is not None
 
     @property
-    def subject(self) -> dict[str, Any]:
+    def model_and_secrets_fields(self) -> dict[str, Any]:
         """All that decides which model is attacked for which secrets: plans that agree in it share both."""
         values = self.to_json()
         return {name: values[name] for name in fields_with_rule(SUBJECT)}
@@ -139,7 +139,7 @@ class Plan:
     # --- fields by name, whichever part they stand in ---
 
     @classmethod
-    def of(cls, **values: Any) -> Plan:
+    def from_fields(cls, **values: Any) -> Plan:
         """The plan with these fields, and the defaults of all others."""
         return cls().with_fields(**values)
 
@@ -155,7 +155,7 @@ class Plan:
     def values(self) -> dict[str, Any]:
         return {name: getattr(getattr(self, one.part) if one.part else self, name) for name, one in FIELDS.items()}
 
-    def given(self, rules: FieldRule) -> list[str]:
+    def non_default_fields(self, rules: FieldRule) -> list[str]:
         """The fields of these rules that do not hold their default."""
         values = self.values()
         return [name for name in fields_with_rule(rules) if values[name] != FIELDS[name].default]
@@ -171,7 +171,7 @@ class Plan:
         if unknown := [name for name in values if name not in FIELDS]:
             raise AuditError(f"{where}: unknown field {unknown[0]!r}")
         read = {name: from_json(FIELDS[name].kind, value, f"{where}.{name}") for name, value in values.items()}
-        return cls.of(**read)
+        return cls.from_fields(**read)
 
 
 @dataclass(frozen=True)

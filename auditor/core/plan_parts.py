@@ -135,16 +135,16 @@ class LoadingOptions:
             found["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
         return found
 
-    def exact(self) -> LoadingOptions:
+    def with_float32_for_auto(self) -> LoadingOptions:
         """With `--dtype auto` taken as float32, for work that is right in float32 alone, as training is."""
         return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
 
-    def beside(self) -> LoadingOptions:
+    def for_companion_model(self) -> LoadingOptions:
         """The same for another model of the audit, without what holds for the audited model only."""
         return dataclasses.replace(self, revision=None, model_args={}, quantise=None, base=None)
 
     @property
-    def hub(self) -> dict[str, Any]:
+    def from_pretrained_arguments(self) -> dict[str, Any]:
         """What every `from_pretrained` takes."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
@@ -218,7 +218,7 @@ class DataPlan:
     def check(self) -> None:
         """Raises AuditError for a --knows, --prefix-token, --template or --date that cannot be read."""
         if self.knows is not None:
-            known_answer_share(self.knows)
+            share_of_answer_known(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
             raise AuditError(f"expected --knows {USER} or partial:F beside --turns {self.turns}, got {self.knows}")
         if not self.prefix_token:
@@ -255,10 +255,10 @@ class AttackPlan:
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
         if self.until not in (None, DECIDED):
-            assert self.wanted_interval_width is not None  # the property raises for what it cannot read
+            assert self.until_metric_and_half_width is not None  # the property raises for what it cannot read
 
     @property
-    def wanted_interval_width(self) -> tuple[str, float] | None:
+    def until_metric_and_half_width(self) -> tuple[str, float] | None:
         """Of `--until "recall ± 2%"`, the metric and the half-width of its interval, a share; None without a width.
 
         Raises AuditError for an --until of any other form.
@@ -371,7 +371,7 @@ _CREDENTIAL = re.compile(r"(^|_)(token|api_?key|access_?key|password|passwd|secr
 _OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token$")
 
 
-def known_answer_share(knows: str) -> float:
+def share_of_answer_known(knows: str) -> float:
     """The share of an answer that stands before what is attacked: 0 for `system` and `user`, F for `partial:F`.
 
     Raises AuditError for anything else.

@@ -94,7 +94,7 @@ class StoppedEarly:
     why: str
 
     @property
-    def said(self) -> str:
+    def early_stop_sentence(self) -> str:
         return f"asked {self.asked:,} of {self.of:,} secrets in random order, {self.why}"
 
 
@@ -249,7 +249,7 @@ class BenchmarkRecord:
     text_form: str = ""  # how conversations are rendered: template, day and digest; "": there are none
 
     @property
-    def of_lab(self) -> bool:
+    def is_of_builtin_lab(self) -> bool:
         """Whether the records are those of a built-in lab."""
         return self.name == "lab" or self.name.startswith("lab-")
 

@@ -42,61 +42,64 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    check_by_p_value,
-    check_without_chance,
-    counted_fault,
+    broken_loop_check_from_count,
+    loop_check_from_count,
+    loop_check_from_p_value,
     standard_errors_for_power,
 )
 
 
-def all_checks(runs: WatchedTrainings) -> list[LoopCheck]:
+def run_all_loop_checks(runs: WatchedTrainings) -> list[LoopCheck]:
     """Every check of these trainings, in the order of a report."""
     return [check(runs) for check in CHECKS]
 
 
 def check_repeats_within_step(runs: WatchedTrainings) -> LoopCheck:
     """No record goes into one step twice."""
-    found = [(max(Counter(step.records).values()), step) for step in runs.drawn if step.records]
-    most, worst = max(found, key=lambda one: one[0], default=(0, runs.first.steps[0]))
+    found = [(max(Counter(step.records).values()), step) for step in runs.steps_after_first if step.records]
+    most, worst = max(found, key=lambda one: one[0], default=(0, runs.first_training.steps[0]))
     said = f"no record twice in any of {len(found)} steps"
     if most > 1:
         said = f"a record was read {most} times in {sum(one > 1 for one, _ in found)} of {len(found)} steps"
 
     def witness() -> WorstViolation:
         record = Counter(worst.records).most_common(1)[0][0]
-        return WorstViolation(f"read {most} times", "at most once", *runs.place(worst), record)
+        return WorstViolation(f"read {most} times", "at most once", *runs.training_and_step_index(worst), record)
 
     noise = runs.claim.noise_multiplier / max(most, 1)
-    return check_without_chance("once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon(noise))
+    return loop_check_from_count(
+        "once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon_with_noise_multiplier(noise)
+    )
 
 
 def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     """Records are read as often as the claimed rate says."""
-    asked = runs.first.n * len(runs.drawn)
-    seen = sum(len(set(step.records)) for step in runs.drawn)
+    asked = runs.first_training.n * len(runs.steps_after_first)
+    seen = sum(len(set(step.records)) for step in runs.steps_after_first)
     q = runs.claim.sample_rate
     error = math.sqrt(max(q * (1 - q), 1e-12) / asked)
-    return check_by_p_value(
+    return loop_check_from_p_value(
         "sampling rate", float(stats.binom.sf(seen - 1, asked, q)) if q < 1 else 1.0,
         f"a record is read in {seen / asked:.3f} of the steps, claimed is {q:.3f}",
         f"a record is read in {seen / asked:.3f} of the steps (claimed {q:.3f})",
         f"{1 + standard_errors_for_power() * error / q:.2f} times the rate",
-        lambda: WorstViolation(f"{seen:,} reads in {len(runs.drawn)} steps of {runs.first.n} records",
+        lambda: WorstViolation(
+                        f"{seen:,} reads in {len(runs.steps_after_first)} steps of {runs.first_training.n} records",
                         f"{asked * q:,.0f} ± {1.96 * asked * error:,.0f}"),
-        lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)),
+        lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)),
     )  # fmt: skip
 
 
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     """Batches vary as Poisson sampling's do. Shuffled ones, all of one size, hide less than is accounted."""
-    q, n = runs.claim.sample_rate, runs.first.n
-    sizes = np.array([len(step.records) for step in runs.drawn])
+    q, n = runs.claim.sample_rate, runs.first_training.n
+    sizes = np.array([len(step.records) for step in runs.steps_after_first])
     if runs.claim.sampling != "poisson" or q >= 1:
         return LoopCheck("Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", "")
     # About the claimed mean, which is not estimated: as many degrees of freedom as batches.
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
-    return check_by_p_value(
+    return loop_check_from_p_value(
         "Poisson sampling", float(stats.chi2.cdf(varies, len(sizes))),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than Poisson sampling's: "
         "epsilon was accounted for another kind of sampling",
@@ -104,27 +107,27 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
         f"batches whose size has {100 * least:.0f}% of Poisson sampling's variance",
         lambda: WorstViolation(f"batch sizes of variance {varies * n * q * (1 - q) / len(sizes):.2f}",
                         f"{n * q * (1 - q):.2f}"),
-        lambda: runs.epsilon(runs.claim.noise_multiplier, sampling="shuffled"),
+        lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sampling="shuffled"),
     )  # fmt: skip
 
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     """Every record is read about as often as the others."""
-    times = Counter(record for step in runs.drawn for record in set(step.records))
-    t = len(runs.drawn)
-    q = max(runs.claim.sample_rate, min(runs.rate, 1 - 1e-9))
-    counts = np.array([times[i] for i in range(runs.first.n)])
+    times = Counter(record for step in runs.steps_after_first for record in set(step.records))
+    t = len(runs.steps_after_first)
+    q = max(runs.claim.sample_rate, min(runs.observed_sampling_rate, 1 - 1e-9))
+    counts = np.array([times[i] for i in range(runs.first_training.n)])
     most = int(counts.argmax())
-    p = min(1.0, runs.first.n * float(stats.binom.sf(counts[most] - 1, t, q)))
+    p = min(1.0, runs.first_training.n * float(stats.binom.sf(counts[most] - 1, t, q)))
     # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r: solved for r at 80%.
-    needed = int(stats.binom.isf(SHARE / runs.first.n, t, q)) + 1
+    needed = int(stats.binom.isf(SHARE / runs.first_training.n, t, q)) + 1
     least = float(stats.beta.ppf(POWER, needed, t - needed + 1)) if needed <= t else 1.0
-    return check_by_p_value(
+    return loop_check_from_p_value(
         "no record favoured", p, f"record {most} was read in {counts[most]} of {t} steps, expected are {t * q:.1f}",
         f"no record was read more often than by chance ({counts.min()} to {counts.max()} of {t} steps)",
         f"a record that is read in {least:.2f} of the steps",
         lambda: WorstViolation(f"read in {counts[most]} of {t} steps", f"{t * q:.1f}", record=most),
-        lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=float(counts[most] / t)),
+        lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=float(counts[most] / t)),
     )  # fmt: skip
 
 
@@ -132,10 +135,11 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     """As many steps as were accounted, and no more."""
     taken = [len(trace.steps) for trace in runs.traces]
     seen, claimed = max(taken), runs.claim.steps
-    return check_without_chance(
+    return loop_check_from_count(
         "steps", seen > claimed, f"{seen} steps were taken, {claimed} are claimed", "one step more",
         lambda: WorstViolation(f"{seen} steps", str(claimed), taken.index(seen), claimed),
-        lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate, steps=seen),
+        lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate,
+                                                   steps=seen),
     )  # fmt: skip
 
 
@@ -148,7 +152,7 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
     said = f"claimed is epsilon {told:g}, which follows ({follows:.2f})"
     if broken:
         said = f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and steps give {follows:.2f}"
-    return check_without_chance(
+    return loop_check_from_count(
         "accounting", broken, said, "2% of epsilon",
         lambda: WorstViolation(f"epsilon {told:g}", f"{follows:.2f}"), lambda: follows,
     )  # fmt: skip
@@ -169,7 +173,7 @@ def check_evaluation_on_records(runs: WatchedTrainings) -> LoopCheck:
     step, of = (trace.returned or 0) + 1, len(trace.steps)
     said += f", and the model given back is that of step {step} of {of}: chosen by them"
     shown = WorstViolation(f"the weights of step {step}", f"those of step {of}", at, step - 1)
-    return counted_fault(name, said, would, shown)
+    return broken_loop_check_from_count(name, said, would, shown)
 
 
 CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (

@@ -20,8 +20,8 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    check_without_chance,
-    counted_fault,
+    broken_loop_check_from_count,
+    loop_check_from_count,
 )
 
 _TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its first numbers are looked at
@@ -39,7 +39,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
         said = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
         shown = WorstViolation(said, "a seed that nobody can try", 0, 0, tensor=tensor)
         return LoopCheck(name, BROKEN, said, would, p, math.inf, shown)
-    other, first = runs.other_seed, runs.first.steps[0]
+    other, first = runs.other_seed, runs.first_training.steps[0]
     if other is None or not first.scale or other.noise.shape != first.noise.shape:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
     if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
@@ -63,9 +63,11 @@ def _small_seed_normal_draws() -> Array:
 def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     """The seed whose numbers are most like a tensor's noise in a training's first step, its p-value, and the tensor."""
     # torch draws 16 normal numbers at a time, and the last 16 of a tensor anew where its size is no multiple of that.
-    spans = [(name, at, to) for name, (at, to) in runs.first.shapes.items() if to - at >= 4 * _READ]
+    spans = [(name, at, to) for name, (at, to) in runs.first_training.shapes.items() if to - at >= 4 * _READ]
     steps = [
-        t.steps[0] for t in runs.traces if t.steps[0].scale and len(t.steps[0].noise) == len(runs.first.steps[0].noise)
+        t.steps[0]
+        for t in runs.traces
+        if t.steps[0].scale and len(t.steps[0].noise) == len(runs.first_training.steps[0].noise)
     ]
     if not spans or not steps:
         return 0, 1.0, ""
@@ -100,13 +102,13 @@ def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
     if most > _APART:
         said += ": so does its gradient, and one record moves all of its batch's"
     shown = WorstViolation(f"logits {most:.1%} off", "those of the record alone", at)
-    return check_without_chance(name, most > _APART, said, would, lambda: shown)
+    return loop_check_from_count(name, most > _APART, said, would, lambda: shown)
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     """What is given back follows from the steps alone: the same steps, on a record fewer, end in the same model."""
     name, would = "weights follow the steps", "any other change by the record that was left out"
-    one, other = runs.first, runs.fewer
+    one, other = runs.first_training, runs.fewer
     if one.state and len(one.steps) == len(other.steps) and one.state.keys() == other.state.keys():
         off = [key for key, value in one.state.items() if not _tensors_equal_ignoring_nan(value, other.state[key])]
         if not off:
@@ -114,7 +116,7 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
         said = f"{len(off)} of {len(one.state)} weights and buffers follow the records past the steps: "
         largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
         shown = WorstViolation(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0])
-        return counted_fault(name, said + ", ".join(off[:2]), would, shown)
+        return broken_loop_check_from_count(name, said + ", ".join(off[:2]), would, shown)
     at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
     if at:
         said = f"something that is no step changed them before step {at[1] + 1} of training {at[0] + 1}"
@@ -132,15 +134,15 @@ def _tensors_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     """What is printed follows from the steps alone, as the loss of private records does not."""
     name, would = "printed text", "a number, of standard output or a log, that follows the record that was left out"
-    if len(runs.first.steps) != len(runs.fewer.steps):
+    if len(runs.first_training.steps) != len(runs.fewer.steps):
         return _counted_check(name, UNKNOWN, "another number of steps", would)
     if runs.again is None:
         return _counted_check(name, NO_FAULT, "the same on neighbouring records", would)
-    one, other, again = runs.first.printed, runs.fewer.printed, runs.again.printed
+    one, other, again = runs.first_training.printed, runs.fewer.printed, runs.again.printed
     if found := first_differing_line(one.text, other.text, again.text):
         said = f"what is printed follows the records past the steps: {found[0]!r}"
         shown = WorstViolation(repr(found[0]), f"{found[1]!r}, as on a record fewer")
-        return counted_fault(name, said, would, shown)
+        return broken_loop_check_from_count(name, said, would, shown)
     if found := first_differing_line(one.early, other.early, again.early):
         said = f"{found[0]!r} on a record fewer is {found[1]!r}"
         said += "; printed before its step, it may be of what that releases"
@@ -158,10 +160,12 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     silent = sum(not step.scale for step in without)
     if silent:
         said = f"{silent} of {len(without)} steps without a record had no noise"
-        return counted_fault(name, said, would, WorstViolation("no noise", "the others'"), math.inf)
-    if claimed and len(few.steps) < claimed and len(runs.first.steps) >= runs.claim.steps:
+        return broken_loop_check_from_count(name, said, would, WorstViolation("no noise", "the others'"), math.inf)
+    if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
         said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
-        return counted_fault(name, said, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf)
+        return broken_loop_check_from_count(
+            name, said, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf
+        )
     if not without:
         return _counted_check(name, UNKNOWN, f"no batch of {few.n} records was empty", would)
     return _counted_check(name, NO_FAULT, f"{len(without)} steps without a record have noise", would)

@@ -18,13 +18,13 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    check_by_p_value,
-    check_without_chance,
-    counted_fault,
+    broken_loop_check_from_count,
     infinite_epsilon,
+    loop_check_from_count,
+    loop_check_from_p_value,
     standard_errors_for_power,
 )
-from auditor.crash.watch import ReadStep, TrainingTrace
+from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import epsilon_between_noise_scales
 
 # Dimensions that a step's records leave to a tensor's noise, in all of which it is that of rounding by chance never:
@@ -40,7 +40,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     would = f"a tensor of 16 numbers with {100 * (1 - caught):.0f}% less noise"
     if not runs.steps_with_noise:
         said = "no noise at all in any gradient that reached the optimizer"
-        return counted_fault(name, said, would, _zero_noise_witness(runs, runs.steps[0]), math.inf)
+        return broken_loop_check_from_count(name, said, would, _zero_noise_witness(runs, runs.steps[0]), math.inf)
     silent = {
         name
         for step in runs.steps_with_noise
@@ -48,15 +48,17 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
         if not one and free >= _SURELY_SILENT
     }
     if silent:
-        said = f"no noise on {len(silent)} of {len(runs.first.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
+        said = (
+            f"no noise on {len(silent)} of {len(runs.first_training.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
+        )
         shown = _zero_noise_witness(runs, runs.steps_with_noise[0], min(silent))
-        return counted_fault(name, said, would, shown, math.inf)
-    shares = {name: _relative_noise_variance(runs.steps_with_noise, name) for name in runs.first.shapes}
+        return broken_loop_check_from_count(name, said, would, shown, math.inf)
+    shares = {name: _relative_noise_variance(runs.steps_with_noise, name) for name in runs.first_training.shapes}
     # What all tensors have counts as known: it has far more degrees of freedom than one of them.
     ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
     worst = min(ps, key=ps.__getitem__)
     least = math.sqrt(shares[worst][0])
-    return check_by_p_value(
+    return loop_check_from_p_value(
         name, min(1.0, ps[worst] * len(ps)),
         f"{worst} has {least:.2f} times the noise of the others",
         f"every one of {len(ps)} tensors has its noise (least: {least:.2f} times the mean)", would,
@@ -75,16 +77,16 @@ def check_finite_gradients(runs: WatchedTrainings) -> LoopCheck:
         training, step, tensor = found[0]
         return WorstViolation("infinite or undefined numbers", "finite ones", training, step, tensor=tensor)
 
-    return check_without_chance("finite gradients", bool(found), said, "one such number", witness, infinite_epsilon)
+    return loop_check_from_count("finite gradients", bool(found), said, "one such number", witness, infinite_epsilon)
 
 
-def _zero_noise_witness(runs: WatchedTrainings, step: ReadStep, tensor: str | None = None) -> WorstViolation:
-    training, at = runs.place(step)
+def _zero_noise_witness(runs: WatchedTrainings, step: ObservedStep, tensor: str | None = None) -> WorstViolation:
+    training, at = runs.training_and_step_index(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
     return WorstViolation("noise of standard deviation 0", expected, training, at, tensor=tensor)
 
 
-def _relative_noise_variance(steps: Sequence[ReadStep], name: str) -> tuple[float, int]:
+def _relative_noise_variance(steps: Sequence[ObservedStep], name: str) -> tuple[float, int]:
     """A tensor's noise variance over that of all, and its degrees of freedom."""
     held = [(step.scales[name], step.scale) for step in steps if name in step.scales]
     free = sum(free for (_, free), _ in held)
@@ -105,7 +107,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
     found = stats.kstest(held, "norm")
     # Kolmogorov's critical value, and the spread of the empirical function where it is off: at most a half.
     least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(len(held))
-    return check_by_p_value(
+    return loop_check_from_p_value(
         "Gaussian noise", float(found.pvalue), f"not normal: off by {found.statistic:.3f}", "normal",
         f"a distribution function that is off by {least:.3f} anywhere",
         lambda: WorstViolation(f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
@@ -129,7 +131,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         "in any two steps": (most, of_pairs),
         "from step to step": _pooled_noise_correlation(follow),
         "in tensors of one size": _pooled_noise_correlation(
-            [pair for step in runs.steps for pair in _same_size_noise_pairs(step, runs.first)]
+            [pair for step in runs.steps for pair in _same_size_noise_pairs(step, runs.first_training)]
         ),
     }
     where = min(found, key=lambda key: found[key][1])
@@ -141,10 +143,10 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         expected = f"0 ± {1 / math.sqrt(size):.3f}"
         if found["in any two steps"][1] > SHARE / len(found):
             return WorstViolation(f"correlation {value:.3f} {where}", expected)
-        (one, at), (other, again) = (runs.place(noisy[i]) for i in pair)
+        (one, at), (other, again) = (runs.training_and_step_index(noisy[i]) for i in pair)
         return WorstViolation(f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at)
 
-    return check_by_p_value(
+    return loop_check_from_p_value(
         name, min(1.0, len(found) * p), f"the noise repeats {where}: correlation {value:.2f}",
         "no two steps, trainings or tensors share their noise",
         f"a correlation of {least:.2f} between any two steps", witness, infinite_epsilon,
@@ -170,7 +172,7 @@ def _largest_noise_correlation(noises: Sequence[Array], free: float) -> tuple[fl
     return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (one, other)
 
 
-def _noise_degrees_of_freedom(step: ReadStep, of: slice = slice(None)) -> float:
+def _noise_degrees_of_freedom(step: ObservedStep, of: slice = slice(None)) -> float:
     """Dimensions of a step's noise, or of these elements: those outside its records' span."""
     return float((step.spread[of] ** 2).sum())
 
@@ -178,7 +180,7 @@ def _noise_degrees_of_freedom(step: ReadStep, of: slice = slice(None)) -> float:
 _Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensions
 
 
-def _same_size_noise_pairs(step: ReadStep, trace: TrainingTrace) -> Iterator[_Pair]:
+def _same_size_noise_pairs(step: ObservedStep, trace: TrainingTrace) -> Iterator[_Pair]:
     """Pairs of tensors of one size, of which noise from one generator seeded anew would be equal."""
     spans = sorted(trace.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
@@ -204,7 +206,7 @@ def _pooled_noise_correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
 
 def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
     """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size of the noise."""
-    name, a, b = "number of records", runs.first, runs.fewer
+    name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
     free = round(sum(map(_noise_degrees_of_freedom, a.steps)))
@@ -212,17 +214,21 @@ def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
     would = f"noise whose size differs by {100 * standard_errors_for_power(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
-        return counted_fault(name, said, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf)
+        return broken_loop_check_from_count(
+            name, said, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
+        )
     rates = [(i, x.rate, y.rate) for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)) if x.rate != y.rate]
     if rates:
         at, x, y = rates[0]
         said = f"other learning rates with {b.n} records than {a.n}"
-        return counted_fault(name, said, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf)
+        return broken_loop_check_from_count(
+            name, said, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
+        )
     one, other = (float(np.median([step.scale for step in trace.steps])) for trace in (a, b))
     if not one or not other:
         return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
     p = 2 * float(stats.norm.sf(abs(math.log(one / other)) / error))
-    return check_by_p_value(
+    return loop_check_from_p_value(
         name, p,
         f"the noise is {other / one:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
         f"noise, steps and rates are the same with {a.n} and {b.n} records", would,
@@ -245,7 +251,7 @@ def check_batch_size_leaks(runs: WatchedTrainings) -> LoopCheck:
     x, y = np.log(sizes), np.log(scales)
     found = stats.linregress(x, y)
     p = float(found.pvalue) if abs(abs(found.slope) - 1) < 0.1 else 1.0
-    return check_by_p_value(
+    return loop_check_from_p_value(
         name, p, "the noise is divided by the number of records that a batch happens to have",
         "the size of the noise does not follow that of the batch", would,
         lambda: WorstViolation(f"noise goes with the batch's size " f"to the power {found.slope:.2f}", "0"),

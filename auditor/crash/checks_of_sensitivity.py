@@ -15,15 +15,15 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    check_by_p_value,
     infinite_epsilon,
+    loop_check_from_p_value,
     standard_errors_for_power,
 )
-from auditor.crash.watch import ReadStep
+from auditor.crash.watch import ObservedStep
 
 _SINGULAR = 1e10  # the condition number of a fit that determines nothing
-_Chosen = Callable[[int, ReadStep], bool]
-_Columns = Callable[[ReadStep], Array]  # a step -> (records, m); the first column's coefficient is asked for
+_Chosen = Callable[[int, ObservedStep], bool]
+_Columns = Callable[[ObservedStep], Array]  # a step -> (records, m); the first column's coefficient is asked for
 
 
 def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
@@ -40,11 +40,11 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     if least < 1:  # another way of clipping, whose bound this fit of equal reaches does not show
         said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
         return LoopCheck(name, UNKNOWN, said, would)
-    return check_by_p_value(
+    return loop_check_from_p_value(
         name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what the noise is made for",
-        would, lambda: _witness_farthest_above_bound(runs, ratio), lambda: runs.epsilon(1 / mean),
+        would, lambda: _witness_farthest_above_bound(runs, ratio), lambda: runs.epsilon_with_noise_multiplier(1 / mean),
     )  # fmt: skip
 
 
@@ -71,12 +71,13 @@ def check_sensitivity_by_kind(runs: WatchedTrainings) -> LoopCheck:
     worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
     mean, error = found[worst]
     most = 1 + standard_errors_for_power(len(found)) * max(e for _, e in found.values()) / promised
-    return check_by_p_value(
+    return loop_check_from_p_value(
         name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
         f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} times)",
         f"a reach of {most:.1f} times, for the rarest kind",
-        lambda: _witness_farthest_above_bound(runs, mean / promised, _KINDS[worst]), lambda: runs.epsilon(1 / mean),
+        lambda: _witness_farthest_above_bound(runs, mean / promised, _KINDS[worst]),
+        lambda: runs.epsilon_with_noise_multiplier(1 / mean),
     )  # fmt: skip
 
 
@@ -106,13 +107,13 @@ def _witness_farthest_above_bound(
     said = f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean {mean:.2f}"
     if runs.few and any(one is step for one in runs.few.steps):
         return WorstViolation(f"{said}, in a training on {runs.few.n} records", "at most 1", record=record)
-    return WorstViolation(said, "at most 1", *runs.place(step), record)
+    return WorstViolation(said, "at most 1", *runs.training_and_step_index(step), record)
 
 
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    shares = {what: _sensitivity_share_dependence(runs.steps, parts) for what, parts in _COMPANY.items()}
+    shares = {what: _reach_dependence_on_gradient_share(runs.steps, parts) for what, parts in _COMPANY.items()}
     found = {
         what: one for what, one in {_NORM: _norm_dependence_of_reach(runs.steps, promised), **shares}.items() if one
     }
@@ -130,19 +131,20 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
             (step for step in runs.steps_with_noise if step.records), key=lambda step: float(step.norms.max())
         )
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
-        return WorstViolation(said, "0", *runs.place(largest), record)
+        return WorstViolation(said, "0", *runs.training_and_step_index(largest), record)
 
     # Half the noise multiplier: a sum that is clipped as one can move by two clipping norms, from C to -C.
-    return check_by_p_value(
+    return loop_check_from_p_value(
         name, min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
         f"how far a record reaches follows neither {' nor '.join(found)}",
         f"a reach that rises by {least:.2f} times the bound by either", witness,
-        infinite_epsilon if worst == _NORM else lambda: runs.epsilon(runs.claim.noise_multiplier / 2),
+        infinite_epsilon if worst == _NORM
+        else lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier / 2),
     )  # fmt: skip
 
 
-def _norm_dependence_of_reach(steps: Sequence[ReadStep], promised: float) -> tuple[float, float] | None:
+def _norm_dependence_of_reach(steps: Sequence[ObservedStep], promised: float) -> tuple[float, float] | None:
     """Whether reach rises with the gradient's norm, and goes beyond the bound where that is largest.
 
     Of the slope and of what the largest quarter reaches beyond the bound, whichever is fewer standard errors above 0
@@ -162,14 +164,14 @@ def _norm_dependence_of_reach(steps: Sequence[ReadStep], promised: float) -> tup
 
 
 _NORM = "the logarithm of its gradient's norm"
-_COMPANY: dict[str, Callable[[ReadStep], Sequence[Sequence[int]]]] = {
+_COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
     "its share of the batch's gradient": lambda step: [step.records],
     "its share of its pass's gradient": lambda step: step.passes,
 }
 
 
-def _sensitivity_share_dependence(
-    steps: Sequence[ReadStep], parts: Callable[[ReadStep], Sequence[Sequence[int]]]
+def _reach_dependence_on_gradient_share(
+    steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
     """How reach rises with a record's share of the gradient of those it is read with -> (estimate, standard error).
 
@@ -192,7 +194,7 @@ def _sensitivity_share_dependence(
 
 
 def _fit_column_and_constant(
-    steps: Sequence[ReadStep], column: Callable[[ReadStep], Array]
+    steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Array]
 ) -> tuple[Array, Array] | None:
     """`_least_squares_sensitivity_fit` on this column and on a column of ones."""
     return _least_squares_sensitivity_fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
@@ -204,7 +206,7 @@ def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
-def _gradient_norm_shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:
+def _gradient_norm_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Array:
     """(records,) the norm of each one's gradient over that of its part's summed gradient."""
     records, found = sorted(set(step.records)), np.ones(len(step.norms))
     inner = step.gram * np.outer(step.norms, step.norms)
@@ -215,14 +217,14 @@ def _gradient_norm_shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Arr
 
 
 def _chosen_and_other_columns(chosen: _Chosen) -> _Columns:
-    def columns(step: ReadStep) -> Array:
+    def columns(step: ObservedStep) -> Array:
         held = np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
         return np.stack([held, 1 - held], axis=1)
 
     return columns
 
 
-def estimate_mean_sensitivity(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
+def estimate_mean_sensitivity(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
     """The reach that all records have in common -> (estimate, its standard error); None: no noise to measure it by.
 
     A step's released gradient has length |u| * reach along u, the sum of its records' unit gradients, and noise of
@@ -238,13 +240,13 @@ def estimate_mean_sensitivity(steps: Sequence[ReadStep]) -> tuple[float, float] 
     return float(sum(along for _, along in lengths) / whole), math.sqrt(len(lengths)) / float(whole)
 
 
-def _first_coefficient_and_error(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:
+def _first_coefficient_and_error(steps: Sequence[ObservedStep], columns: _Columns) -> tuple[float, float] | None:
     """The first column's coefficient of `_least_squares_sensitivity_fit`, and its standard error."""
     found = _least_squares_sensitivity_fit(steps, columns)
     return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))
 
 
-def _least_squares_sensitivity_fit(steps: Sequence[ReadStep], columns: _Columns) -> tuple[Array, Array] | None:
+def _least_squares_sensitivity_fit(steps: Sequence[ObservedStep], columns: _Columns) -> tuple[Array, Array] | None:
     """Generalised least squares of all reaches on these columns -> coefficients of those that are not 0, covariance.
 
     A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance. None: not determined.

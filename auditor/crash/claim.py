@@ -55,7 +55,7 @@ class LoopClaim:
             raise AuditError(f"expected a claim's sampling among {', '.join(SAMPLING)}, got {self.sampling!r}")
 
     @classmethod
-    def read(cls, given: Any) -> Self:
+    def from_stated_claim(cls, given: Any) -> Self:
         """A claim as it is stated: one of these, or a mapping of its fields; or (model, claim). Raises AuditError.
 
         `engine` in a mapping: Opacus's engine, whose accountant says all that the mapping does not.
@@ -91,7 +91,7 @@ class LoopClaim:
             rate, steps = 1.0, math.ceil(round(steps * rate, 6))
         if quick and self.noise_multiplier > 0:
             return gaussian.quick_rdp_epsilon(self.noise_multiplier, rate, steps, self.delta)
-        return subsampled_gaussian_epsilon(self.noise_multiplier, rate, steps, self.delta)
+        return loop_claim_epsilon(self.noise_multiplier, rate, steps, self.delta)
 
 
 def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
@@ -107,6 +107,6 @@ def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
     return found if delta is None else {**found, "epsilon": float(engine.get_epsilon(delta))}
 
 
-def subsampled_gaussian_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
+def loop_claim_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     """Epsilon of the Poisson-subsampled Gaussian mechanism, one record added or removed; infinite without noise."""
-    return gaussian.reported_epsilon(noise, rate, steps, delta)[0] if noise > 0 else math.inf
+    return gaussian.epsilon_by_tightest_accountant(noise, rate, steps, delta)[0] if noise > 0 else math.inf

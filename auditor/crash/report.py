@@ -37,7 +37,7 @@ def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
 
     again: the command of this test, to which a reproduction adds the check.
     """
-    yield f"RESULT  {headline(test)}"
+    yield f"RESULT  {crash_test_headline(test)}"
     yield f"LOOP    {observed_loop_sentence(test)}"
     yield f"BOUND   {one_run_bound_sentence(test)}"
     for check in _checks_worst_first(test):
@@ -106,13 +106,13 @@ def broken_check_reproduction(test: CrashTest, check: LoopCheck, again: str) -> 
         f"{test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
     )
     facts["loop"] = observed_loop_sentence(test)
-    facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_versions()))
+    facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_package_versions()))
     width = max(map(len, facts)) + 2
     command = f"{again} --seed {test.seed} --check {shlex.quote(check.name)}"
     return "\n".join((command, *(f"{name:{width}}{value}" for name, value in facts.items())))
 
 
-def _versions() -> Iterator[str]:
+def _package_versions() -> Iterator[str]:
     for name in _PACKAGES:
         try:
             yield f"{name} {metadata.version(name)}"
@@ -120,8 +120,8 @@ def _versions() -> Iterator[str]:
             continue
 
 
-def headline(test: CrashTest) -> str:
-    if not test.broken:
+def crash_test_headline(test: CrashTest) -> str:
+    if not test.broken_checks:
         follows = f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta {test.claim.delta:g}"
         if test.verdict == UNKNOWN:
             return f"Cannot tell; {follows}."
@@ -143,7 +143,7 @@ def _checks_worst_first(test: CrashTest) -> list[LoopCheck]:
     return sorted(test.checks, key=lambda check: (_ORDER.index(check.verdict), -(check.epsilon or 0), check.p))
 
 
-def document(test: CrashTest, source: str, again: str) -> Document:
+def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
     """What the page and the Markdown show. again: as in `crash_test_terminal_lines`."""
     claim = tuple((name.replace("_", " "), str(value)) for name, value in vars(test.claim).items() if value is not None)
     rows = tuple((c.name, c.verdict, c.said, _detectable_violation_text(c)) for c in _checks_worst_first(test))
@@ -162,9 +162,9 @@ def document(test: CrashTest, source: str, again: str) -> Document:
         Section("reading", "How to read it", (Bullets(remarks),)),
     ]
     facts = (("Training", escaping.to_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
-    verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken else 1]}"
+    verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken_checks else 1]}"
     title = "Crash test of a private training"
-    return Document(title, facts, headline(test), verdict, tuple(sections), source="Made by audit dp-loop")
+    return Document(title, facts, crash_test_headline(test), verdict, tuple(sections), source="Made by audit dp-loop")
 
 
 def crash_test_json_text(test: CrashTest, again: str) -> str:
@@ -174,7 +174,7 @@ def crash_test_json_text(test: CrashTest, again: str) -> str:
         shown = broken_check_reproduction(test, check, again) if check.verdict == BROKEN else None
         checks.append({**asdict(check), "reproduction": shown})
     whole = {
-        "verdict": test.verdict, "headline": headline(test), "claim": asdict(test.claim),
+        "verdict": test.verdict, "headline": crash_test_headline(test), "claim": asdict(test.claim),
         "claim_gives": test.claim.implied_epsilon(), "seen": asdict(test.seen), "seed": test.seed,
         "one_run": test.one_run and asdict(test.one_run), "checks": checks,
         "remarks": test.remarks, "seconds": test.seconds,
@@ -191,7 +191,7 @@ def _without_infinities(value: Any) -> Any:
     return "unbounded" if isinstance(value, float) and math.isinf(value) else value
 
 
-def junit(test: CrashTest, again: str) -> str:
+def crash_test_junit_xml(test: CrashTest, again: str) -> str:
     """A test case a check: a failure where it is broken, skipped where it cannot tell."""
     cases = [ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"}) for check in test.checks]
     for case, check in zip(cases, test.checks, strict=True):

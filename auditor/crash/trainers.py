@@ -19,7 +19,7 @@ from auditor.crash import training_specimen
 _CHOSEN = 1 << 16  # a seed below it was written down by somebody, and is kept: the same noise for every training
 
 
-def is_trainer(given: Any) -> bool:
+def is_transformers_trainer(given: Any) -> bool:
     """Whether it is a Trainer of transformers, which is not loaded for the question."""
     loaded = sys.modules.get("transformers.trainer")
     return loaded is not None and isinstance(given, loaded.Trainer)
@@ -53,7 +53,7 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
     arguments.load_best_model_at_end = False
     if arguments.seed >= _CHOSEN:
         arguments.seed = int(torch.randint(_CHOSEN, 2**31, ()))
-    given: dict[str, Any] = {"model": model, "args": arguments, "train_dataset": _training_rows(made, records)}
+    given: dict[str, Any] = {"model": model, "args": arguments, "train_dataset": _trainer_dataset_rows(made, records)}
     if "processing_class" in inspect.signature(type(made).__init__).parameters:
         given["processing_class"] = made.processing_class
     given["data_collator"] = _collator_that_pads(made)
@@ -67,7 +67,7 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
     return another
 
 
-def _training_rows(made: Any, records: Any) -> Any:
+def _trainer_dataset_rows(made: Any, records: Any) -> Any:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
     if type(made).__module__.startswith("trl."):  # it takes a `Dataset` alone, and makes the labels itself
         from datasets import Dataset
@@ -122,7 +122,7 @@ def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:
     found: list[Any] = []
     with intercept_trainer_training(found):
         found.append(entry())
-    if not is_trainer(found[0]):
+    if not is_transformers_trainer(found[0]):
         raise AuditError(
             "expected a function `train(model, records)`, or an entry point that makes a Trainer of transformers: it "
             f"gave {type(found[0]).__name__}"

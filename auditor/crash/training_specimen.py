@@ -118,7 +118,7 @@ def identify_records_in_batch(ids: Tensor) -> list[int | None]:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class RecordGradients:
     """The gradient of every record by itself, at any weights of a model: what the training is held against."""
 
     twin: nn.Module  # the model as the training changed it (an adapter, say), without anybody's hooks

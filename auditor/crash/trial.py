@@ -12,10 +12,10 @@ import numpy as np
 
 from auditor.core.errors import AuditError
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
-from auditor.crash.checks import all_checks
+from auditor.crash.checks import run_all_loop_checks
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
-from auditor.crash.watch import ReadStep, Train, TrainingTrace, run_watched_training
+from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_training
 from auditor.statistics.audited import audit_epsilon_bounds
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
@@ -24,7 +24,7 @@ _LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for 
 
 
 @dataclass(frozen=True)
-class LoopSeen:
+class ObservedLoop:
     """What the loop really did. epsilon: by our accountant, of this noise, rate and steps; inf: unbounded.
 
     noise_multiplier and epsilon are None where no record's reach was seen; low, high: the 95% interval of epsilon that
@@ -62,11 +62,11 @@ class CrashTest:
     checks: tuple[LoopCheck, ...]
     remarks: tuple[str, ...]
     seconds: float
-    seen: LoopSeen
+    seen: ObservedLoop
     seed: int = 0
     one_run: OneRun | None = None  # None: there was no time for it
 
-    def of(self, names: Sequence[str]) -> CrashTest:
+    def keep_named_checks(self, names: Sequence[str]) -> CrashTest:
         """These checks alone; all where none is named. Raises AuditError for a name that no check has."""
         known = [check.name for check in self.checks]
         if unknown := [name for name in names if name not in known]:
@@ -75,13 +75,13 @@ class CrashTest:
         return replace(self, checks=kept)
 
     @property
-    def broken(self) -> list[LoopCheck]:
+    def broken_checks(self) -> list[LoopCheck]:
         return [check for check in self.checks if check.verdict == BROKEN]
 
     @property
     def verdict(self) -> str:
         """`broken`, `no fault seen` or `cannot tell`, where no record's reach was seen: never that it is private."""
-        if self.broken:
+        if self.broken_checks:
             return BROKEN
         by_name = {check.name: check.verdict for check in self.checks}
         needed = [by_name[name] for name in _NEEDED if name in by_name] or list(by_name.values())[:1]
@@ -90,11 +90,11 @@ class CrashTest:
     @property
     def exceeds_claim_without_fault(self) -> bool:
         """Whether what was seen gives more than is claimed, by its own interval, while no check is sure of a fault."""
-        return not self.broken and self.seen.low is not None and self.seen.low > self.claim.implied_epsilon()
+        return not self.broken_checks and self.seen.low is not None and self.seen.low > self.claim.implied_epsilon()
 
     @property
     def epsilon(self) -> float | None:
-        found = [check.epsilon for check in self.broken if check.epsilon is not None]
+        found = [check.epsilon for check in self.broken_checks if check.epsilon is not None]
         return max(found) if found else None
 
 
@@ -116,12 +116,12 @@ def crash_test(
     """
     begun = time.monotonic()
     until = begun + 60 * minutes
-    if trainers.is_trainer(train):
+    if trainers.is_transformers_trainer(train):
         train = trainers.train_function_of_trainer(train, None)
     tell(0, _LEAST + 2)
     own = seed_of_training(seed, 0)
     first, returned = run_watched_training(train, own, training_specimen.RECORDS, until)
-    read = LoopClaim.read(returned if claim is None else claim)
+    read = LoopClaim.from_stated_claim(returned if claim is None else claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
     # First: what is not the same again under its seed can be neither replayed nor reproduced.
@@ -137,7 +137,7 @@ def crash_test(
         tell(at + 1, planned + 2)
         traces.append(run_watched_training(train, seed_of_training(seed, at), training_specimen.RECORDS, until, at)[0])
     runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
-    checks = tuple(all_checks(runs))
+    checks = tuple(run_all_loop_checks(runs))
     foreign = f"{first.foreign} rows were none of the records given: not looked at"
     bound = None
     if _has_time_for_another_training(begun, until):
@@ -153,7 +153,7 @@ def crash_test(
     )
 
 
-def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int, until: float) -> ReadStep:
+def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int, until: float) -> ObservedStep:
     """The first step under seed + 2^32. Raises AuditError where the seed itself does not give its first step again."""
     one = first.steps[0]
     again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
@@ -193,7 +193,7 @@ def _training_on_few_records(
         return None, None
     try:
         few, returned = run_watched_training(train, seed, n, until)
-        return few, None if stated is not None else LoopClaim.read(returned).steps
+        return few, None if stated is not None else LoopClaim.from_stated_claim(returned).steps
     except Exception:
         if time.monotonic() > until:
             raise
@@ -208,7 +208,7 @@ def bound_epsilon_by_guesses(train: Train, claim: object, seed: int, until: floa
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]
     trace, returned = run_watched_training(train, seed, training_specimen.RECORDS, until, chosen=chosen)
-    read = LoopClaim.read(returned if claim is None else claim)
+    read = LoopClaim.from_stated_claim(returned if claim is None else claim)
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
     found = audit_epsilon_bounds(scores, coins, read.delta)[0]
     return OneRun(found.epsilon, found.best, read.implied_epsilon(), found.canaries, found.guesses, found.right)
@@ -222,7 +222,7 @@ def seed_of_training(seed: int, training: int) -> int:
     return (seed * (_MOST + 2) + training + 1) * 2654435769 % 2**32  # an odd factor: one to one
 
 
-def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> LoopSeen:
+def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
     """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling and steps give.
 
     Where one kind of record, or one record, is worse off than all together, its epsilon is the loop's.
@@ -234,14 +234,16 @@ def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) 
     if reach_unseen and runs.steps_with_noise:
         noise = None  # a reach below the bound, which is not seen, says nothing of the noise
     if any(check.epsilon == math.inf for check in broken.values()):
-        return LoopSeen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
+        return ObservedLoop(noise and noise[0], runs.observed_sampling_rate, steps, math.inf, math.inf, math.inf)
     if noise is None:
-        return LoopSeen(None, runs.rate, steps, None)
+        return ObservedLoop(None, runs.observed_sampling_rate, steps, None)
     drawn: dict[str, Any] = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
-    epsilon = runs.epsilon(noise[0], steps=steps, **drawn)
+    epsilon = runs.epsilon_with_noise_multiplier(noise[0], steps=steps, **drawn)
     low, high = _epsilon_interval(runs, noise, epsilon, {"steps": steps, **drawn})
     worst = max((check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0)
-    return LoopSeen(noise[0], runs.rate, steps, *(max(one, worst) for one in (epsilon, low, high)))
+    return ObservedLoop(
+        noise[0], runs.observed_sampling_rate, steps, *(max(one, worst) for one in (epsilon, low, high))
+    )
 
 
 def _epsilon_interval(
@@ -253,14 +255,22 @@ def _epsilon_interval(
     """
 
     def part(one: float, rate: float) -> float:
-        return epsilon * runs.epsilon(one, quick=True, sample_rate=min(rate, 1.0), **more) / middle - epsilon
+        return (
+            epsilon * runs.epsilon_with_noise_multiplier(one, quick=True, sample_rate=min(rate, 1.0), **more) / middle
+            - epsilon
+        )
 
-    middle, error = runs.epsilon(noise[0], quick=True, **more), 1.96 * runs.sampling_rate_standard_error
+    middle, error = (
+        runs.epsilon_with_noise_multiplier(noise[0], quick=True, **more),
+        1.96 * runs.sampling_rate_standard_error,
+    )
     if not 0 < middle < math.inf:
         return epsilon, epsilon
     # Less noise and a higher rate raise epsilon; independent errors add in squares.
-    high = math.hypot(part(noise[1], runs.rate), part(noise[0], runs.rate + error))
-    low = math.hypot(part(noise[2], runs.rate), part(noise[0], max(runs.rate - error, 1e-9)))
+    high = math.hypot(part(noise[1], runs.observed_sampling_rate), part(noise[0], runs.observed_sampling_rate + error))
+    low = math.hypot(
+        part(noise[2], runs.observed_sampling_rate), part(noise[0], max(runs.observed_sampling_rate - error, 1e-9))
+    )
     return max(0.0, epsilon - low), epsilon + high
 
 

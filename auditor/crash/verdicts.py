@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from auditor.crash.claim import LoopClaim
-from auditor.crash.watch import ReadStep, TrainingTrace
+from auditor.crash.watch import ObservedStep, TrainingTrace
 
 LEVEL = 0.05  # of calling an honest training broken, over all checks
 SHARE = LEVEL / 14  # of each check; those that count, without chance, need none
@@ -36,43 +36,51 @@ class WatchedTrainings:
     again: TrainingTrace | None = None  # the first one once more, with its steps: where `fewer` prints something else
     few: TrainingTrace | None = None  # on a batch's records and one more
     few_claimed: int | None = None  # the steps that this one claims
-    other_seed: ReadStep | None = None  # the first step under a seed whose lowest 32 bits are the first one's
+    other_seed: ObservedStep | None = None  # the first step under a seed whose lowest 32 bits are the first one's
 
     @property
-    def first(self) -> TrainingTrace:
+    def first_training(self) -> TrainingTrace:
         return self.traces[0]
 
     @property
-    def steps(self) -> list[ReadStep]:
+    def steps(self) -> list[ObservedStep]:
         return [step for trace in self.traces for step in trace.steps]
 
     @property
-    def drawn(self) -> list[ReadStep]:
+    def steps_after_first(self) -> list[ObservedStep]:
         """All but each training's first: what is read before that may be a trial of the model."""
         return [step for trace in self.traces for step in trace.steps[1:]]
 
     @property
-    def steps_with_noise(self) -> list[ReadStep]:
+    def steps_with_noise(self) -> list[ObservedStep]:
         return [step for step in self.steps if step.scale]
 
     @property
-    def rate(self) -> float:
+    def observed_sampling_rate(self) -> float:
         """How often a record was read in a step."""
-        seen = sum(len(step.records) for step in self.drawn)
-        return min(1.0, max(seen / max(1, self.first.n * len(self.drawn)), 1e-9))
+        seen = sum(len(step.records) for step in self.steps_after_first)
+        return min(1.0, max(seen / max(1, self.first_training.n * len(self.steps_after_first)), 1e-9))
 
     @property
     def sampling_rate_standard_error(self) -> float:
         """Its standard error, where batches are drawn by chance."""
-        chance = self.claim.sampling == "poisson" and self.rate < 1
-        return math.sqrt(self.rate * (1 - self.rate) / (self.first.n * len(self.drawn))) if chance else 0.0
+        chance = self.claim.sampling == "poisson" and self.observed_sampling_rate < 1
+        return (
+            math.sqrt(
+                self.observed_sampling_rate
+                * (1 - self.observed_sampling_rate)
+                / (self.first_training.n * len(self.steps_after_first))
+            )
+            if chance
+            else 0.0
+        )
 
-    def epsilon(self, noise: float, quick: bool = False, **more: int | float | str) -> float:
+    def epsilon_with_noise_multiplier(self, noise: float, quick: bool = False, **more: int | float | str) -> float:
         """The claim's, with this noise multiplier and the rate and steps that were seen, or those of `more`."""
-        seen = {"sample_rate": self.rate, "steps": len(self.first.steps), **more}
+        seen = {"sample_rate": self.observed_sampling_rate, "steps": len(self.first_training.steps), **more}
         return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(quick)  # type: ignore[arg-type]
 
-    def place(self, step: ReadStep) -> tuple[int, int]:
+    def training_and_step_index(self, step: ObservedStep) -> tuple[int, int]:
         """(training, step) of one of the steps, both from 0."""
         return next((i, j) for i, t in enumerate(self.traces) for j, one in enumerate(t.steps) if one is step)
 
@@ -103,7 +111,7 @@ class LoopCheck:
     source: str = STATISTIC  # that would_see is from
 
 
-def check_by_p_value(
+def loop_check_from_p_value(
     name: str, p: float, fault: str, fine: str, would_see: str, witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None, source: str = STATISTIC,
 ) -> LoopCheck:  # fmt: skip
@@ -113,16 +121,16 @@ def check_by_p_value(
     return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
 
 
-def check_without_chance(
+def loop_check_from_count(
     name: str, broken: bool, said: str, would_see: str, witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:  # fmt: skip
     if not broken:
         return LoopCheck(name, NO_FAULT, said, would_see, source=COUNTED)
-    return counted_fault(name, said, would_see, witness(), epsilon and epsilon())
+    return broken_loop_check_from_count(name, said, would_see, witness(), epsilon and epsilon())
 
 
-def counted_fault(
+def broken_loop_check_from_count(
     name: str, said: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
 ) -> LoopCheck:
     return LoopCheck(name, BROKEN, said, would_see, 0.0, epsilon, witness, COUNTED)

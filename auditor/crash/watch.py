@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
 from auditor.crash.printed_output import PrintedText
-from auditor.crash.training_specimen import Gradients, Record
+from auditor.crash.training_specimen import Record, RecordGradients
 
 _Array = NDArray[np.float64]
 _ROUNDING = 1e-9  # relative: below it a direction of double precision is rounding
@@ -46,7 +46,7 @@ _SILENT = 1e-5  # of a gradient, which is of single precision: noise below it is
 
 
 @dataclass(frozen=True)
-class ReadStep:
+class ObservedStep:
     """One update, as it was seen. noise: of the gradient, what lies outside the records' span, tensor by tensor."""
 
     records: tuple[int, ...]  # those read since the step before, with repeats
@@ -66,7 +66,7 @@ class TrainingTrace:
     """One training, step by step."""
 
     n: int
-    steps: list[ReadStep] = field(default_factory=list)
+    steps: list[ObservedStep] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)  # records that were read without a gradient
     foreign: int = 0  # rows that are no record of ours
     elsewhere: int | None = None  # the first step whose weights are not those that the step before had left
@@ -98,7 +98,7 @@ class StepWatch:
         self._passes: list[tuple[int, ...]] = []
         self._after: list[Tensor] = []  # the weights, (d,), behind each step
         self._parameters = list(model.parameters())
-        self._gradients: Gradients | None = None
+        self._gradients: RecordGradients | None = None
 
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
@@ -207,9 +207,9 @@ class StepWatch:
 
     def _read_released_step(
         self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float
-    ) -> ReadStep:
+    ) -> ObservedStep:
         if self._gradients is None:
-            self._gradients = Gradients(copy_model_without_hooks(self._model), self._records)
+            self._gradients = RecordGradients(copy_model_without_hooks(self._model), self._records)
             ends = np.cumsum([len(part) for part in taken.values()])
             self.trace.shapes = {
                 name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)
@@ -240,7 +240,7 @@ class StepWatch:
         if len(norms) and not norms.any() and not self.trace.overflowed:
             raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
         unit = scale or 1.0
-        return ReadStep(
+        return ObservedStep(
             records=read, passes=passes, rate=rate, scale=scale, scales=scales,
             reaches=reaches / unit, gram=gram, norms=norms,
             noise=left.numpy(), spread=spread.numpy(),

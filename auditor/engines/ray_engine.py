@@ -80,7 +80,7 @@ class RayEngine:
         ray, pool, shared = _import_ray(), self._started_worker_pool(), _import_ray().put(work)
         streams = list[Any]()
         for i, worker in enumerate(pool):
-            own, do = items[i :: len(pool)], worker.do.options(num_returns="streaming")
+            own, do = items[i :: len(pool)], worker.stream_work_results.options(num_returns="streaming")
             for start in range(0, len(own), work.portion):
                 streams.append(do.remote(shared, list(own[start : start + work.portion])))
         try:
@@ -101,7 +101,7 @@ class RayEngine:
 
         shared, pool = _import_ray().put(work), ActorPool(self._started_worker_pool())
         for item in items:
-            pool.submit(lambda worker, one: worker.all.remote(shared, [one]), item)
+            pool.submit(lambda worker, one: worker.collect_work_results.remote(shared, [one]), item)
         while pool.has_next():
             yield from _result_from_ray(pool.get_next_unordered)
 
@@ -247,15 +247,15 @@ class _Worker:
         self.elsewhere = elsewhere
 
     @cached_property
-    def place(self) -> Any:
+    def models_and_data(self) -> Any:
         """Opened with the first work: what is refused then reaches whoever asked, in its own words."""
         return self.elsewhere()
 
-    def do(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        yield from work.at(self.place, items)
+    def stream_work_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        yield from work.at(self.models_and_data, items)
 
-    def all(self, work: Work, items: Sequence[Any]) -> list[Any]:
-        return list(work.at(self.place, items))
+    def collect_work_results(self, work: Work, items: Sequence[Any]) -> list[Any]:
+        return list(work.at(self.models_and_data, items))
 
 
 def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:

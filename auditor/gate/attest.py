@@ -33,9 +33,9 @@ def in_toto_run_statement(folder: Path) -> dict[str, Any]:
             f"expected a run about a model in files, got {str(folder)!r}, which names no weights: nothing says which "
             "model its numbers are of"
         )
-    for why in (manifest.edits_since_end(folder) or manifest.NO_EDITS).said():
+    for why in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {why}")
-    decisions, files = load_decisions(folder), manifest.record_digests(folder)
+    decisions, files = load_decisions(folder), manifest.digests_of_gate_files(folder)
     return {
         "_type": STATEMENT,
         "subject": _statement_subject(result),
@@ -91,7 +91,7 @@ def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         if not isinstance(files, dict) or result_file.RESULT not in files:
             yield "it names no files of a run"
             return
-        now = manifest.record_digests(folder)
+        now = manifest.digests_of_gate_files(folder)
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 how = "has changed" if name in files and name in now else "was added" if name in now else "is gone"
@@ -110,5 +110,7 @@ def _decision_as_json(one: KeptDecision) -> dict[str, Any]:
         "decided": one.decided,
         "verdict": decision.verdict,
         "baseline": decision.baseline,
-        "rulings": [{"row": r.row, "rule": r.rule, "verdict": r.verdict, "reason": r.reason} for r in decision.rulings],
+        "rulings": [
+            {"row": r.cell_title, "rule": r.rule, "verdict": r.verdict, "reason": r.reason} for r in decision.rulings
+        ],
     }

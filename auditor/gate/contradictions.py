@@ -22,9 +22,9 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.rulings import WHOLE_RUN
 from auditor.records.attacked_secrets import NOT_KEPT, PLAN, SECRETS, AnsweredSecretIds, Answers, SecretFacts
 from auditor.records.journal import GUESSES, OBSERVATIONS
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE as _WHERE
-from auditor.statistics.audited import METRICS, audit_at_level
+from auditor.statistics.audited import METRICS, reaudit_at_level
 from auditor.statistics.metrics import SHARES, find_metric
 from auditor.statistics.recomputed import mean_or_nan, recompute_metric
 
@@ -33,7 +33,7 @@ _SOLVED = 1e-6  # of a bound that was found by bisection
 
 
 def find_result_contradictions(
-    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: AnsweredSecretIds = NOT_KEPT
+    result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds = NOT_KEPT
 ) -> Iterator[tuple[CellKey, str]]:
     """(row, why) of everything in the result that cannot be true; nothing where all of it can."""
     yield from _planned_rows_missing(result)
@@ -48,13 +48,16 @@ def find_result_contradictions(
         for name, count in Counter(m.name for m in finding.measurements).items():
             if count > 1:
                 yield finding.key, f"{name} stands there {count} times"
-        for name, measured in _named_measurements(finding):
+        for name, measured in _measurements_with_breakdowns(finding):
             if why := impossible_measurement_reason(measured):
                 yield finding.key, f"{name} is {why}"
-        found = [*_epsilon_bound_contradictions(finding), *_game_contradictions(finding, claims.get(finding.target))]
+        found = [
+            *_epsilon_bound_contradictions(finding),
+            *_claim_game_contradictions(finding, claims.get(finding.target)),
+        ]
         if (kept := outcomes.get(finding.key)) is not None:
             found += _outcome_contradictions(finding, kept)
-        elif any(m.n for _, m in _named_measurements(finding)):
+        elif any(m.n for _, m in _measurements_with_breakdowns(finding)):
             found.append(f"it has numbers, and {_WHERE} does not hold what they are of")
         yield from ((finding.key, why) for why in found)
 
@@ -72,7 +75,7 @@ def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 
 
 def _plan_and_secret_mismatches(
-    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: AnsweredSecretIds
+    result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
     if listed.plan is not None:
@@ -95,7 +98,7 @@ def _plan_and_secret_mismatches(
         yield from _answered_secret_mismatches(result, outcomes, members, listed.guesses, listed.observations)
 
 
-def _secret_mismatch_sentence(kept: PerSecret, secrets: Mapping[str, SecretFacts]) -> str:
+def _secret_mismatch_sentence(kept: RowValuesBySecret, secrets: Mapping[str, SecretFacts]) -> str:
     """How the secrets of a row are not those of the run. A probe may look at others: generations, games of its own."""
     if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
         return ""
@@ -111,7 +114,7 @@ def _secret_mismatch_sentence(kept: PerSecret, secrets: Mapping[str, SecretFacts
 
 def _answered_secret_mismatches(
     result: AuditResult,
-    outcomes: Mapping[CellKey, PerSecret],
+    outcomes: Mapping[CellKey, RowValuesBySecret],
     members: Collection[str],
     guesses: Answers,
     observations: Answers,
@@ -142,7 +145,7 @@ def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
-            again = audit_at_level(audit, audit.level)
+            again = reaudit_at_level(audit, audit.level)
         except AuditError as why:
             yield f"{name}: {why}"
             continue
@@ -156,7 +159,7 @@ def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
             yield f"{name} is {audit.epsilon:.6g} where its guesses stand, and {other} among the measurements"
 
 
-def _game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]:
+def _claim_game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]:
     """Games whose claim, exact epsilon or tokens differ from the target's claim, the measurements or the options."""
     for audit in finding.audits:
         if audit.table is None:
@@ -178,7 +181,7 @@ def _token_count_label(count: int | None) -> str:
     return "any number of tokens" if count is None else f"{count:,} tokens"
 
 
-def _named_measurements(finding: Finding) -> Iterator[tuple[str, Measurement]]:
+def _measurements_with_breakdowns(finding: Finding) -> Iterator[tuple[str, Measurement]]:
     for m in finding.measurements:
         yield m.name, m
     for count, m in finding.by_repeats.items():
@@ -207,7 +210,7 @@ def impossible_measurement_reason(m: Measurement) -> str:
     return ""
 
 
-def _outcome_contradictions(finding: Finding, kept: PerSecret) -> Iterator[str]:
+def _outcome_contradictions(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
     """Numbers of the row that its secrets' outcomes contradict; those not worked out of secrets are left alone."""
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{_WHERE} holds a secret twice"

@@ -28,11 +28,11 @@ from auditor.gate.policy import Policy, Rule, check_share_limit
 from auditor.gate.rule_scope import check_scope_names, judged_targets, pair_rows_with_rules, rows_in_scope
 from auditor.gate.rulings import Decision, Ruling, Verdict, ruling_without_number
 from auditor.records import claims, outcomes
-from auditor.records.outcomes import PerSecret, RunOutcomes
-from auditor.records.signals import Assessment, assess_signals
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.records.signals import LeakAssessment, assess_signals
 from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.audited import audit_at_level, powerless_audit_reason
+from auditor.statistics.audited import powerless_audit_reason, reaudit_at_level
 from auditor.statistics.bounds import LEVEL, AucEitherDirection, BinomialCount, BoundedNumber, RecordedInterval
 from auditor.statistics.holm import adjusted_test_level
 from auditor.statistics.metrics import METRICS, SHARES, find_metric, is_builtin_metric
@@ -46,7 +46,7 @@ def read_run(folder: Path) -> RunOutcomes:
     result, kept = result_file.read_result(folder), outcomes.read_outcomes(folder)
     for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
         kept[row] = replace(kept[row], anytime=True)  # stopped when it looked right: only anytime-valid bounds hold
-    listed, edits = attacked_secrets.read_answered_secret_ids(folder), manifest.edits_since_end(folder)
+    listed, edits = attacked_secrets.read_answered_secret_ids(folder), manifest.folder_edits_since_run_end(folder)
     return RunOutcomes(str(folder), result, kept, listed, edits)
 
 
@@ -66,7 +66,7 @@ def apply_policy(
     A run that contradicts itself fails, whatever the rules; so does an attack that was asked for and applied to no row
     of a judged target, unless the policy says that it need not. attested: what `gate.attest` says of its attestation.
     """
-    check_policy(policy, baseline)
+    check_policy_has_rules_and_baseline(policy, baseline)
     check_rule_metrics(policy.rules, {m.name for finding in run.result.findings for m in finding.measurements})
     narrowed = {"target": target, "setting": setting, "attack": attack}
     for name, given in narrowed.items():
@@ -100,12 +100,12 @@ def _contradiction_rulings(run: RunOutcomes, what: str) -> list[Ruling]:
 
 
 def _edited_run_rulings(run: RunOutcomes, what: str, whole: bool) -> list[Ruling]:
-    said = run.edits.said(whole) if run.edits else ()
+    said = run.edits.edit_sentences(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
     return [ruling_without_number(f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
-def downgrade_doubtful_ruling(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
+def downgrade_doubtful_ruling(result: AuditResult, seen: LeakAssessment, ruling: Ruling) -> Ruling:
     """Makes a held ruling inconclusive: on leakage, where the text form is in doubt; on drawn answers, where some were
     withheld or too few hits contradict the model."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
@@ -133,7 +133,7 @@ def _never_applied_attack_rulings(result: AuditResult, targets: Collection[str],
     return rulings
 
 
-def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
+def check_policy_has_rules_and_baseline(policy: Policy, baseline: RunOutcomes | None) -> None:
     """Raises AuditError for a policy without rules, or with one that needs a baseline where there is none."""
     if not policy.rules:
         raise AuditError("expected at least one rule: --max metric=limit, --policy FILE or --baseline RUN, got none")
@@ -162,7 +162,7 @@ def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
 def judge_rules(
     result: AuditResult,
     rules: Sequence[Rule],
-    own: Mapping[CellKey, PerSecret] | None = None,
+    own: Mapping[CellKey, RowValuesBySecret] | None = None,
     baseline: RunOutcomes | None = None,
     *,
     target: str | None = None,
@@ -239,13 +239,13 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
 
 
 def _rule_case_for_finding(
-    finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: RunOutcomes | None
+    finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None, baseline: RunOutcomes | None
 ) -> _Case:
     measured, derived = _measurement_for_rule(finding, rule, own)
     if isinstance(measured, str):
         return _Case(finding.key, rule, measured)
     if rule.metric in BOUNDS.values() and not rule.is_paired_difference:
-        return _Case(finding.key, rule, _lower_bound(finding, rule.metric))
+        return _Case(finding.key, rule, _epsilon_audit_behind_metric(finding, rule.metric))
     if measured.unit in SHARES:
         check_share_limit(rule)
     if rule.is_paired_difference:
@@ -261,7 +261,7 @@ def _nearest_metrics_phrase(wanted: str, known: Sequence[str]) -> str:
 
 
 def _measurement_for_rule(
-    finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None
+    finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
     """The rule's number in this row, or why it has none; and whether it is worked out of each secret."""
     count = None if rule.is_paired_difference else rule.count
@@ -272,7 +272,7 @@ def _measurement_for_rule(
         recorded = finding.measurement(rule.metric)
         known = _nearest_metrics_phrase(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
-        return f"this row has no {rule.name if rule.kind else rule.metric}{known}", False
+        return f"this row has no {rule.metric_with_part if rule.kind else rule.metric}{known}", False
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, by which a limit could be held or broken", False
     kept = None if own is None else own.get(finding.key)
@@ -281,40 +281,42 @@ def _measurement_for_rule(
         if not finding.by_repeats or (again is None and finding.main is not recorded):
             return f"this row has no {rule.metric} by repeat count", False
         if str(count) not in finding.by_repeats:
-            return f"this row has no {rule.name} (repeat counts: {', '.join(finding.by_repeats)})", False
+            return f"this row has no {rule.metric_with_part} (repeat counts: {', '.join(finding.by_repeats)})", False
         recorded = None if finding.main is not recorded else finding.by_repeats[str(count)]
     found = again or recorded
     if again is not None and recorded is not None and again.unit not in SHARES:
         # of what is no share its row may know more that widens it, never narrows
         found = replace(again, low=min(again.low, recorded.low), high=max(again.high, recorded.high))
     if found is None or math.isnan(found.value) or found.n == 0:
-        return f"{rule.name} is not a number: nothing was measured", False
+        return f"{rule.metric_with_part} is not a number: nothing was measured", False
     believed = found.unit == "count"  # of queries and records, as claim_violations: no mean over secrets
     return replace(found, name=rule.metric), again is not None or own is None or believed
 
 
-def _lower_bound(finding: Finding, metric: str) -> Audited | str:
+def _epsilon_audit_behind_metric(finding: Finding, metric: str) -> Audited | str:
     for audit in finding.audits:
         if BOUNDS.get(audit.estimator) == metric:
             try:
-                return audit_at_level(audit, LEVEL)
+                return reaudit_at_level(audit, LEVEL)
             except AuditError as why:
                 return str(why)
     return f"this row has no counts behind its {metric}"
 
 
-def _evidence_for_absolute_limit(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
+def _evidence_for_absolute_limit(
+    rule: Rule, measured: Measurement, kept: RowValuesBySecret | None, derived: bool
+) -> _Number:
     """A TPR at an FPR is bounded anew at each level: at a lower level its threshold takes more non-members."""
     seen: BoundedNumber | None = None
     if kept is not None and kept.anytime:
         seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
     seen = seen or outcomes.tpr_evidence(rule.metric, kept) or one_sided_bounds(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
-    return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
+    return _Number(seen, f"{rule.metric_with_part} {measured.value:.4g}{other}", derived)
 
 
 def _paired_difference(
-    row: CellKey, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: RunOutcomes | None
+    row: CellKey, rule: Rule, own: Mapping[CellKey, RowValuesBySecret], baseline: RunOutcomes | None
 ) -> _Number | str:
     if rule.against_undefended:
         if row.target == UNDEFENDED:
@@ -330,7 +332,7 @@ def _paired_difference(
     found = outcomes.paired_metric_difference(rule.metric, rule.count, mine, theirs)
     if isinstance(found, str):
         return found
-    return _Number(found, f"{rule.name} minus {other}'s: {found.value:+.4g}, paired by secret,")
+    return _Number(found, f"{rule.metric_with_part} minus {other}'s: {found.value:+.4g}, paired by secret,")
 
 
 def _limit_exceeded_at_level(case: _Case, level: float) -> bool:
@@ -338,18 +340,18 @@ def _limit_exceeded_at_level(case: _Case, level: float) -> bool:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
         case Audited():
-            return audit_at_level(case.seen, level).epsilon > case.rule.limit
+            return reaudit_at_level(case.seen, level).epsilon > case.rule.limit
         case _Claimed(at):
             return at(level).verdict == claims.CONTRADICTED
     return False
 
 
 def _ruling_at_level(case: _Case, level: float) -> Ruling:
-    limit, metric, words = case.rule.limit, case.rule.name, str(case.rule)
+    limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
     if isinstance(case.seen, Audited):
-        return _ruling_of_lower_bound(case.row, case.rule, audit_at_level(case.seen, level))
+        return _ruling_of_lower_bound(case.row, case.rule, reaudit_at_level(case.seen, level))
     if isinstance(case.seen, _Claimed):
         return _ruling_of_claim(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence
@@ -377,12 +379,24 @@ def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
     said = {"inconclusive": weak, "held": detection_power_sentence(audit, limit, SURE)}.get(verdict, "")
     reason = (
-        f"{rule.name} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.canaries_or_games_label} at "
-        f"{1 - audit.level:.4g}), limit {limit:g}" + (f": {said}" if said else "")
+        f"{rule.metric_with_part} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.canaries_or_games_label} "
+        f"at {1 - audit.level:.4g}), limit {limit:g}" + (f": {said}" if said else "")
     )
     missed = detectable_epsilon(audit, limit, SURE) if verdict == "held" else None
     bound, high = audit.epsilon, math.inf
-    return Ruling(*row, rule.name, limit, bound, high, verdict, reason, str(rule), bound, audit.canaries, missed=missed)
+    return Ruling(
+        *row,
+        rule.metric_with_part,
+        limit,
+        bound,
+        high,
+        verdict,
+        reason,
+        str(rule),
+        bound,
+        audit.canaries,
+        missed=missed,
+    )
 
 
 def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
@@ -401,7 +415,7 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
     if stands.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
         verdict = "failed" if stands.verdict == claims.CONTRADICTED else "held"
-    strongest, missed = stands.strongest if verdict == "held" else None, None
+    strongest, missed = stands.most_sensitive_bound if verdict == "held" else None, None
     if strongest is not None:
         missed = detectable_epsilon(strongest.audit, strongest.promised, SURE)
         said += f"; {detection_power_sentence(strongest.audit, strongest.promised, SURE)}"
@@ -410,7 +424,7 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     n = sum(bound.audit.canaries for bound in bounds)
     high = math.inf if bounds else math.nan
     return Ruling(
-        *(*row, rule.name, claimed, most, high, verdict, reason, str(rule), most, n),
+        *(*row, rule.metric_with_part, claimed, most, high, verdict, reason, str(rule), most, n),
         unmeasured=stands.verdict is None,
         missed=missed,
     )

@@ -109,7 +109,7 @@ def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
         raise AuditError(why)
     for one in read:
         if one.result == now:
-            ruled = frozenset((ruling.row, ruling.rule) for ruling in one.decision.rulings)
+            ruled = frozenset((ruling.cell_title, ruling.rule) for ruling in one.decision.rulings)
             asked = (one.decision.baseline, one.decision.inconclusive, ruled)
             found.pop(asked, None)  # the last one stands where it was made
             found[asked] = one

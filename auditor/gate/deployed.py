@@ -14,7 +14,7 @@ from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, ruling_without_number
-from auditor.records.file_digests import changed_files, model_roles
+from auditor.records.file_digests import changed_model_files, roles_of_model_files
 
 _MODEL = "model"  # the target among the digests, and among the objects that Python gave
 ANSWERS = "model/answer to the handshake"  # its digest, where it was asked over a network: nobody reads its weights
@@ -22,7 +22,7 @@ _SHOWN = 3  # files named in a sentence
 
 
 @dataclass(frozen=True)
-class Deployed:
+class DeployedModelMatch:
     """said: the model, the date and the age of the run, and whether its model is here. differs: how it is another."""
 
     said: str
@@ -31,20 +31,20 @@ class Deployed:
     differs: str = ""
 
 
-def compare_deployed(
+def compare_judged_with_deployed_files(
     result: AuditResult, target: TargetPlan, now: Mapping[str, str], place: str, made: datetime, at: datetime
-) -> Deployed:
+) -> DeployedModelMatch:
     """What lies at `place` (now: `role/file` -> SHA-256) against what the run read. made, at: when it ran, and now."""
     age = (at - made).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
-    here = _MODEL in model_roles(result.weights) & model_roles(now) and not in_memory
-    found = [f"{name} {how}" for name, how in changed_files(result.weights, now)] if here else []
+    here = _MODEL in roles_of_model_files(result.weights) & roles_of_model_files(now) and not in_memory
+    found = [f"{name} {how}" for name, how in changed_model_files(result.weights, now)] if here else []
     differs = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_age_label(age)})"
     asked = ANSWERS in result.weights
     stands = _deployed_model_phrase(in_memory, target.uses_builtin_lab, asked, here, differs)
-    return Deployed(f"{name}, {date}: {stands}", here, age, differs)
+    return DeployedModelMatch(f"{name}, {date}: {stands}", here, age, differs)
 
 
 def _deployed_model_phrase(in_memory: bool, lab: bool, asked: bool, here: bool, differs: str) -> str:
@@ -68,7 +68,7 @@ def _age_label(days: float) -> str:
     return "just now"
 
 
-def judge_deployed(found: Deployed, require: Required) -> Iterator[Ruling]:
+def judge_deployed_model(found: DeployedModelMatch, require: Required) -> Iterator[Ruling]:
     """A ruling for another model, and for each thing that the policy requires of it."""
     if found.differs:
         why = f"the judged model is not the deployed one: {found.said}"

@@ -76,7 +76,7 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
         at, label = creation_time(run.result, run.name), _LABELS[order](run)
-        if run.edits is not None and (others := run.edits.said(whole=False)):
+        if run.edits is not None and (others := run.edits.edit_sentences(whole=False)):
             left_out.append((str(folder), f"{others[0]} since the run ended"))
         elif edited := decision_edits_sentence(folder):
             left_out.append((str(folder), edited))

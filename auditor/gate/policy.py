@@ -85,7 +85,7 @@ class Rule:
         return self.against_baseline or self.against_undefended
 
     @property
-    def name(self) -> str:
+    def metric_with_part(self) -> str:
         part = "" if self.count is None else f"(count={self.count})"
         return f"{self.metric}{part if self.kind is None else f'(kind={self.kind})'}"
 
@@ -93,12 +93,12 @@ class Rule:
         if self.of_forms:
             return f"forms <= full + {self.limit:g}"
         if self.against_undefended:
-            return f"{self.name} not worse than undefended by {self.limit:g}"
+            return f"{self.metric_with_part} not worse than undefended by {self.limit:g}"
         if self.against_baseline:
-            return f"{self.name} not worse than baseline by {self.limit:g}"
+            return f"{self.metric_with_part} not worse than baseline by {self.limit:g}"
         if self.of_claim:
-            return f"{self.name} <= {CLAIM}"
-        return f"{self.name} <= {self.limit:g}"
+            return f"{self.metric_with_part} <= {CLAIM}"
+        return f"{self.metric_with_part} <= {self.limit:g}"
 
 
 NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # what a baseline is for where nobody says
@@ -170,11 +170,11 @@ def read_policy(path: Path) -> Policy:
     rules += [_rule_from_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)]
     if not rules:
         raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
-    _check_required(found.require, raw.get("require", {}), f"{path}: require")
+    _check_require_table(found.require, raw.get("require", {}), f"{path}: require")
     return Policy(refuse_repeated_limits(rules), found.inconclusive, found.allow_not_applicable, found.require)
 
 
-def _check_required(required: Required, given: Mapping[str, Any], where: str) -> None:
+def _check_require_table(required: Required, given: Mapping[str, Any], where: str) -> None:
     """Raises AuditError for an empty name, a count below 1 or an age that is no limit."""
     if not all(required.attacks):
         raise AuditError(f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}")
@@ -227,7 +227,9 @@ def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         before = seen.setdefault(replace(rule, limit=0.0), rule)
         if before is not rule:
             got = CLAIM if rule.of_claim else f"{before.limit:g} and {rule.limit:g}"
-            raise AuditError(f"expected one limit for {rule.name}, got {got}{' twice' if rule.of_claim else ''}")
+            raise AuditError(
+                f"expected one limit for {rule.metric_with_part}, got {got}{' twice' if rule.of_claim else ''}"
+            )
     return tuple(rules)
 
 
@@ -282,9 +284,11 @@ def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: boo
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed")
         return Rule(metric, math.inf, of_claim=True)
-    rule = Rule(metric, _parse_number(limit, complaint), against_baseline, count, kind)
+    rule = Rule(metric, _parse_limit_number(limit, complaint), against_baseline, count, kind)
     if math.isinf(rule.limit):
-        raise AuditError(f"expected a limit for {rule.name} that a measurement could exceed, got {rule.limit:g}")
+        raise AuditError(
+            f"expected a limit for {rule.metric_with_part} that a measurement could exceed, got {rule.limit:g}"
+        )
     if find_metric(rule.metric).unit in SHARES:
         check_share_limit(rule)
     return rule
@@ -294,12 +298,12 @@ def check_share_limit(rule: Rule) -> None:
     """Raises AuditError for a limit above 1 on a share."""
     if rule.limit > 1:
         raise AuditError(
-            f"expected a limit of at most 1 for {rule.name}, which is a share, got {rule.limit:g}: "
+            f"expected a limit of at most 1 for {rule.metric_with_part}, which is a share, got {rule.limit:g}: "
             f"{rule.limit:g}% is {rule.limit / 100:g}"
         )
 
 
-def _parse_number(value: Any, complaint: str) -> float:
+def _parse_limit_number(value: Any, complaint: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # a bool would be 0 or 1
     except (TypeError, ValueError, OverflowError):

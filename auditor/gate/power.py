@@ -69,7 +69,7 @@ def parse_change(item: str) -> ShareChange:
     return ShareChange(found[1], before, after, discordant)
 
 
-def secrets_needed(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
+def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
     """How many secrets a limit and a baseline take. rules: decisions that the level is shared out over.
 
     Raises AuditError for a power outside (0, 1) or more than a million secrets.
@@ -113,9 +113,14 @@ def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: in
     found = list[SecretsNeeded]()
     for rule in limits:
         if 0 < 2 * rule.limit <= 1:
-            found.append(_secrets_needed_to_fail(rule.name, rule.limit, 2 * rule.limit, LEVEL / decisions, power))
+            found.append(
+                _secrets_needed_to_fail(rule.metric_with_part, rule.limit, 2 * rule.limit, LEVEL / decisions, power)
+            )
         if rule.limit > 0:
-            found += [_secrets_needed_to_hold(rule.name, rule.limit, truth, power) for truth in (rule.limit / 2, 0.0)]
+            found += [
+                _secrets_needed_to_hold(rule.metric_with_part, rule.limit, truth, power)
+                for truth in (rule.limit / 2, 0.0)
+            ]
     return found
 
 

@@ -34,7 +34,7 @@ class Ruling:
     missed: float | None = None  # of one that held: so large a leak, or difference, is missed at most once in twenty
 
     @property
-    def row(self) -> str:
+    def cell_title(self) -> str:
         return CellKey(self.target, self.setting, self.attack).title or "run"
 
 
@@ -53,7 +53,7 @@ class Decision:
     inconclusive: Reading = "report"
     about: str = ""  # which model was judged, when, and whether it is the one that lies here
 
-    def outcome(self, ruling: Ruling) -> Verdict:
+    def verdict_with_inconclusive_read(self, ruling: Ruling) -> Verdict:
         """The ruling's verdict with the inconclusive read as asked; what nobody measured is never let pass."""
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
@@ -64,7 +64,7 @@ class Decision:
     @property
     def verdict(self) -> Verdict:
         """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is failed."""
-        outcomes = {self.outcome(ruling) for ruling in self.rulings}
+        outcomes = {self.verdict_with_inconclusive_read(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
             return "failed"
         return "inconclusive" if "inconclusive" in outcomes else "held"

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.core.canary_space import Space, State
+from auditor.core.canary_space import CanarySpace, State
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.generation.tries import encode_texts
@@ -42,7 +42,7 @@ class ConstrainedDraws:
 class TokenGuide:
     """Which tokens may follow where: the vocabulary, read along the characters of the space."""
 
-    def __init__(self, space: Space, tokenizer: Any, head: Tokens) -> None:
+    def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
         """head: the tokens that all texts begin with. Raises AuditError for a space that is not ASCII."""
         if not space.format.isascii() or not all(choice.isascii() for block in space.blocks for choice in block):
             raise AuditError(
@@ -79,7 +79,7 @@ class TokenGuide:
             self._allowed[state] = torch.tensor([token for token, _ in found]), [then for _, then in found]
         return self._allowed[state]
 
-    def check(self, tail: Tokens) -> None:
+    def check_tokens_can_be_drawn(self, tail: Tokens) -> None:
         """Raises AuditError where these tokens behind the head cannot be drawn."""
         state = self.start
         for token in tail:
@@ -91,7 +91,7 @@ class TokenGuide:
                 )
             state = then[int((tokens == token).nonzero()[0])]
 
-    def longest(self) -> int:
+    def max_tokens_behind_head(self) -> int:
         """The most tokens that a text takes behind the head."""
         # A token writes one character at least.
         return len(self.space.head) + sum(max(map(len, block)) for block in self.space.blocks) - len(self._written)
@@ -120,13 +120,13 @@ def draw_constrained_texts(
 
 
 @torch.no_grad()
-def score_texts(
+def score_texts_as_constrained_draws(
     model: LanguageModel, guide: TokenGuide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]
 ) -> ConstrainedDraws:
-    """nll and log_q of given texts, as of drawn ones. tails: tokens behind the head; `TokenGuide.check` takes them."""
+    """nll and log_q of given texts, as of drawn ones. tails: tokens behind the head, which the guide must take."""
 
     def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
-        # `allowed` is sorted, and has each of these tokens: `TokenGuide.check` has seen to it.
+        # `allowed` is sorted, and has each of these tokens: `TokenGuide.check_tokens_can_be_drawn` has seen to it.
         return np.searchsorted(allowed.numpy(), [tails[i][at] for i in who.tolist()])
 
     _, nll, log_q = _guided_texts_with_nll(model, guide, context, len(tails), its_own)
@@ -146,9 +146,9 @@ def _guided_texts_with_nll(
         nll[live] = log_q[live] = 0.0  # a walk that outgrew memory has left its part of them
         for text in live.tolist():
             tokens[text].clear()
-        rows = model.start(torch.tensor([context], device=model.device), guide.longest())
+        rows = model.start(torch.tensor([context], device=model.device), guide.max_tokens_behind_head())
         states, row_of = [guide.start], np.zeros(len(live), dtype=np.int64)
-        for position in range(guide.longest()):
+        for position in range(guide.max_tokens_behind_head()):
             distribution = rows.log_probs().double().cpu()
             followers: dict[tuple[int, int], int] = {}  # (row, token) -> row it becomes, -1 where its text has ended
             after, then = np.empty_like(row_of), list[State]()
@@ -175,8 +175,12 @@ def _guided_texts_with_nll(
             parents, chosen = zip(*(key for key, row in followers.items() if row >= 0), strict=True)
             rows.advance(torch.tensor(parents, device=model.device), torch.tensor(chosen, device=model.device))
 
-    most = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
-    for _ in BatchSizeLimit(most).pieces(count, walk):
+    most = max(
+        1,
+        decoding_memory_budget(model.device, _ROWS_BYTES)
+        // model.row_bytes(len(context) + guide.max_tokens_behind_head()),
+    )
+    for _ in BatchSizeLimit(most).run_pieces_within_memory(count, walk):
         pass
     return tokens, nll, log_q
 

@@ -49,7 +49,7 @@ class Candidates:
         same = (ordered[1:] == ordered[:-1]).cumprod(axis=1).sum(axis=1)  # tokens shared with the one before
         return length + int((length - 1 - same).sum())
 
-    def cut(self, keep: Tensor) -> Self:
+    def select_candidates(self, keep: Tensor) -> Self:
         """The candidates at these indices, in this order."""
         scores = None if self.token_log_probs is None else self.token_log_probs[keep]
         return replace(self, suffixes=self.suffixes[keep], counts=self.counts[keep], token_log_probs=scores)
@@ -156,4 +156,4 @@ def merge_candidates(parts: Sequence[Candidates]) -> Candidates:
     order = torch.from_numpy(np.argsort(first))
     scores = [part.token_log_probs for part in parts if part.token_log_probs is not None]
     whole = Candidates(suffixes, counts, torch.cat(scores) if scores else None, sum(p.near_boundary for p in parts))
-    return replace(whole.cut(torch.from_numpy(first)[order]), counts=total[order])
+    return replace(whole.select_candidates(torch.from_numpy(first)[order]), counts=total[order])

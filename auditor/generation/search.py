@@ -40,8 +40,8 @@ class TreeLeaves(SearchResult):
     log_q: Tensor
     certificate: Certificate
 
-    def cut(self, keep: Tensor) -> Self:
-        return replace(super().cut(keep), log_q=self.log_q[keep])
+    def select_candidates(self, keep: Tensor) -> Self:
+        return replace(super().select_candidates(keep), log_q=self.log_q[keep])
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Paths:
         self.scores = torch.cat([self.scores[parents], distribution[parents, chosen].unsqueeze(-1)], dim=-1)
 
 
-def check_threshold(threshold: float) -> None:
+def check_tree_search_threshold(threshold: float) -> None:
     if not 0 < threshold <= 1:
         raise AuditError(f"expected threshold in (0, 1], got {threshold}")
 
@@ -87,7 +87,7 @@ def find_suffixes_above_threshold(
     secret needs, however it was batched.
     Raises AuditError for a threshold outside (0, 1].
     """
-    check_threshold(threshold)
+    check_tree_search_threshold(threshold)
     secrets, floor = len(prefixes), math.log(threshold) - ROUNDING
     rows = model.start(prefixes, length, prompt=prompt)
     owner = torch.arange(secrets, device=model.device)  # the secret of each live node, ascending

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core import disk
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
-from auditor.models.vocabulary import check_tokens
+from auditor.models.vocabulary import check_tokens_within_vocabulary
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 distributions cannot tell two texts apart
 _TEXTS_AT_ONCE = 10_000
@@ -63,11 +63,11 @@ class Trie:
     largest: int  # token id
 
     @property
-    def leaves(self) -> int:
+    def leaf_count(self) -> int:
         return int(self.levels[0].leaves[0])
 
     @property
-    def nodes(self) -> int:
+    def inner_node_count(self) -> int:
         """Inner nodes: as many forward rows as a search without any pruning takes."""
         return int(self.levels[0].nodes[0])
 
@@ -82,7 +82,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 @lru_cache(maxsize=4)
-def load_or_build_trie(space: Space, tokenizer: Any) -> Trie:
+def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
     """Of every text of the space. Large ones are kept in the cache folder: tokenising 10^6 texts takes a minute.
 
     Raises AuditError where the tokenizer cannot tell two texts apart.
@@ -94,13 +94,13 @@ def load_or_build_trie(space: Space, tokenizer: Any) -> Trie:
     key = hashlib.sha256(repr((1, space.format, space.lists, written_out.to_str())).encode()).hexdigest()[:32]
     path = cache_folder() / "tries" / f"{key}.npz"
     if path.is_file():
-        return _load(path)
+        return _load_trie(path)
     made = build_trie(space, tokenizer)
-    _save(path, made)
+    _save_trie(path, made)
     return made
 
 
-def build_trie(space: Space, tokenizer: Any) -> Trie:
+def build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
     """`load_or_build_trie`, made anew."""
     texts, parts = space.texts(), []
     while chunk := list(islice(texts, _TEXTS_AT_ONCE)):
@@ -158,7 +158,7 @@ def _levels_from_sorted_tokens(
     return tuple(made)
 
 
-def _save(path: Path, made: Trie) -> None:
+def _save_trie(path: Path, made: Trie) -> None:
     """Atomically: two processes may write the same trie at once."""
     levels, columns = enumerate(made.levels), fields(TrieLevel)
     arrays = {f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in levels for f in columns}
@@ -166,7 +166,7 @@ def _save(path: Path, made: Trie) -> None:
         np.savez_compressed(file, head=np.array(made.head, dtype=np.int64), largest=made.largest, **arrays)
 
 
-def _load(path: Path) -> Trie:
+def _load_trie(path: Path) -> Trie:
     with np.load(path) as held:
         depth = sum(name.startswith("nodes-") for name in held.files)
         levels = [
@@ -220,7 +220,7 @@ class _Branches:
     def __len__(self) -> int:
         return len(self.node)
 
-    def at(self, index: slice) -> _Branches:
+    def slice_branches(self, index: slice) -> _Branches:
         return _Branches(self.depth, self.node[index], self.nll[index], self.path[index])
 
 
@@ -242,21 +242,21 @@ def count_leaves_within_nll(
     progress: told how many nodes are looked at or cut off, of all.
     Raises AuditError where the trie has tokens that the model does not.
     """
-    check_vocabulary(model, tree)
+    check_model_has_trie_tokens(model, tree)
     if max_rows is None:
         row = model.row_bytes(len(context) + len(tree.levels))
         max_rows = min(_ROWS, max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row))
 
     def count(max_rows: int) -> LeafCount:
         search = _LeafSearch(tree, limits, nodes, model.device)
-        search.walk(model, context, max_rows, lambda: progress(search.spent + search.cut, tree.nodes))
+        search.walk(model, context, max_rows, lambda: progress(search.spent + search.cut, tree.inner_node_count))
         at_most = torch.cumsum(search.found[:-1], 0).cpu().numpy()
         # The search sorts its limits: the rank of each limit brings the counts back into the order given.
         places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
         return LeafCount(at_most[places], search.unseen, search.spent)
 
     # A search that outgrew memory begins anew: what it had counted until then is no answer.
-    return BatchSizeLimit(max_rows).ask(count)[1]
+    return BatchSizeLimit(max_rows).run_within_memory(count)[1]
 
 
 class _LeafSearch:
@@ -277,13 +277,13 @@ class _LeafSearch:
         head, root = torch.tensor([context], device=model.device), self.found.new_zeros(1)
         waiting = [_Branches(0, root, root.double(), root.new_empty(1, 0))]
         while waiting:
-            live = self.affordable(waiting.pop())
+            live = self.branches_within_node_budget(waiting.pop())
             if not len(live):
                 continue
             prefixes = torch.cat([head.expand(len(live), -1), live.path], dim=1)
             rows = model.start(prefixes, len(self.levels) - live.depth)
             while len(live):
-                children, parents = self.look(live, rows)
+                children, parents = self.count_leaves_and_expand(live, rows)
                 progress()
                 # Below the deepest level there is no level to look up.
                 sizes = self.levels[children.depth].nodes[children.node] if len(children) else children.node
@@ -291,19 +291,19 @@ class _LeafSearch:
                     # A stack: the likeliest are to come off it first.
                     waiting += reversed(_split_branches_by_nodes(children, sizes, max_rows))
                     break
-                live = self.affordable(children)
+                live = self.branches_within_node_budget(children)
                 if len(live):
                     rows.advance(parents[: len(live)], live.path[:, -1])  # `affordable` drops from the end alone
 
-    def affordable(self, live: _Branches) -> _Branches:
+    def branches_within_node_budget(self, live: _Branches) -> _Branches:
         """The branches that the nodes left pay for; the others stay unseen."""
         left = max(0, self.budget - self.spent)
         if self.budget == 0 or left >= len(live):
             return live
         self.unseen += int(self.levels[live.depth].leaves[live.node[left:]].sum())
-        return live.at(slice(left))
+        return live.slice_branches(slice(left))
 
-    def look(self, live: _Branches, rows: Rows) -> tuple[_Branches, Tensor]:
+    def count_leaves_and_expand(self, live: _Branches, rows: Rows) -> tuple[_Branches, Tensor]:
         """Counts the leaves below the live nodes; their inner children that may lead to more, likeliest first, and the
         place of the parent of each.
         """
@@ -326,9 +326,9 @@ class _LeafSearch:
         return _Branches(live.depth + 1, inner[stays], nll[stays], paths), parents
 
 
-def check_vocabulary(model: LanguageModel, tree: Trie) -> None:
+def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
     """Raises AuditError where the trie has tokens that the model does not."""
-    check_tokens("the canaries", [(tree.largest,)], model.vocab_size, model.name)
+    check_tokens_within_vocabulary("the canaries", [(tree.largest,)], model.vocab_size, model.name)
 
 
 def _parent_and_child_indices(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
@@ -347,4 +347,4 @@ def _split_branches_by_nodes(live: _Branches, size: Tensor, most: int) -> list[_
             cuts.append(i)
             total = 0
         total += nodes
-    return [live.at(slice(a, b)) for a, b in zip(cuts, [*cuts[1:], len(live)], strict=True)]
+    return [live.slice_branches(slice(a, b)) for a, b in zip(cuts, [*cuts[1:], len(live)], strict=True)]

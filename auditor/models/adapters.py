@@ -12,7 +12,7 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
-from auditor.models.weights import WRAPPED, check_weights, wrapper_names_in_keys
+from auditor.models.weights import WRAPPED, refuse_missing_or_foreign_weights, wrapper_names_in_keys
 
 # Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
@@ -34,7 +34,9 @@ def load_adapter_onto_base(base: Any, folder: str, adapter: str = "default", ont
         if wrapper_names_in_keys(others) and all(key.startswith("base_model.") for key in others):
             found = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
     strangers = [key for key in found.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
-    check_weights(folder, _unshared_missing_weights(onto, found.missing_keys), strangers, of="adapter on its base")
+    refuse_missing_or_foreign_weights(
+        folder, _unshared_missing_weights(onto, found.missing_keys), strangers, of="adapter on its base"
+    )
     return onto
 
 

@@ -25,8 +25,8 @@ from auditor.models.memory import BatchSizeLimit
 from auditor.models.partial_distributions import (
     LIKELIEST,
     PartialDistribution,
-    concatenate_answers,
-    simulate_server_answer,
+    concatenate_partial_distributions,
+    reduce_to_partial_distribution,
 )
 
 _TEXTS_AT_ONCE = 32  # whose perplexity is taken
@@ -251,8 +251,8 @@ class LanguageModel(ABC):
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """What can be told of each suffix token (B x L rows) short of its distribution: itself and the likeliest."""
         read = self.teacher_forced(prefixes, suffixes)
-        return concatenate_answers(
-            [simulate_server_answer(every.flatten(0, 1), own.flatten(), LIKELIEST) for own, every in read]
+        return concatenate_partial_distributions(
+            [reduce_to_partial_distribution(every.flatten(0, 1), own.flatten(), LIKELIEST) for own, every in read]
         )
 
     def digest(self) -> str:
@@ -285,7 +285,7 @@ class LanguageModel(ABC):
         length = suffixes.shape[1]
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         step = max(1, max_logits_at_once(self.device) // (length * self.vocab_size * self.parts))
-        asked = BatchSizeLimit(step).pieces(
+        asked = BatchSizeLimit(step).run_pieces_within_memory(
             len(contexts), lambda some: self.log_probs(contexts[some], length, prompt=prompt)
         )
         yield from ((suffixes[some], distribution) for some, distribution in asked)
@@ -355,7 +355,7 @@ def sample_completions_from_rows(
     live: Tensor | slice = slice(None)  # the draws that go on
     for position in range(longest):
         own = row_of_draw[live]
-        drawn, close = rows.draw(own, noise[live, position], decoding.at(position))
+        drawn, close = rows.draw(own, noise[live, position], decoding.decoding_at_position(position))
         near[live] += close
         tokens[live, position] = drawn
         if likelihood:

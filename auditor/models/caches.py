@@ -16,7 +16,7 @@ Place = tuple[Any, ...]  # of a tensor in a cache: attributes, keys and indices 
 Dimensions = Mapping[Place, int | None]  # which one of each tensor is that of the rows; None: all rows share the tensor
 
 
-class OwnCache:
+class NativeCache:
     """What a model made to remember the tokens it has read; `held` is None before it has read any."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class OwnCache:
         self.held = _map_nested_tensors(self.held, select, (), {})
 
 
-def find_batch_dimensions(two: OwnCache, three: OwnCache) -> Dimensions:
+def find_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
     """The dimension that differs between a cache of two rows and one of three that have read as many tokens."""
     others = three.tensors()
     return {

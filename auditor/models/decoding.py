@@ -57,7 +57,7 @@ class Decoding:
         )
         return ", ".join(words for words, said in parts if said)
 
-    def at(self, position: int) -> Decoding:
+    def decoding_at_position(self, position: int) -> Decoding:
         """The distribution of one token of a text, by its place from 0: the same everywhere."""
         return self
 
@@ -91,7 +91,7 @@ class Decoding:
         of rank r has at most 1/r of the mass (formulas.md A4).
         """
         place = self.ranks_with_ties_first(log_probs, tokens)
-        log_probs = self._allowed(log_probs)
+        log_probs = self._mask_forbidden_tokens(log_probs)
         own = log_probs.gather(-1, tokens.unsqueeze(-1))
         ties = ((log_probs == own).count_nonzero(-1) > 1).nonzero().squeeze(-1)
         ids = torch.arange(log_probs.shape[-1], device=log_probs.device)
@@ -100,7 +100,7 @@ class Decoding:
 
     def ranks_with_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """(rows,) as `ranks`, of equal tokens the given one first: another decoder may put it before all of them."""
-        log_probs = self._allowed(log_probs)
+        log_probs = self._mask_forbidden_tokens(log_probs)
         return 1 + (log_probs > log_probs.gather(-1, tokens.unsqueeze(-1))).count_nonzero(-1)
 
     def draw(
@@ -136,7 +136,7 @@ class Decoding:
         copy of the distribution.
         """
         left = torch.arange(len(log_probs), device=log_probs.device)
-        vocab_size, distribution = log_probs.shape[-1], self._allowed(log_probs)
+        vocab_size, distribution = log_probs.shape[-1], self._mask_forbidden_tokens(log_probs)
         if self.temperature == 0:
             best = distribution.argmax(-1, keepdim=True)
             yield left, best, torch.ones_like(best, dtype=torch.float64)
@@ -173,7 +173,7 @@ class Decoding:
             unsettled = torch.cat(open_rows)
             left, scaled_total = left[unsettled], scaled_total[unsettled]
 
-    def _allowed(self, log_probs: Tensor) -> Tensor:
+    def _mask_forbidden_tokens(self, log_probs: Tensor) -> Tensor:
         if not self.forbidden:
             return log_probs
         log_probs = log_probs.clone()
@@ -182,7 +182,7 @@ class Decoding:
 
     def _temperature_scaled(self, log_probs: Tensor, log_total: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """After temperature, before truncation: (rows, V), and (rows, 1), the log of what exp of it sums to."""
-        distribution = self._allowed(log_probs)
+        distribution = self._mask_forbidden_tokens(log_probs)
         scaled = distribution if self.temperature == 1 else distribution / self.temperature
         every = torch.arange(len(distribution), device=distribution.device)
         return scaled, self._tempered_log_normaliser(distribution, every, log_total).unsqueeze(-1)
@@ -258,7 +258,7 @@ class Cooling(Decoding):
         last = str(Decoding(self.temperature, self.top_k, self.top_p, self.forbidden))
         return f"temperature {self.hot:g} falling over {self.steps} tokens, then {last}"
 
-    def at(self, position: int) -> Decoding:
+    def decoding_at_position(self, position: int) -> Decoding:
         left = max(0.0, 1 - position / self.steps)
         return Decoding(self.temperature + left * (self.hot - self.temperature), self.top_k, self.top_p, self.forbidden)
 

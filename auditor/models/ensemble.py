@@ -47,12 +47,12 @@ class Ensemble(ABC):
         distributions = self.log_probs(contexts.repeat(len(parts), 1), part, last, prompt=prompt)
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
-    def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
+    def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
         """The members behind rows that start as `prefixes` (B, n) and grow by `length` tokens, asked one at a time."""
-        return Members(self, prefixes, prompt)
+        return EnsembleMemberRows(self, prefixes, prompt)
 
 
-class Members:
+class EnsembleMemberRows:
     """Members behind decoding rows, few of which are asked at any token: each reads the whole row when asked."""
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
@@ -132,8 +132,8 @@ class PermutedEnsemble(Ensemble):
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.held.log_probs(contexts, self.places[part], last, prompt=prompt)
 
-    def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
-        return _PermutedMembers(self, self.held.behind(prefixes, length, prompt=prompt))
+    def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
+        return _PermutedMemberRows(self, self.held.start_member_rows(prefixes, length, prompt=prompt))
 
 
 class _PermutedRows(WrappingRows):
@@ -145,8 +145,8 @@ class _PermutedRows(WrappingRows):
         return self.rows.log_probs()[:, self.places]
 
 
-class _PermutedMembers(Members):
-    def __init__(self, ensemble: PermutedEnsemble, members: Members) -> None:
+class _PermutedMemberRows(EnsembleMemberRows):
+    def __init__(self, ensemble: PermutedEnsemble, members: EnsembleMemberRows) -> None:
         super().__init__(ensemble, members.tokens, members.prompt)
         self.places, self.members = ensemble.places, members
 

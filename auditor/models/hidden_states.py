@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.nouns import Tokens
-from auditor.models.memory import BatchSizeLimit, available_bytes
+from auditor.models.memory import BatchSizeLimit, available_memory_bytes
 from auditor.models.slot_cache import SlotLayer
 
 _SHARE = 8  # of the free memory, what is held takes one part of so many at most
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-4  # of logits, by the largest of them: more than rounding is a 
 Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 
 
-class HiddenStates:
+class HiddenStateCache:
     """Answers for texts that were read; the first answer of the head is held against the model's own.
 
     body: gives hidden states (B, m, d) of the last m positions as the first of its outputs; head: makes logits of them.
@@ -74,7 +74,7 @@ class HiddenStates:
         return 0 if self._right is False else max(0, self._remaining_bytes(device, _SHARE * _FOR_STATES) // each)
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
-        return available_bytes(device) // share - self._bytes
+        return available_memory_bytes(device) // share - self._bytes
 
     @torch.no_grad()
     def read_ahead(
@@ -92,7 +92,7 @@ class HiddenStates:
         if len(ahead) < 2:  # one alone is read when it is asked about
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
-        for _ in BatchSizeLimit(size).pieces(
+        for _ in BatchSizeLimit(size).run_pieces_within_memory(
             len(ahead), lambda some: self._read_and_cache_batch(ahead[some], device, keys)
         ):
             if not self._right:  # found out by the first batch: nothing of what follows would be held

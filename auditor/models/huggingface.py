@@ -20,16 +20,16 @@ from transformers.cache_utils import Cache
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows, max_logits_at_once
-from auditor.models.caches import Dimensions, OwnCache, find_batch_dimensions
+from auditor.models.caches import Dimensions, NativeCache, find_batch_dimensions
 from auditor.models.configuration import end_of_text_tokens, input_device, max_positions, unwrap_peft
 from auditor.models.decoding import Decoding, log_sum_exp
-from auditor.models.hidden_states import HiddenStates
+from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
 from auditor.models.shared_prefix import SharedPrefixCache
 from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
 
-Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
+Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]  # as `HuggingFaceModel.logits`
 
 
 # How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model makes of its own,
@@ -77,16 +77,18 @@ class HuggingFaceRows(Rows):
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         """Reads the prefixes (rows, n), behind which `length` tokens will follow."""
 
-    def _ask(self, tokens: Tensor, prompt: Tensor | None, cache: Cache | OwnCache | None) -> Tensor:
+    def _next_logits_of_tokens(
+        self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
+    ) -> Tensor:
         """(sequences, width, V): the logits behind tokens (sequences, n)."""
-        return self._answer(self.model.embed(tokens, prompt), cache)
+        return self._next_logits_of_input(self.model.embed(tokens, prompt), cache)
 
-    def _answer(self, read: Tensor, cache: Cache | OwnCache | None) -> Tensor:
+    def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
         """As `_ask`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
         self._total = None
         return self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)[:, 0].unflatten(0, (-1, self.width))
 
-    def _parts(self, rows: Tensor) -> Tensor:
+    def _sequence_indices(self, rows: Tensor) -> Tensor:
         """The sequences (rows x width,) behind these rows."""
         return (rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)).flatten()
 
@@ -104,15 +106,15 @@ class HuggingFaceRows(Rows):
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         assert self.width == 1  # what is drawn of several parts is the defense's to say
         return decoding.draw(
-            self._logits[:, 0], self._places(row_of_draw), uniforms[:, 0], self._log_normalisers()[:, 0]
+            self._logits[:, 0], self._logit_indices(row_of_draw), uniforms[:, 0], self._log_normalisers()[:, 0]
         )
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
         assert self.width == 1
-        places = self._places(row_of_token)
+        places = self._logit_indices(row_of_token)
         return self._logits[places, 0, tokens] - self._log_normalisers()[places, 0]
 
-    def _places(self, rows: Tensor) -> Tensor:
+    def _logit_indices(self, rows: Tensor) -> Tensor:
         """Where the logits of these rows lie."""
         return rows
 
@@ -135,16 +137,16 @@ class SlotRows(HuggingFaceRows):
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
             return
         read = self.model.embed(prefixes, prompt)
-        begun, self.layers = self.model.begun(read, 1, total, alone)
+        begun, self.layers = self.model.layers_with_shared_prefix(read, 1, total, alone)
         self.cache = Cache(layers=list(self.layers))
-        self._logits = self._answer(read[:, begun:], self.cache)
+        self._logits = self._next_logits_of_input(read[:, begun:], self.cache)
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
         in_order = torch.equal(self.slots, torch.arange(len(self.slots), device=self.slots.device))
         return distribution if in_order else distribution[self.slots]
 
-    def _places(self, rows: Tensor) -> Tensor:
+    def _logit_indices(self, rows: Tensor) -> Tensor:
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
@@ -156,7 +158,7 @@ class SlotRows(HuggingFaceRows):
         filled = [rows.layers[0].filled for rows in parts]
         more = max(rows.layers[0].length - own for rows, own in zip(parts, filled, strict=True))
         new = copy.copy(self)  # shallow: all that holds keys, values or logits is set anew below
-        new.layers = [SlotLayer.joined(same, more) for same in zip(*(rows.layers for rows in parts), strict=True)]
+        new.layers = [SlotLayer.join_layers(same, more) for same in zip(*(rows.layers for rows in parts), strict=True)]
         empty = [torch.full_like(rows.slots, max(filled) - own) for rows, own in zip(parts, filled, strict=True)]
         new.cache = PaddedCache(new.layers, torch.cat(empty))
         new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
@@ -167,9 +169,9 @@ class SlotRows(HuggingFaceRows):
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         slots, source, destination = assign_slots(parents, self.slots)
         if len(source):
-            source, destination = self._parts(source), self._parts(destination)
+            source, destination = self._sequence_indices(source), self._sequence_indices(destination)
             for layer in self.layers:
-                layer.copy(source, destination, len(slots) * self.width)
+                layer.copy_slots(source, destination, len(slots) * self.width)
         if isinstance(self.cache, PaddedCache):
             empty = self.cache.empty[self.slots[parents]]
             self.cache.empty = torch.empty_like(empty)
@@ -177,21 +179,21 @@ class SlotRows(HuggingFaceRows):
         self.slots = slots
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
-        self._logits = self._ask(in_slots.unsqueeze(-1), None, self.cache)
+        self._logits = self._next_logits_of_tokens(in_slots.unsqueeze(-1), None, self.cache)
 
 
 class CachedRows(HuggingFaceRows):
     """Rows on the cache that the model makes of its own; a row that splits is copied with all that it holds of it."""
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        self.cache = OwnCache()
-        self._logits = self._ask(prefixes, prompt, self.cache)
+        self.cache = NativeCache()
+        self._logits = self._next_logits_of_tokens(prefixes, prompt, self.cache)
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
-            self.cache.select(self._parts(parents), self.model.row_dimensions)
-        self._logits = self._ask(tokens.unsqueeze(-1), None, self.cache)
+            self.cache.select(self._sequence_indices(parents), self.model.cache_batch_dimensions)
+        self._logits = self._next_logits_of_tokens(tokens.unsqueeze(-1), None, self.cache)
 
 
 class RecomputedRows(HuggingFaceRows):
@@ -205,8 +207,8 @@ class RecomputedRows(HuggingFaceRows):
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(1, max_logits_at_once(self.model.device) // (positions * self.width * self.model.vocab_size))
-        asked = BatchSizeLimit(step).pieces(
-            len(self.tokens), lambda some: self._ask(self.tokens[some], self.prompt, None)
+        asked = BatchSizeLimit(step).run_pieces_within_memory(
+            len(self.tokens), lambda some: self._next_logits_of_tokens(self.tokens[some], self.prompt, None)
         )
         self._logits = torch.cat([logits for _, logits in asked])
 
@@ -253,7 +255,7 @@ class HuggingFaceModel(LanguageModel):
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
-        self._seen: HiddenStates | None = None
+        self._seen: HiddenStateCache | None = None
         self.begins: SharedPrefixCache | None = None
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
@@ -262,7 +264,7 @@ class HuggingFaceModel(LanguageModel):
     def enable_hidden_state_cache(self) -> None:
         """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
         body, head = unwrap_peft(self.model).base_model, self.model.get_output_embeddings()
-        self._seen = HiddenStates(body, head, self.logits_after_cached_prefix)
+        self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
 
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         if self._seen is not None:
@@ -279,18 +281,20 @@ class HuggingFaceModel(LanguageModel):
         """As `HiddenStates.rows`, of what was read ahead."""
         return None if self._seen is None else self._seen.rows(prefixes, length)
 
-    def begun(self, read: Tensor, last: int, length: int, shared: bool = True) -> tuple[int, list[SlotLayer]]:
-        """As `SharedPrefixCache.layers`; empty layers where nothing is to be `shared`, or no such cache is on."""
+    def layers_with_shared_prefix(
+        self, read: Tensor, last: int, length: int, shared: bool = True
+    ) -> tuple[int, list[SlotLayer]]:
+        """As `SharedPrefixCache.layers_holding_prefix`; empty ones where nothing is `shared`, or no such cache is on."""
         if self.begins is None or not shared or read.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
-        return self.begins.layers(read, last, length)
+        return self.begins.layers_holding_prefix(read, last, length)
 
-    def share_beginnings(self, **least: int) -> None:
+    def enable_shared_prefix_cache(self, **least: int) -> None:
         """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
         # torch counts in `_version` what is written to a weight in place, but not through `.data`.
         weights = [*self.model.parameters()]
         self.begins = SharedPrefixCache(
-            self._logits, self.n_layers, lambda: sum(weight._version for weight in weights), **least
+            self._transformers_logits, self.n_layers, lambda: sum(weight._version for weight in weights), **least
         )
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
@@ -317,12 +321,12 @@ class HuggingFaceModel(LanguageModel):
         return two - 2 * each, each
 
     @cached_property
-    def row_dimensions(self) -> Dimensions:
+    def cache_batch_dimensions(self) -> Dimensions:
         return find_batch_dimensions(self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4))
 
     @torch.no_grad()
-    def _cache_of_dummy_pass(self, rows: int, length: int) -> OwnCache:
-        cache = OwnCache()
+    def _cache_of_dummy_pass(self, rows: int, length: int) -> NativeCache:
+        cache = NativeCache()
         self.forward(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
         return cache
 
@@ -365,35 +369,39 @@ class HuggingFaceModel(LanguageModel):
         embeds = self.embedding(tokens)
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
-    def forward(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
+    def forward(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
         """(B, last, V) log-probabilities, float32. As `logits`."""
         return torch.log_softmax(self.logits(read, last, cache), dim=-1)
 
-    def logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
+    def logits(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
         """(B, last, V), float32. read: as `embed` gives it, behind what the cache holds. AuditError on NaN logits."""
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)
-        return self.logits_after_cached_prefix(read, last) if cache is None else self._logits(read, last, cache)
+        return (
+            self.logits_after_cached_prefix(read, last)
+            if cache is None
+            else self._transformers_logits(read, last, cache)
+        )
 
     def logits_after_cached_prefix(
         self, read: Tensor, last: int, kept: int | None = None, layers: list[SlotLayer] | None = None
     ) -> Tensor:
         """As `logits`, of whole texts, nothing of them remembered. kept: of the last positions that are read in any
         case, as many are answered for; None: all. layers: takes those that hold keys and values of the texts."""
-        begun, own = self.begun(read, last, read.shape[1])
+        begun, own = self.layers_with_shared_prefix(read, last, read.shape[1])
         if layers is not None:
             layers += own
         cache = Cache(layers=list(own)) if begun or layers is not None else None
-        return self._logits(read[:, begun:], last if kept is None else kept, cache)
+        return self._transformers_logits(read[:, begun:], last if kept is None else kept, cache)
 
-    def _logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
-        own = cache if isinstance(cache, OwnCache) else None
+    def _transformers_logits(self, read: Tensor, last: int, cache: Cache | NativeCache | None) -> Tensor:
+        own = cache if isinstance(cache, NativeCache) else None
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
             # use_cache: where it is not said, models make a cache of their own for every call.
             extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
         if isinstance(cache, PaddedCache):
-            extra |= cache.where(read.shape[1])
+            extra |= cache.mask_and_positions(read.shape[1])
         traffic.rows += len(read)
         traffic.tokens += len(read) * read.shape[1]
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"

@@ -29,7 +29,7 @@ class RecordBatches:
     size: int
     asked: Mapping[Tokens, int]
 
-    def of(self, texts: Tensor) -> list[int]:
+    def batch_of_each_text(self, texts: Tensor) -> list[int]:
         """The batch that answers each of the texts (B, n); of several beginnings in `asked`, the longest decides."""
         lengths = sorted({len(begin) for begin in self.asked}, reverse=True)
         rows = map(tuple, texts.tolist())
@@ -43,26 +43,28 @@ class RecordBatches:
         return own[part - 1] if 0 < part <= len(own) else ()
 
     @property
-    def longest(self) -> int:
+    def longest_record_tokens(self) -> int:
         return max((len(record) for batch in self.records for record in batch), default=0)
 
 
-class InContext(Ensemble):
+class InContextEnsemble(Ensemble):
     """The records of `RecordBatches` in front of what a public model reads. AuditError where they leave no room."""
 
     unit = "record"
 
     def __init__(self, public: LanguageModel, batches: RecordBatches) -> None:
         room = public.max_positions
-        if room is not None and batches.longest + 2 > room:  # a token of the text, and one that follows it
+        if (
+            room is not None and batches.longest_record_tokens + 2 > room
+        ):  # a token of the text, and one that follows it
             raise AuditError(
                 f"expected records that leave room behind them in the {room} positions of {public.name}, "
-                f"got one of {batches.longest} tokens"
+                f"got one of {batches.longest_record_tokens} tokens"
             )
         self.public, self.batches, self.size = public, batches, batches.size
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        return _Rows(self, prefixes.to(self.public.device), length, prompt)
+        return _RecordPrefixedRows(self, prefixes.to(self.public.device), length, prompt)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         contexts, pieces = contexts.to(self.public.device), list[Tensor]()
@@ -80,7 +82,7 @@ class InContext(Ensemble):
 
     def _prepend_records_by_length(self, contexts: Tensor, parts: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
         """Which of the contexts, and what is read for them: those with a record of one length in front, together."""
-        batch = self.batches.of(contexts)
+        batch = self.batches.batch_of_each_text(contexts)
         records = [self.batches.record(b, part) for b, part in zip(batch, parts, strict=True)]
         for length in sorted({len(record) for record in records}):
             where = [i for i, record in enumerate(records) if len(record) == length]
@@ -88,10 +90,10 @@ class InContext(Ensemble):
             yield where, torch.cat([front.view(len(where), length), contexts[where]], dim=1)
 
 
-class _Rows(Rows):
+class _RecordPrefixedRows(Rows):
     """Rows of the public model for every (row, part), in groups with a record of one length in front."""
 
-    def __init__(self, held: InContext, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
+    def __init__(self, held: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.width, self.count = 1 + held.size, len(prefixes)
         parts = list(range(self.width)) * self.count
         self.groups: list[tuple[Rows, Tensor]] = []  # and which (row, part) each of its rows is, counted row by row

@@ -28,10 +28,10 @@ _ADAPTER = "adapter_config.json"
 
 
 DEFAULTS = LoadingOptions()
-FLOAT32 = DEFAULTS.exact()
+FLOAT32 = DEFAULTS.with_float32_for_auto()
 
 
-def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
+def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
     """A causal LM by local folder or hub id; a PEFT adapter folder loads on the base model it names.
 
     Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those of the model, or
@@ -65,7 +65,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
 
 
 def dtype_when_loaded(name: str, options: LoadingOptions) -> str:
-    """The precision that `load` would have it in, an adapter in its base's."""
+    """The precision that `load_causal_lm` would have it in, an adapter in its base's."""
     if options.dtype != AUTO:
         return options.dtype
     named = adapter_base(name)
@@ -144,6 +144,6 @@ def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedT
     if folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, **options.hub)
+        return AutoTokenizer.from_pretrained(name, **options.from_pretrained_arguments)
     except (OSError, ValueError, KeyError):
         return None

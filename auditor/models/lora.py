@@ -21,9 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.models.adapters import load_adapter_onto_base
 from auditor.models.base import Rows
-from auditor.models.caches import OwnCache
+from auditor.models.caches import NativeCache
 from auditor.models.configuration import devices_of_parts
-from auditor.models.ensemble import Ensemble, Members
+from auditor.models.ensemble import Ensemble, EnsembleMemberRows
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import (
     ENSEMBLE,
@@ -51,13 +51,15 @@ class LoraEnsemble(Ensemble):
         mixed = _replace_with_mixed_lora(copy_sharing_weights(public.model), adapters, self._routing)
         self._model = _model_served_like(public, mixed, f"{public.name} ensemble")
         if public.served == "cache":
-            self._model.row_dimensions = public.row_dimensions  # the mixed forward cannot be asked for one row of it
+            self._model.cache_batch_dimensions = (
+                public.cache_batch_dimensions
+            )  # the mixed forward cannot be asked for one row of it
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_room(prefixes.shape[1], length, prompt)
         return self._model.rows(prefixes, length, prompt, 1 + self.size, self._logits_of_all_members)
 
-    def _logits_of_all_members(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
+    def _logits_of_all_members(self, read: Tensor, last: int, cache: Cache | NativeCache | None) -> Tensor:
         self._routing.part = self._routing.blocks = None
         return self._model.logits(read, last, cache)
 
@@ -72,10 +74,10 @@ class LoraEnsemble(Ensemble):
         distributions = self._model.forward(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
-    def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
+    def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
         if self._model.served != "slots":
-            return super().behind(prefixes.to(self._model.device), length, prompt=prompt)
-        return _CachedMembers(self, prefixes.to(self._model.device), length, prompt)
+            return super().start_member_rows(prefixes.to(self._model.device), length, prompt=prompt)
+        return _CachedMemberRows(self, prefixes.to(self._model.device), length, prompt)
 
     def member_next_log_probs(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
         """(B, V): the distribution behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
@@ -83,7 +85,7 @@ class LoraEnsemble(Ensemble):
         return self._model.forward(read, 1, cache)[:, 0]
 
 
-class _CachedMembers(Members):
+class _CachedMemberRows(EnsembleMemberRows):
     """Keys and values of each (row, part) that was asked, which catch up with the row when it is asked again.
 
     A slot is written by the one pair that has it; pairs that share one (children of a row, rows of one prefix) read as
@@ -141,7 +143,7 @@ class _CachedMembers(Members):
         kept = (slot >= 0).nonzero().squeeze(-1)
         row, part, slot = row[kept], part[kept], slot[kept]
         for pool, layer in zip(self.pool, layers, strict=True):
-            pool.put(layer, kept, slot, len(self.users))
+            pool.put_rows_into_slots(layer, kept, slot, len(self.users))
         new = self.slot[row, part] < 0
         self.slot[row, part], self.depth[row, part] = slot, layers[0].filled
         # Rows of the same prefix for which this member was never asked may read the prefix from here.
@@ -226,7 +228,7 @@ def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return y.baddbmm_(thin, b.mT)
 
 
-def _merge_layers_within_memory(layers: Sequence[MixedLora]) -> None:
+def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
     """Gives each layer its merged weights, where memory has room for all: one product in place of three."""
     bases = [layer.base for layer in layers]
     if not all(type(base) in (nn.Linear, Conv1D) for base in bases):  # others may be more than weight and bias
@@ -261,7 +263,7 @@ def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Routi
         a, b = (torch.stack([torch.zeros_like(own[0]), *own]).detach() for own in pairs)
         mixed.append(MixedLora(inner.get_submodule(name).get_submodule("base_layer"), a, b, routing))
         inner.set_submodule(name, mixed[-1])
-    _merge_layers_within_memory(mixed)
+    _merge_lora_updates_within_memory(mixed)
     return inner
 
 

@@ -135,7 +135,7 @@ def detect_model_kind(name: str, given: str = "auto", options: LoadingOptions = 
     if (Path(name) / "adapter_config.json").is_file():
         return "causal" if given == "auto" else given
     with translate_load_errors(name, "model", options):
-        config = AutoConfig.from_pretrained(name, **options.hub)
+        config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")
     said = " ".join(getattr(config, "architectures", None) or ())

@@ -31,18 +31,18 @@ def decoding_memory_budget(device: torch.device, most: int) -> int:
 
     most: the size beyond which a CPU gets no faster. An accelerator keeps getting faster with larger batches.
     """
-    share = available_bytes(device) // _SHARE
+    share = available_memory_bytes(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
-def available_bytes(device: torch.device) -> int:
+def available_memory_bytes(device: torch.device) -> int:
     """Bytes that this process could still take: of the accelerator, or of the machine within the limits set to it."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and in no use
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return machine_memory.free_bytes()
+    return machine_memory.free_memory_bytes()
 
 
 def release_unused_memory() -> None:
@@ -79,7 +79,7 @@ class BatchSizeLimit:
     size: int
     least: int = 1
 
-    def ask(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
+    def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
         """The size that memory held, no more than `most`, and `work(size)`.
 
         Raises what `work` raises, and that of memory that holds not even `least`.
@@ -99,10 +99,10 @@ class BatchSizeLimit:
             if move:
                 run, apart = in_new_thread(work), True
 
-    def pieces(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
+    def run_pieces_within_memory(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
         """`work` on slices of 0..count in turn, `size` long at most: each with its result. Raises as `ask`."""
         start = 0
         while start < count:
-            held, result = self.ask(lambda n, start=start: work(slice(start, start + n)), count - start)  # type: ignore[misc]
+            held, result = self.run_within_memory(lambda n, start=start: work(slice(start, start + n)), count - start)  # type: ignore[misc]
             yield slice(start, start + held), result
             start += held

@@ -36,15 +36,15 @@ class PartialDistribution:
     top: Tensor
     most: int
 
-    def places(self) -> Tensor:
+    def truncation_ranks(self) -> Tensor:
         """(n,) the rank of each token in the order of truncation, from 1; where not all is told, the last it can be.
 
         Equal tokens stand by their ids; a token that is none of the K likeliest behind all that are equal to it.
         """
-        return torch.where(self._known, 1 + self._surely_ranked_higher.sum(-1), self.ranks)
+        return torch.where(self._is_among_likeliest, 1 + self._surely_ranked_higher.sum(-1), self.ranks)
 
     @property
-    def _known(self) -> Tensor:
+    def _is_among_likeliest(self) -> Tensor:
         """(n,) whether the given token is one of the K likeliest."""
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
@@ -55,7 +55,7 @@ class PartialDistribution:
         return (self.top > own) | ((self.top == own) & (self.likeliest < at))
 
 
-def simulate_server_answer(distribution: Tensor, tokens: Tensor, count: int) -> PartialDistribution:
+def reduce_to_partial_distribution(distribution: Tensor, tokens: Tensor, count: int) -> PartialDistribution:
     """What a server with this distribution tells. distribution: (n, V) nats; tokens: (n,); count: of the likeliest."""
     own = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
@@ -64,7 +64,7 @@ def simulate_server_answer(distribution: Tensor, tokens: Tensor, count: int) -> 
     )
 
 
-def concatenate_answers(parts: Sequence[PartialDistribution]) -> PartialDistribution:
+def concatenate_partial_distributions(parts: Sequence[PartialDistribution]) -> PartialDistribution:
     """One after another, of distributions of one width."""
     return PartialDistribution(
         torch.cat([part.tokens for part in parts]),
@@ -88,7 +88,7 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
         return exact, exact
     if decoding.temperature == 0:
         return _greedy_log_prob_bounds(seen)
-    distributions = _Distributions.of(seen, 1 / decoding.temperature)
+    distributions = _TemperedWeights.of(seen, 1 / decoding.temperature)
     sure, possible, least, most = _top_k_kept_bounds(decoding.top_k, seen, distributions)
     if decoding.top_p < 1:
         kept, may, least, most = _top_p_kept_bounds(decoding, seen, distributions, least, most)
@@ -153,7 +153,7 @@ class _UntoldTokens:
 
 
 @dataclass(frozen=True)
-class _Distributions:
+class _TemperedWeights:
     """Weights after temperature, by the likeliest token's: (n,) each, `top` (n, K).
 
     extra: the own token's where it is none of the K; unknown: (least, most) that the tokens weigh that were not told:
@@ -170,8 +170,8 @@ class _Distributions:
     unknown: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, seen: PartialDistribution, power: float) -> _Distributions:
-        first, known = seen.top[:, 0].double(), seen._known
+    def of(cls, seen: PartialDistribution, power: float) -> _TemperedWeights:
+        first, known = seen.top[:, 0].double(), seen._is_among_likeliest
         top, own = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
         likelier = (top >= own.unsqueeze(-1)).sum(-1) - known.long()
         middle = (seen.ranks - 1 - likelier).clamp(min=0)
@@ -200,7 +200,7 @@ class _Distributions:
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]  # whether for sure, and at all; if so, the least and most that stays
 
 
-def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Distributions) -> _Kept:
+def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _TemperedWeights) -> _Kept:
     least, most = (distributions.told + unknown for unknown in distributions.unknown)
     always = torch.ones_like(seen.tokens, dtype=torch.bool)
     if k == 0:
@@ -211,18 +211,18 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Distri
         weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(-1) + distributions.extra
         kept, open_end = seen.log_probs >= last, last == seen.top[:, -1]  # of unknown tokens some may tie with the last
         return kept, kept, weight, torch.where(open_end, most, weight)
-    left = (k - seen.top.shape[1] - (~seen._known).long()).clamp(min=0)
+    left = (k - seen.top.shape[1] - (~seen._is_among_likeliest).long()).clamp(min=0)
     share = (left / (distributions.middle + distributions.rest).clamp(min=1)).clamp(
         max=1.0
     )  # the likeliest have no less than their share
     more = torch.maximum(
         distributions.middle * torch.minimum(distributions.own, distributions.any_of), share * distributions.unknown[0]
     )
-    return seen._known | (seen.ranks <= k), always, distributions.told + more, most
+    return seen._is_among_likeliest | (seen.ranks <= k), always, distributions.told + more, most
 
 
 def _top_p_kept_bounds(
-    decoding: Decoding, seen: PartialDistribution, distributions: _Distributions, least: Tensor, most: Tensor
+    decoding: Decoding, seen: PartialDistribution, distributions: _TemperedWeights, least: Tensor, most: Tensor
 ) -> _Kept:
     """Of what top-k left, which weighs between `least` and `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from auditor.models.memory import available_bytes
+from auditor.models.memory import available_memory_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXTS = 8  # that are read in both precisions
@@ -76,7 +76,7 @@ def dtype_effect_sentence(model: Any, texts: Sequence[tuple[tuple[int, ...], tup
     if plain.dtype not in (torch.float16, torch.bfloat16) or quantised or not texts:
         return ""
     dtype, needed = str(plain.dtype).removeprefix("torch."), 4 * sum(weight.numel() for weight in plain.parameters())
-    if needed > (free := available_bytes(model.device)) // 2 or getattr(plain, "hf_device_map", None):
+    if needed > (free := available_memory_bytes(model.device)) // 2 or getattr(plain, "hf_device_map", None):
         return (
             f"runs in {dtype}; what that changes was not measured: float32 takes {needed / 1e9:.1f} GB beside it, "
             f"of {free / 1e9:.1f} GB that are free"

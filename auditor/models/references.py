@@ -14,7 +14,7 @@ _MODEL = ("config.json", "adapter_config.json")
 
 
 @dataclass(frozen=True)
-class References:
+class ReferenceModels:
     """models, and beside each the ids of the attacked records that it saw in training."""
 
     models: tuple[LanguageModel, ...]
@@ -45,7 +45,7 @@ def reference_folders(folder: Path) -> list[Path]:
 
 def load_references(
     folder: Path, load: Callable[[str], LanguageModel], attacked: Mapping[str, Collection[str]]
-) -> References:
+) -> ReferenceModels:
     """The models in the sub-folders, in name order, each with the `shard.json` that says what it saw.
 
     attacked: ids by the SHA-256 of their text, prefix and suffix as they are attacked; a `shard.json` holds such names,
@@ -65,6 +65,6 @@ def load_references(
                 "saw none"
             )
     saw = (frozenset(id for name in names or () for id in attacked.get(name, ())) for names in listed)
-    references = References(tuple(load(str(place)) for place in found), tuple(saw))
+    references = ReferenceModels(tuple(load(str(place)) for place in found), tuple(saw))
     references.check({id for ids in attacked.values() for id in ids}, repr(str(folder)))
     return references

@@ -46,7 +46,7 @@ def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = Non
         return ()
     before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
     with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
-        trial = _Trial(model, room)
+        trial = _SelfCheckTrial(model, room)
         if model not in _reached:
             trial.check_causality()
             trial.drop_embeddings_unless_faithful()
@@ -60,7 +60,7 @@ def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = Non
     return model.notes[len(before) :]
 
 
-class _Trial:
+class _SelfCheckTrial:
     """One model on one set of random tokens."""
 
     def __init__(self, model: HuggingFaceModel, room: int) -> None:
@@ -164,7 +164,7 @@ class _Trial:
     def share_beginnings(self) -> None:
         """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
         if self.model.served == "slots" and all(self._shared_prefix_is_exact(begin) for begin in self._begins()):
-            self.model.share_beginnings()
+            self.model.enable_shared_prefix_cache()
         else:
             self.model.begins = None
             self._note("what texts begin with is read anew for each of them: from no cache does it go on with them")
@@ -203,7 +203,7 @@ class _Trial:
         # Leaves `begins` as it tried it: `share_beginnings` then sets it for good, or to None.
         model.begins = None
         whole = model.logits_after_cached_prefix(texts, last)
-        model.share_beginnings(least=1)
+        model.enable_shared_prefix_cache(least=1)
         return _holds_without_error(
             lambda: self.same(model.logits_after_cached_prefix(texts, last).log_softmax(-1), whole.log_softmax(-1))
         )

@@ -32,7 +32,7 @@ class SharedPrefixCache:
         self._last: Tensor | None = None  # the first text of the last batch: what one text begins with, others tell
 
     @torch.no_grad()
-    def layers(self, texts: Tensor, last: int, length: int) -> tuple[int, list[SlotLayer]]:
+    def layers_holding_prefix(self, texts: Tensor, last: int, length: int) -> tuple[int, list[SlotLayer]]:
         """How many first positions of these texts are read already, and layers of `length` positions that hold them.
 
         The `last` positions at least are left to be read; all are, where the texts share too little.

@@ -43,7 +43,7 @@ class SlotLayer(CacheLayerMixin):
         self.filled = end
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
 
-    def copy(self, source: Tensor, destination: Tensor, slots: int) -> None:
+    def copy_slots(self, source: Tensor, destination: Tensor, slots: int) -> None:
         """Copies slots, growing to `slots` of them (by doubling, so that growth is paid for rarely)."""
         assert self.keys is not None and self.values is not None
         source, destination = source.to(self.keys.device), destination.to(self.keys.device)  # this layer's own
@@ -72,7 +72,7 @@ class SlotLayer(CacheLayerMixin):
             setattr(new, name, own)
         return new
 
-    def put(self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int) -> None:
+    def put_rows_into_slots(self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int) -> None:
         """Takes rows of another layer into slots of this one, which grows to `capacity` of them."""
         assert layer.keys is not None and layer.values is not None
         rows, slots = rows.to(layer.keys.device), slots.to(layer.keys.device)
@@ -87,7 +87,7 @@ class SlotLayer(CacheLayerMixin):
             held[slots, :, : layer.filled] = theirs[rows, :, : layer.filled]
 
     @classmethod
-    def joined(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
+    def join_layers(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
         """The slots of these layers one behind the other, what each holds moved to one end; `more` positions follow."""
         filled = max(layer.filled for layer in layers)
         new = cls(filled + more, filled)
@@ -133,7 +133,7 @@ class PaddedCache(Cache):
         super().__init__(layers=list(layers))
         self.empty = empty
 
-    def where(self, length: int) -> dict[str, Tensor]:
+    def mask_and_positions(self, length: int) -> dict[str, Tensor]:
         """A model's arguments for `length` more tokens: the mask that leaves out empty positions, and position ids."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)

@@ -8,7 +8,9 @@ from typing import Any
 from auditor.core.errors import AuditError
 
 
-def check_tokens(what: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model") -> None:
+def check_tokens_within_vocabulary(
+    what: str, texts: Iterable[Sequence[int]], size: int, model: str = "the model"
+) -> None:
     """Raises AuditError for texts with a token that the model gives no probability to.
 
     what: whose tokens they are, as "the data"; size: how many tokens the model's distribution has.

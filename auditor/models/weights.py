@@ -93,18 +93,18 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
 
     Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
     """
-    device, options = resolve_device(options.device), options.exact()
+    device, options = resolve_device(options.device), options.with_float32_for_auto()
     auto, known = _AUTO[kind]
-    config = AutoConfig.from_pretrained(name, **options.hub)
+    config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     _refuse_unsupported_models(kind, name, config, options, known)
     notes = _weight_formats_notes(name)
     own = {**_model_args(_model_args_with_quantise(options)), **_device_map(options)}
     if getattr(config, "quantization_config", None) or "quantization_config" in own:
         own.setdefault("device_map", {"": device})  # quantised weights are made where they stay
-    own = {**own, **options.hub, "config": config, "dtype": DTYPES[options.dtype]}
+    own = {**own, **options.from_pretrained_arguments, "config": config, "dtype": DTYPES[options.dtype]}
 
     def read(renamed: Mapping[str, str] | None) -> tuple[PreTrainedModel, dict[str, Any]]:
-        # Wrong shapes are listed, not raised, so that `check_weights` refuses them in one sentence.
+        # Wrong shapes are listed, not raised, so that `refuse_missing_or_foreign_weights` refuses them in one sentence.
         found: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
             name, **own, output_loading_info=True, ignore_mismatched_sizes=True, key_mapping=renamed
         )
@@ -115,7 +115,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     if wrappers:
         model, info = read(WRAPPED)
         notes += (f"{name}: the names of its weights carry a wrapper of the training ({wrappers}): read without it",)
-    check_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
+    refuse_missing_or_foreign_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     notes += _loading_difference_notes(kind, name, config, options)
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
 
@@ -125,7 +125,9 @@ def resolve_auto_dtype(name: str, options: LoadingOptions) -> LoadingOptions:
     if options.dtype != AUTO:
         return options
     device = resolve_device(options.device)  # first: one that is not there is refused
-    return replace(options, dtype=auto_dtype(AutoConfig.from_pretrained(name, **options.hub), device))
+    return replace(
+        options, dtype=auto_dtype(AutoConfig.from_pretrained(name, **options.from_pretrained_arguments), device)
+    )
 
 
 def _loading_difference_notes(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tuple[str, ...]:
@@ -160,7 +162,7 @@ def _weight_formats_notes(name: str) -> tuple[str, ...]:
     return ()
 
 
-def check_weights(
+def refuse_missing_or_foreign_weights(
     name: str,
     missing: Collection[str],
     unexpected: Collection[str],

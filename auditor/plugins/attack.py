@@ -18,7 +18,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Pair, Query, Tokens
 from auditor.generation.sample import Candidates
-from auditor.generation.search import SearchResult, TreeLeaves, check_threshold
+from auditor.generation.search import SearchResult, TreeLeaves, check_tree_search_threshold
 from auditor.models.decoding import Decoding
 from auditor.plugins.method import Method
 from auditor.plugins.options import require_listed_options, require_options_at_least
@@ -144,7 +144,7 @@ class SamplingAttack(Attack):
             if getattr(self, name) > _MOST_CANDIDATES:
                 raise AuditError(f"expected {name} of at most {_MOST_CANDIDATES:,}, got {getattr(self, name):,}")
         require_listed_options(self)
-        check_threshold(self.threshold)
+        check_tree_search_threshold(self.threshold)
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from auditor.core import disk
 from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
-from auditor.plugins.options import ENTRY_POINTS, allowed_option_values, options_of
+from auditor.plugins.options import ENTRY_POINTS, allowed_option_values, plugin_option_defaults
 
 _PACKAGES = ("auditor", "auditor.attacks", "auditor.benchmarks", "auditor.defenses")
 _SAID = ("name", "title", "needs", "claims", "form")  # what is kept of a class beside its docstring and its options
@@ -66,7 +66,7 @@ def _source_files_fingerprint() -> str:
 
 def _plugin_class_record(cls: Any) -> dict[str, Any]:
     said = {name: getattr(cls, name) for name in _SAID if hasattr(cls, name)}
-    options = options_of(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    options = plugin_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
     values = allowed_option_values(cls) if options else {}
     known = {n: (None if default is MISSING else default, values.get(n)) for n, default in options.items()}
     return {**said, "module": cls.__module__, "called": cls.__name__, "doc": inspect.getdoc(cls), "options": known}

@@ -21,7 +21,7 @@ def build_plugin(kind: str, known: Mapping[str, type[Plugin]], name: str, option
         raise unknown_name_error(kind, name, known)
     cls = known[name]
     hints = typing.get_type_hints(cls)
-    fields = set(options_of(cls))
+    fields = set(plugin_option_defaults(cls))
     values = {}
     for option, value in options.items():
         if option not in fields:
@@ -70,7 +70,7 @@ def require_listed_options(plugin: Any) -> None:
             raise AuditError(f"expected {option} in {typing.get_args(kind)}, got {getattr(plugin, option)!r}")
 
 
-def options_of(cls: type) -> dict[str, Any]:
+def plugin_option_defaults(cls: type) -> dict[str, Any]:
     """Option names and defaults of a plug-in, in the order of declaration."""
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
@@ -79,16 +79,16 @@ def allowed_option_values(cls: type) -> dict[str, tuple[Any, ...]]:
     """Of the options that take one of a few values, these."""
     few = {bool: ("true", "false")}
     hints = typing.get_type_hints(cls)
-    found = {name: few.get(hints[name], typing.get_args(hints[name])) for name in options_of(cls)}
+    found = {name: few.get(hints[name], typing.get_args(hints[name])) for name in plugin_option_defaults(cls)}
     return {name: values for name, values in found.items() if values}
 
 
-def description_of(cls: type) -> str:
+def plugin_description(cls: type) -> str:
     """The first line of the docstring."""
     return (inspect.getdoc(cls) or "").split("\n", 1)[0]
 
 
-def title_of(cls: Any) -> str:
+def plugin_title(cls: Any) -> str:
     """What people read in a table: the class's `title`, else its name."""
     title: str = cls.title or cls.name
     return title

@@ -142,7 +142,7 @@ def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: L
             suffixes = torch.tensor([secret.suffix for secret in batch], device=view.target.device)
             return look(batch, prefixes, suffixes)
 
-        for _, found in at_once.pieces(len(indices), seen):
+        for _, found in at_once.run_pieces_within_memory(len(indices), seen):
             yield from found
 
 
@@ -168,7 +168,7 @@ def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.f
     return np.array([observation.values[name] for observation in observations], dtype=float)
 
 
-def names_after(prefix: str, names: Iterable[str]) -> list[str]:
+def strip_prefix_from_matching_names(prefix: str, names: Iterable[str]) -> list[str]:
     """What follows the prefix in those of the names that begin with it."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 

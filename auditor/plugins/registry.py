@@ -21,7 +21,7 @@ from auditor.core.plan_parts import provider_and_name
 from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import ENTRY_POINTS, build_plugin, options_of
+from auditor.plugins.options import ENTRY_POINTS, build_plugin, plugin_option_defaults
 from auditor.plugins.probe import Probe
 from auditor.plugins.provider import Provider
 from auditor.plugins.trainer import Trainer
@@ -70,7 +70,7 @@ def attacks_and_probes() -> dict[str, type[Attack] | type[Probe]]:
     return {**found, **more}
 
 
-def method_measuring(what: str) -> str:
+def method_name_measuring(what: str) -> str:
     """The attack or probe that measures this (`Attack.measures`), the first of several."""
     return next(name for name, kind in attacks_and_probes().items() if kind.measures == what)
 
@@ -108,7 +108,7 @@ def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Prov
     known = providers()
     prefix, name = provider_and_name(model)
     prefix = prefix or next(one.name for one in known.values() if one.unprefixed)
-    own = options if prefix in known and options_of(known[prefix]) else {}
+    own = options if prefix in known and plugin_option_defaults(known[prefix]) else {}
     return build_plugin("provider", known, prefix, own), name
 
 

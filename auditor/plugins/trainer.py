@@ -99,7 +99,7 @@ class TrainingSummary:
     told: tuple[str, ...] = ()
 
 
-def read_summary(folder: Path) -> TrainingSummary | None:
+def read_training_summary(folder: Path) -> TrainingSummary | None:
     """The summary in a model's folder; None where there is none, or the training is not finished."""
     try:
         record = json.loads((folder / RECORD).read_text())

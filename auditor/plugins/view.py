@@ -28,7 +28,7 @@ from auditor.generation.shared_candidates import CandidatesOnDisk
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
-from auditor.models.references import References
+from auditor.models.references import ReferenceModels
 from auditor.plugins.defense import largest_lot_token_count
 from auditor.privacy.gradient_canaries import GradientCanaries
 
@@ -89,12 +89,12 @@ class Meter:
     lots: Mapping[str, int] = field(default_factory=dict)  # `Defense.lots`
 
     @property
-    def total(self) -> int:
+    def drawn_token_count(self) -> int:
         return largest_lot_token_count(self.drawn, self.lots)
 
     @property
     def uncharged_token_count(self) -> int:
-        return max(0, self.total - self.spent)
+        return max(0, self.drawn_token_count - self.spent)
 
 
 Batch = list[tuple[Query, Candidates]]
@@ -111,7 +111,9 @@ class View:
     public: LanguageModel | None = None
     reference: LanguageModel | None = None
     reference_fault: str = ""  # what is known of it that makes it no reference: that it saw private data
-    references: Callable[[str], References] | None = None  # by what `-A references=` says; None: there are none here
+    references: Callable[[str], ReferenceModels] | None = (
+        None  # by what `-A references=` says; None: there are none here
+    )
     tokenizer: Any = None
     batch_size: int | None = None
     allowance: Mapping[tuple[str, str], int] | None = None  # tokens a (recipe, secret) may still draw; None: unlimited
@@ -126,20 +128,22 @@ class View:
         for capability in capabilities:
             if not implies_capability(self.setting.capabilities, capability):
                 raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
-            if not implies_capability(self._given, capability):
+            if not implies_capability(self._available_capabilities, capability):
                 raise NotApplicable(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
 
     def has_capability(self, capability: str) -> bool:
-        return all(implies_capability(own, capability) for own in (self.setting.capabilities, self._given))
+        return all(
+            implies_capability(own, capability) for own in (self.setting.capabilities, self._available_capabilities)
+        )
 
     @property
-    def access(self) -> tuple[str, ...]:
+    def visible_capabilities(self) -> tuple[str, ...]:
         """What this setting lets an attacker see of this target, from the least on."""
         implied = ("likelihood", "ranks", "likeliest") if self.has_capability("distribution") else ()
         return tuple(name for name in _WORDS if self.has_capability(name) and name not in implied)
 
     @property
-    def _given(self) -> frozenset[str]:
+    def _available_capabilities(self) -> frozenset[str]:
         """By the target, and by what its training kept."""
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
@@ -156,7 +160,7 @@ class View:
         forbidden = self.target.eos if sampling.eos == "masked" else ()
         return replace(sampling.decoding, forbidden=forbidden)
 
-    def words(self, sampling: Sampling) -> str:
+    def decoding_description(self, sampling: Sampling) -> str:
         """How candidates come about, as a reader of the report is told; the number of samples is told elsewhere."""
         decoding = self.decoding(sampling)
         if sampling.search == "tree":
@@ -168,9 +172,9 @@ class View:
     def recipe(self, sampling: Sampling, prompt: str) -> str:
         """The name of a pass: attacks with the same recipe share it. `prompt` names the soft prompt."""
         samples = f"{sampling.samples} x " if sampling.search == "sample" else ""
-        return f"{samples}{self.words(sampling)}, prompt {prompt or 'none'}"
+        return f"{samples}{self.decoding_description(sampling)}, prompt {prompt or 'none'}"
 
-    def covered(self, sampling: Sampling, prompt: str, queries: Sequence[Query]) -> list[Query]:
+    def queries_within_allowance(self, sampling: Sampling, prompt: str, queries: Sequence[Query]) -> list[Query]:
         """The queries whose whole answer the budget pays for, or that are answered publicly; all without a budget."""
         if self.allowance is None:
             return list(queries)
@@ -184,9 +188,9 @@ class View:
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         name = self.recipe(sampling, prompt)
         done = self._shared.setdefault(name, CandidatesOnDisk())
-        queries = self.covered(sampling, prompt, queries)
+        queries = self.queries_within_allowance(sampling, prompt, queries)
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
-        rows = BatchSizeLimit(self._rows(queries, prompt_rows))
+        rows = BatchSizeLimit(self._decoding_rows_in_memory(queries, prompt_rows))
         at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
         batched = batches_of_equal_shape
         if sampling.search == "sample":
@@ -201,7 +205,7 @@ class View:
                     for query, candidates in zip(fresh, found, strict=True):
                         done[query.id] = candidates
 
-            for some, _ in at_once.pieces(len(asked), find):
+            for some, _ in at_once.run_pieces_within_memory(len(asked), find):
                 # A sampling batch may hold several lengths; attacks are handed one shape at a time.
                 for alike in batches_of_equal_shape([(len(query.prefix), query.length) for query in asked[some]]):
                     yield [(asked[some][i], done[asked[some][i].id]) for i in alike]
@@ -210,9 +214,11 @@ class View:
         """Prefixes in one pass: many, as memorised text takes few rows, but no more than memory has rows for."""
         # A tree divides a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
-        return self.batch_size or max(1, min(_PREFIXES_AT_ONCE, self._rows(queries, prompt_rows) // width))
+        return self.batch_size or max(
+            1, min(_PREFIXES_AT_ONCE, self._decoding_rows_in_memory(queries, prompt_rows) // width)
+        )
 
-    def _rows(self, queries: Sequence[Query], prompt_rows: int) -> int:
+    def _decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
         """Decoding rows that memory allows at once."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
         row = self.target.row_bytes(prompt_rows + longest, distribution=self.has_capability("likelihood"))
@@ -236,7 +242,7 @@ class View:
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
         # Where that is wrong, prefixes are parted first: samples of one prefix share what they agree in.
         size = max(1, rows.size // len(batch))
-        drawn = (rows if len(batch) == 1 else BatchSizeLimit(size, least=size)).pieces(
+        drawn = (rows if len(batch) == 1 else BatchSizeLimit(size, least=size)).run_pieces_within_memory(
             sampling.samples,
             lambda some: sample_mixed_length_batch(
                 model,
@@ -304,7 +310,7 @@ def _nll_of_shared_prefix_suffixes(
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
-        asked = limit.pieces(len(pairs), lambda some: _suffix_log_probs(model, pairs[some]))  # noqa: B023
+        asked = limit.run_pieces_within_memory(len(pairs), lambda some: _suffix_log_probs(model, pairs[some]))  # noqa: B023
         for some, log_probs in asked:
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found

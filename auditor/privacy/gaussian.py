@@ -58,7 +58,9 @@ def quick_rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier:
     return _composed_epsilon(RdpAccountant([*range(2, 65), 96, 128, 256, 512]), sigma, q, steps, delta, earlier)
 
 
-def reported_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> tuple[float, str]:
+def epsilon_by_tightest_accountant(
+    sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
+) -> tuple[float, str]:
     """Epsilon and the accountant it is by: the smaller of PLD's and RDP's; RDP's for hardly any noise, a tiny delta."""
     quick = quick_rdp_epsilon(sigma, q, steps, delta, earlier)
     if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
@@ -74,7 +76,7 @@ def _composed_epsilon(
 ) -> float:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-    check_mechanism(sigma, q, steps, delta)
+    require_valid_gaussian_mechanism(sigma, q, steps, delta)
     if steps == 0 and not earlier:
         return 0.0
     # It warns of orders that it leaves out, which only ever raises epsilon.
@@ -89,7 +91,7 @@ def _composed_epsilon(
         absl.setLevel(before)
 
 
-def check_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:
+def require_valid_gaussian_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:
     """Raises AuditError for parameters that no subsampled Gaussian mechanism has."""
     if not 0 < sigma < math.inf:
         raise AuditError(f"expected a noise multiplier > 0, got {sigma}: without noise there is no epsilon")
@@ -114,7 +116,7 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
         raise AuditError(f"expected at most {MOST_STEPS:,} steps, got {steps:,}: lower epochs, or raise batch")
 
     def reported(sigma: float) -> float:
-        return reported_epsilon(sigma, q, steps, delta)[0]
+        return epsilon_by_tightest_accountant(sigma, q, steps, delta)[0]
 
     # RDP is an upper bound and fast: its sigma is enough, and the reported one lies shortly below.
     high = _bisect(lambda sigma: quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02)

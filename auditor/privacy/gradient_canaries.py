@@ -49,12 +49,12 @@ class GradientCanaries:
     schema_version: int = 1
 
 
-def write_canaries(folder: Path, canaries: GradientCanaries) -> None:
+def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
     """Writes it whole or not at all."""
     disk.replace_atomically(folder / FILE, json.dumps(to_json(canaries)) + "\n", sync=True)
 
 
-def read_canaries(folder: Path) -> GradientCanaries | None:
+def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
     """What the folder's training kept; None where it kept nothing. Raises AuditError for another form."""
     path = folder / FILE
     if not path.is_file():

@@ -217,10 +217,12 @@ def _weights_within_reverse_budget(
         at = rows.nonzero().squeeze(-1)
         if not len(at):
             continue
-        at = at[~(reverse.at(at).excess(weight[size, at]).log1p() <= near[size, at])]
+        at = at[~(reverse.select_distributions(at).reverse_moment_excess(weight[size, at]).log1p() <= near[size, at])]
         if len(at):
             exact = exact or _ReverseDivergence(log_p.double(), log_p0.double(), alpha)
-            weight[size, at] = exact.at(at).shrink_weight_to_budget(weight[size, at], budget[size, at])
+            weight[size, at] = exact.select_distributions(at).shrink_weight_to_budget(
+                weight[size, at], budget[size, at]
+            )
     return weight
 
 
@@ -237,13 +239,13 @@ class _ReverseDivergence:
         self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _ratio_minus_one(log_p, log_p0)
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
-    def at(self, distributions: Tensor) -> Self:
+    def select_distributions(self, distributions: Tensor) -> Self:
         """The same for these of the distributions alone."""
         some = copy.copy(self)
         some.ratio, some.square = self.ratio[distributions], self.square[distributions]
         return some
 
-    def excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
+    def reverse_moment_excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
         """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
         inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
         return weight**2 * self._sum_weighted_by_square(_polynomial(inverse, range(1, self.alpha)))
@@ -265,7 +267,7 @@ class _ReverseDivergence:
         weight = weight.clamp_max(1 - max(_ROUNDING, 10.0 ** (-280 / order)))
         for _ in range(_ITERATIONS):
             inverse = self._inverse_of_mixture_ratio(weight)
-            moment = self.excess(weight, inverse)
+            moment = self.reverse_moment_excess(weight, inverse)
             log_moment = torch.log1p(moment)
             slope = order * weight * self._sum_weighted_by_square(_polynomial(inverse, [1] * self.alpha))
             # Newton on G^(-1/order), G = E x^-order: ((G / e^budget)^(1/order) - 1) order G / G'
@@ -274,7 +276,7 @@ class _ReverseDivergence:
             if not (step > _SMALLEST_STEP * weight).any():
                 break
             weight = (weight - step).clamp_min(0.0)
-        chord = torch.expm1(budget) / self.excess(weight)  # as in `_solve_weight_by_newton`
+        chord = torch.expm1(budget) / self.reverse_moment_excess(weight)  # as in `_solve_weight_by_newton`
         return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
 
 

@@ -110,9 +110,9 @@ class PrivacyRecord:
         whose = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
             whose = "the claim is for one record: a text that occurs k times is protected at the group size k only"
-        return (whose, *self._premises(), *self._gradient_canary_remarks())
+        return (whose, *self._accounting_premise_notes(), *self._gradient_canary_remarks())
 
-    def _premises(self) -> Iterator[str]:
+    def _accounting_premise_notes(self) -> Iterator[str]:
         if self.units_given and self.units is not None:
             yield f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was given as public"
         elif self.units is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.plugins.provider import Provider, RequestedModel
 
 _OF_LOADING = ("device", "dtype", "trust_remote_code", "revision", "model_args", "device_map", "quantise", "base")
@@ -22,7 +22,7 @@ class HuggingFace(Provider):
     takes: ClassVar[tuple[str, ...]] = (*_OF_LOADING, "before", "retrained", "relearn", "relearn_rate")
 
     def load(self, wanted: RequestedModel) -> HuggingFaceModel:
-        return load(wanted.name, wanted.loading)
+        return load_causal_lm(wanted.name, wanted.loading)
 
     def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         return wanted.loading.places(wanted.name)

@@ -52,7 +52,7 @@ class OpenAI(Provider):
 
     def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
         assert isinstance(model, RemoteModel)  # it has made no other
-        model.charge(self._cost_ledger(wanted))
+        model.switch_token_budget(self._cost_ledger(wanted))
 
     def _cost_ledger(self, wanted: RequestedModel) -> TokenBudget:
         """The token budget of this run, over the store of what this server has answered in all runs on this machine."""
@@ -80,14 +80,14 @@ class Served(OpenAI):
     takes: ClassVar[tuple[str, ...]] = ("tokenizer", "max_tokens_total")
 
     def check(self, wanted: RequestedModel) -> None:
-        at = self._at(wanted)
+        at = self._split_address_and_name(wanted)
         super().check(replace(at, name=at.name or "the one that it serves"))
 
     def load(self, wanted: RequestedModel) -> RemoteModel:
         """Raises AuditError for an address without a name where several models are served, or none."""
-        at = self._at(wanted)
+        at = self._split_address_and_name(wanted)
         if not at.name:
-            found = list(ServerConnection(str(at.base_url), self._cost_ledger(at)).models())
+            found = list(ServerConnection(str(at.base_url), self._cost_ledger(at)).served_models_by_name())
             if len(found) != 1:
                 said = ", ".join(found[:3]) or "none that it says"
                 raise AuditError(f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}")
@@ -95,9 +95,11 @@ class Served(OpenAI):
         return super().load(at)
 
     def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
-        super().again(model, replace(self._at(wanted), name=model.name.removeprefix(f"{OpenAI.name}:")))
+        super().again(
+            model, replace(self._split_address_and_name(wanted), name=model.name.removeprefix(f"{OpenAI.name}:"))
+        )
 
-    def _at(self, wanted: RequestedModel) -> RequestedModel:
+    def _split_address_and_name(self, wanted: RequestedModel) -> RequestedModel:
         url, _, name = wanted.name.partition("#")
         return replace(wanted, name=name, base_url=url)
 

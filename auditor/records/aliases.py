@@ -82,7 +82,7 @@ def _keyed_digest(salt: bytes, text: str) -> str:
     return hmac.new(salt, text.encode(), "sha256").hexdigest()
 
 
-def refuse_secret_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
+def refuse_secret_ids_in_sentences(finding: Finding, secrets: Sequence[Secret]) -> None:
     """Raises AuditError where a sentence of the finding, as one of a plug-in may, names a secret by its id.
 
     An id says which row of the user's data it was: reports name secrets by their aliases.

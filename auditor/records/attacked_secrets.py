@@ -49,7 +49,7 @@ class AnsweredSecretIds:
     guesses: Answers | None = None
     observations: Answers | None = None
 
-    def whole(self) -> AnsweredSecretIds:
+    def with_missing_parts_empty(self) -> AnsweredSecretIds:
         """The same with empty in place of None, for a folder that should lack nothing."""
         return AnsweredSecretIds(self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {})
 
@@ -94,7 +94,7 @@ def _answered_secrets_by_row(path: Path) -> dict[CellKey, frozenset[str]] | None
         with open(path, "rb") as file:
             for line in file:
                 record = json.loads(line)
-                found.setdefault(CellKey.read(record["cell"]), set()).add(record["secret"])
+                found.setdefault(CellKey.parse_cell_key(record["cell"]), set()).add(record["secret"])
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):

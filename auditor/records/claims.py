@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.statistics.audit_power import detectable_epsilon
-from auditor.statistics.audited import HELD, audit_at_level, powerless_audit_reason
+from auditor.statistics.audited import HELD, powerless_audit_reason, reaudit_at_level
 from auditor.statistics.bounds import LEVEL
 
 BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
@@ -27,7 +27,7 @@ TOO_WEAK: Verdict = "audit too weak to tell"  # it could not have contradicted t
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundAgainstClaim:
     """One audit, at its share of the level, and the epsilon that is promised for the game that it plays."""
 
     row: CellKey
@@ -60,7 +60,7 @@ class ClaimEvidence:
     target: TargetRecord
     claimed: float | None
     nominal: float | None
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[BoundAgainstClaim, ...] = ()
     unheld: tuple[UncomparableBound, ...] = ()
     refuted: tuple[str, ...] = ()  # how the claim was seen to fail without an audit, sentences
     unmeasured: tuple[str, ...] = ()  # audits that could not run, and why
@@ -78,7 +78,7 @@ class ClaimEvidence:
         return TOO_WEAK if self.bounds else None
 
     @property
-    def strongest(self) -> Bound | None:
+    def most_sensitive_bound(self) -> BoundAgainstClaim | None:
         """Of the audits that could have contradicted the claim the one that catches the smallest violation."""
         able = [bound for bound in self.bounds if not bound.powerless_reason]
         return min(able, key=lambda bound: detectable_epsilon(bound.audit, bound.promised), default=None)
@@ -115,7 +115,7 @@ def assess_claim(
     for row, audit, promised in held:
         share = min(audit.level, level / len(held))
         try:
-            bounds.append(Bound(row.key, audit_at_level(audit, share), promised))
+            bounds.append(BoundAgainstClaim(row.key, reaudit_at_level(audit, share), promised))
         except AuditError as why:
             unheld.append(UncomparableBound(row.key, audit, str(why)))
     refuted = tuple(dict.fromkeys(why for row in rows for why in row.violations)) if claim else ()

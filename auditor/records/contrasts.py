@@ -23,7 +23,7 @@ from auditor.statistics import bootstrap, metrics
 from auditor.statistics.bootstrap import Draws
 from auditor.statistics.bounds import measurement_from_evidence
 from auditor.statistics.compare import paired_mean_difference
-from auditor.statistics.intervals import clopper_pearson, combine_independent
+from auditor.statistics.intervals import clopper_pearson, combine_independent_intervals
 
 _RESAMPLES = 2000
 _MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is no interval
@@ -45,32 +45,35 @@ def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measureme
     secrets; over held-out texts where every one is a perplexity of the same texts. Of others (an epsilon) the cells'
     own intervals are combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
     """
-    of_members = [metrics.find_metric(part.metric).of_members for part in parts]
-    known = [part.cell.outcomes if own else part.cell.measured for part, own in zip(parts, of_members, strict=True)]
+    of_members = [metrics.find_metric(part.metric).is_of_member_guesses for part in parts]
+    known = [
+        part.cell.member_outcomes_by_seed if own else part.cell.measured
+        for part, own in zip(parts, of_members, strict=True)
+    ]
     seeds = sorted(set.intersection(*map(set, known)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(of_members):
-        return _paired_contrast(name, parts, seeds)
+        return _attack_contrast_paired_by_secret(name, parts, seeds)
     texts = {_heldout_token_counts(part, seed) for part in parts for seed in seeds}
     if len(texts) == 1 and any(texts):
         return _perplexity_contrast_by_text(name, parts, seeds)
     same = len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
     if len(parts) > 1 and same and _metric_values_by_secret(parts[0], seeds[0]):
-        return _paired_mean_contrast(name, parts, seeds)
+        return _probe_contrast_paired_by_secret(name, parts, seeds)
     return _unpaired_contrast(name, parts, seeds)
 
 
-def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
-    outcomes = [part.cell.outcomes[seed] for part in parts for seed in seeds]
+def _attack_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+    outcomes = [part.cell.member_outcomes_by_seed[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
     at, draws = {secret: i for i, secret in enumerate(ids)}, _resample_count_matrix(len(ids))
     values = np.zeros(len(draws))
     for part in parts:
         for seed in seeds:
-            outcome = part.cell.outcomes[seed]
+            outcome = part.cell.member_outcomes_by_seed[seed]
             mine = draws[:, [at[secret] for secret in outcome.ids]]
-            values += part.coefficient / len(seeds) * metrics.find_metric(part.metric).resampled(outcome, mine)
+            values += part.coefficient / len(seeds) * metrics.find_metric(part.metric).value_at_resamples(outcome, mine)
     units = {metrics.find_metric(part.metric).unit for part in parts}
     unit, n = units.pop() if len(units) == 1 else "", len(ids)
     value, resampled = float(values[0]), values[1:]  # the first row of draws is the sample itself
@@ -113,7 +116,7 @@ def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float
     return own if all(map(math.isfinite, own.values())) else {}
 
 
-def _paired_mean_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _probe_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     """Of a probe's means, by the bootstrap that a chain of causes takes (auditor/runs/chain_steps.py)."""
     secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
@@ -145,7 +148,7 @@ def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequen
         terms.append((part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit)))
     units = {m.unit for _, m in terms}
     unit = units.pop() if len(units) == 1 else ""
-    return Measurement(name, *combine_independent(terms), max(m.n for _, m in terms), unit, "not paired")
+    return Measurement(name, *combine_independent_intervals(terms), max(m.n for _, m in terms), unit, "not paired")
 
 
 def _measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:
@@ -154,6 +157,6 @@ def _measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:
         raise unknown_name_error(
             f"metric of {part.cell.attack} on {part.cell.target}:",
             part.metric,
-            {*held, *(m.name for m in metrics.METRICS if m.of_members)},
+            {*held, *(m.name for m in metrics.METRICS if m.is_of_member_guesses)},
         )
     return held[part.metric]

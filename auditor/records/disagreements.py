@@ -24,11 +24,11 @@ def is_measured(m: Measurement | None) -> TypeGuard[Measurement]:
     return m is not None and m.n > 0 and not math.isnan(m.value)
 
 
-def auc_beyond_chance(m: Measurement) -> bool:
+def is_auc_above_chance(m: Measurement) -> bool:
     return m.low > 0.5
 
 
-def control_aucs(finding: Finding) -> list[Measurement]:
+def membership_control_aucs(finding: Finding) -> list[Measurement]:
     return [m for control in CONTROLS if (m := finding.measurement(auc_name(control))) is not None]
 
 
@@ -37,7 +37,7 @@ def member_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
 
     def highest(control: str) -> Measurement | None:
         seen = (finding.measurement(auc_name(control)) for finding in result.findings)
-        return max((m for m in seen if m is not None and auc_beyond_chance(m)), key=lambda m: m.low, default=None)
+        return max((m for m in seen if m is not None and is_auc_above_chance(m)), key=lambda m: m.low, default=None)
 
     if blind := highest("blind"):
         why = (

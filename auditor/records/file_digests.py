@@ -31,8 +31,8 @@ _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarse
 def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     """`role/file` -> SHA-256. named: by role, the folder or hub id of a model, and its revision on the hub."""
     memory = _DigestCache()
-    found = {name: memory.digest(path) for name, path in _model_files_by_role(named)}
-    memory.keep()
+    found = {name: memory.cached_sha256_hex(path) for name, path in _model_files_by_role(named)}
+    memory.save_digests()
     return found
 
 
@@ -69,7 +69,7 @@ def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterato
             yield from ((f"{role} base/{name}", path) for name, path in _model_files(base, None))
 
 
-def check_unchanged(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
+def check_model_files_unchanged(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
     """Raises AuditError by the name of a file that has changed, gone or come since `what` was made with `held`.
 
     held: None where `what` does not say. A model of which one side holds nothing at all is not compared: what is not
@@ -79,19 +79,19 @@ def check_unchanged(held: Mapping[str, str] | None, now: Mapping[str, str], what
         if now:
             raise AuditError(f"expected {what} to say which weights it is of, but an older version made it: start anew")
         return
-    for name, how in changed_files(held, now):
+    for name, how in changed_model_files(held, now):
         raise AuditError(f"expected the weights that {what} was made with, but {name} {how} since: give a new folder")
 
 
-def changed_files(held: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def changed_model_files(held: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(file, what became of it) of the models of which either side holds something."""
-    both = model_roles(held) & model_roles(now)
+    both = roles_of_model_files(held) & roles_of_model_files(now)
     for name in sorted({*held, *now}):
-        if held.get(name) != now.get(name) and model_roles([name]) <= both:
+        if held.get(name) != now.get(name) and roles_of_model_files([name]) <= both:
             yield name, "has changed" if name in held and name in now else "is new" if name in now else "is gone"
 
 
-def model_roles(names: Iterable[str]) -> set[str]:
+def roles_of_model_files(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names}
 
 
@@ -154,7 +154,7 @@ class _DigestCache:
             self._held = held if isinstance(held, dict) else {}
         self._new = False
 
-    def digest(self, path: Path) -> str:
+    def cached_sha256_hex(self, path: Path) -> str:
         """SHA-256 in hex. Raises AuditError for a file that cannot be read."""
         try:
             key, seen = str(path.resolve()), _file_stat_fingerprint(path)
@@ -170,7 +170,7 @@ class _DigestCache:
             raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
         return digest
 
-    def keep(self) -> None:
+    def save_digests(self) -> None:
         if self._path is not None and self._new:
             there = {path: held for path, held in self._held.items() if os.path.exists(path)}
             with suppress(AuditError):

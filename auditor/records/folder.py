@@ -76,7 +76,7 @@ class RunFolder:
         folder = cls(path)
         folder._lock = locks.acquire_lock(path)
         for journal in (folder.guesses, folder.observations, folder.tokens):
-            journal.read()
+            journal.index_written_lines()
         return folder
 
     def close(self) -> None:
@@ -111,14 +111,14 @@ class RunFolder:
     def pin_secrets(self, fingerprint: str) -> None:
         """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers about others."""
         changed = f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
-        self._pin(_SECRETS, fingerprint, changed)
+        self._pin_digest(_SECRETS, fingerprint, changed)
 
     def pin_stopping_rules(self, digest: str) -> None:
         """Ties the folder to when its rows stop; "": no row does. Raises AuditError where others were to."""
         others = f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), got others"
-        self._pin(_STOPS, digest, others)
+        self._pin_digest(_STOPS, digest, others)
 
-    def _pin(self, name: str, digest: str, complaint: str) -> None:
+    def _pin_digest(self, name: str, digest: str, complaint: str) -> None:
         path = self.path / name
         if path.is_file() and path.read_bytes() != digest.encode():
             raise AuditError(complaint)
@@ -129,10 +129,10 @@ class RunFolder:
         """Raises AuditError by the name of a file where the answers in the folder are about other weights."""
         held = self._read_record(_WEIGHTS, dict[str, str], "the digests of weights")
         if held is not None or any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
-            file_digests.check_unchanged(held, now, str(self.path))
+            file_digests.check_model_files_unchanged(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
-        """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
+        """Ties the folder to the weights it is started on. Raises AuditError as `refuse_missing_or_foreign_weights`."""
         self.check_weights(now)
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
@@ -166,11 +166,11 @@ class RunFolder:
         found: Item = from_json(kind, read_json_object(path, what), str(path))
         return found
 
-    def save_secrets(self, facts: dict[str, Any]) -> None:
+    def save_secret_facts(self, facts: dict[str, Any]) -> None:
         """What reports may tell of each secret (`secret_details.secret_fact_columns`): a column a key, no text."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
-    def facts(self, cell: CellKey) -> dict[str, float]:
+    def probe_facts_of_cell(self, cell: CellKey) -> dict[str, float]:
         """What `save_probe_facts` kept of this cell; empty where it kept nothing."""
         return self._probe_facts_by_cell().get(str(cell), {})
 

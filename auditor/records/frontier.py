@@ -17,7 +17,7 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import Frontier, FrontierPoint, Measurement
-from auditor.records.outcomes import PerSecret, ids_common_to_rows
+from auditor.records.outcomes import RowValuesBySecret, ids_common_to_rows
 from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, BoundedNumber
@@ -53,7 +53,7 @@ class FrontierModel:
 # --- models of runs ---------------------------------------------------------------------------------------------------
 
 
-def models_of_runs(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None) -> list[FrontierModel]:
+def frontier_models_of_runs(runs: Runs, variant: str = "", at: Mapping[str, Any] | None = None) -> list[FrontierModel]:
     """The undefended model of these runs and their defenses, controls aside.
 
     variant, at: what the point of a grid is called, and its swept options: those of a defense are on its label.
@@ -113,7 +113,9 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
         return ()
     models = _models_with_distinct_lines(models)
     ratio = _perplexity_ratios_by_label(models)
-    made = (_frontier_for_metric(models, metric, row, ratio) for metric, row in _metric_and_row_of_panels(models[0]))
+    made = (
+        _frontier_for_metric(models, metric, row, ratio) for metric, row in _metric_and_row_of_each_frontier(models[0])
+    )
     return tuple(found for found in made if len(found.points) > 2)
 
 
@@ -126,12 +128,12 @@ def _models_with_distinct_lines(models: Sequence[FrontierModel]) -> list[Frontie
     return found
 
 
-def _metric_and_row_of_panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
+def _metric_and_row_of_each_frontier(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """White-box rows alone, if there are any; of several with a probe's metric, the one that lists it earliest."""
     for name in LEAKS:
         rows = [row for row, cell in base.cells.items() if cell.rows and name in _measured_metric_names(cell)]
         widest = [row for row in rows if row[0] == "white-box"] or rows
-        if not find_metric(name).of_members:  # of an attack's each is one of its own
+        if not find_metric(name).is_of_member_guesses:  # of an attack's each is one of its own
             widest = sorted(widest, key=lambda row: _measured_metric_names(base.cells[row]).index(name))[:1]
         yield from ((find_metric(name), row) for row in widest)
 
@@ -167,7 +169,7 @@ def _frontier_for_metric(
     if not leaks:
         return made
     points = [
-        _frontier_point(m, ratio[m.label], leak.measured(metric.name, metric.unit))
+        _frontier_point(m, ratio[m.label], leak.leakage_measurement(metric.name, metric.unit))
         for m, leak in zip(kept, leaks, strict=True)
     ]
     return replace(made, points=tuple(_mark_frontier_corners(_flag_least_leaking_points(points, leaks))))
@@ -211,7 +213,7 @@ def _paired_leaks(
     every = [held for some in rows for held in some]
     own, others = (ids_common_to_rows(every, column, members) for members in (True, False))
 
-    def values(held: PerSecret, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def values(held: RowValuesBySecret, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
         known = {**held.values_by_secret(column, True), **held.values_by_secret(column, False)}
         return np.array([known[id] for id in ids])
 

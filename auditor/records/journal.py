@@ -32,9 +32,9 @@ class CellJournal(Generic[Key, Record]):
     decode: Callable[[dict[str, Any]], tuple[Key, Record]]
     _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
 
-    def done(self, key: Key) -> Mapping[str, Record]:
+    def finished_secrets(self, key: Key) -> Mapping[str, Record]:
         # A live view, as `append` adds to this very dict.
-        return _FinishedSecrets(self._begins.setdefault(key, {}), self._at)
+        return _FinishedSecrets(self._begins.setdefault(key, {}), self._read_record_at)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
         lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
@@ -44,7 +44,7 @@ class CellJournal(Generic[Key, Record]):
             begins[record.secret] = at
             at += len(line)  # JSON as it is written here is ASCII: a character is a byte
 
-    def read(self) -> None:
+    def index_written_lines(self) -> None:
         """Raises AuditError for a line that is none of ours."""
         if not self.path.exists():
             return
@@ -61,7 +61,7 @@ class CellJournal(Generic[Key, Record]):
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
         disk.truncate(self.path, at)  # where the last append was cut off: the next one starts on a line of its own
 
-    def _at(self, begin: int) -> Record:
+    def _read_record_at(self, begin: int) -> Record:
         """Raises AuditError where the file is not what it was."""
         try:
             with open(self.path, "rb") as file:
@@ -128,7 +128,7 @@ def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
         raise ValueError("an answer without a guess")
     rest = {name: value for name, value in record.items() if name not in ("cell", "ranked")}
     guesses: Guesses = from_json(Guesses, {**rest, "ranked": []})  # an older line lacks the newer fields
-    return CellKey.read(record["cell"]), replace(guesses, ranked=ranked)
+    return CellKey.parse_cell_key(record["cell"]), replace(guesses, ranked=ranked)
 
 
 def _encode_observation(cell: CellKey, observation: Observation) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _encode_observation(cell: CellKey, observation: Observation) -> dict[str, An
 
 def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     observation: Observation = from_json(Observation, {k: v for k, v in record.items() if k != "cell"}, "observation")
-    return CellKey.read(record["cell"]), observation
+    return CellKey.parse_cell_key(record["cell"]), observation
 
 
 def _encode_token_log_probs(target: str, seen: TokenLogProbs) -> dict[str, Any]:

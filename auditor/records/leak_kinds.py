@@ -17,12 +17,12 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.records.disagreements import is_measured
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, wilson
+from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, wilson_interval
 from auditor.statistics.metrics import AT_LEAST, excess_metric_name, nonmember_metric_name, upper_bound_metric_name
 
 
 @dataclass(frozen=True)
-class Reading:
+class LeakReading:
     """A number that speaks of a kind, beside its baseline: of non-members, or what chance gives; None: there is none.
 
     excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
@@ -52,7 +52,7 @@ class Reading:
     @property
     def is_above_baseline(self) -> bool:
         """Whether its lower bound is above the baseline, the baseline's own interval included."""
-        m = widened_interval(self.measured, self.looks)
+        m = bonferroni_widened_measurement(self.measured, self.looks)
         if self.excess is not None:
             return self.excess.low > 0
         if isinstance(self.baseline, Measurement):
@@ -78,7 +78,7 @@ class Reading:
     @property
     def least(self) -> float:
         """The smallest number that would have been shown, all else as it was; NaN: unknown."""
-        m = widened_interval(self.measured, self.looks)
+        m = bonferroni_widened_measurement(self.measured, self.looks)
         if not math.isnan(self.most):
             return self.most
         if m.unit == "share":
@@ -99,19 +99,19 @@ def _smallest_detectable_share(n: int, baseline: Measurement | float | None, loo
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
             # Newcombe's rule, as in `mean_excess_over_nonmembers`.
-            return k / n - baseline.value > factor * math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
+            return k / n - baseline.value > factor * math.hypot(k / n - wilson_interval(k, n)[0], high - baseline.value)
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
-        high = wilson(round(baseline.value * baseline.n), baseline.n)[1]
+        high = wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
     # Bisected over counts: what is above the baseline is so with more hits too.
     least = bisect_left(range(1, n + 1), True, key=above) + 1
     return math.nan if least > n else least / n
 
 
 @dataclass(frozen=True)
-class Kind:
+class LeakKind:
     """One way to leak. limits: of its numbers in a gate, to begin with. read: its numbers in one finding.
 
     short: its title where there is room for a word or two. measured_by: what attacks and probes declare that measure it
@@ -125,7 +125,7 @@ class Kind:
     short: str
     limits: tuple[tuple[str, float], ...] = ()
     measured_by: tuple[str, ...] = ()
-    read: Callable[[Finding], Iterator[Reading]] = field(default=lambda finding: iter(()), compare=False)
+    read: Callable[[Finding], Iterator[LeakReading]] = field(default=lambda finding: iter(()), compare=False)
     main: str = ""
     counted: Mapping[str, str] = field(default_factory=dict, compare=False)
     text: bool = False
@@ -137,7 +137,7 @@ class Kind:
 
 def readings_against_nonmembers(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
-) -> Iterator[Reading]:
+) -> Iterator[LeakReading]:
     """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
     m = finding.measurement(name)
     if not is_measured(m):
@@ -148,10 +148,12 @@ def readings_against_nonmembers(
     if excess is None or math.isnan(excess.low):
         bounded = bounds or AT_LEAST in name
         excess = None if floor is None or bounded else mean_excess_over_nonmembers(excess_metric_name(name), m, floor)
-    yield Reading(m, floor, excess if floor is not None else None, finding.key, alone)
+    yield LeakReading(m, floor, excess if floor is not None else None, finding.key, alone)
 
 
-def readings_by_repeat_count(finding: Finding, baseline: Measurement | float | None, name: str) -> Iterator[Reading]:
+def readings_by_repeat_count(
+    finding: Finding, baseline: Measurement | float | None, name: str
+) -> Iterator[LeakReading]:
     """One reading for each repeat count, where there are several: at a level shared among them."""
     groups = [
         (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and is_measured(m)
@@ -161,23 +163,23 @@ def readings_by_repeat_count(finding: Finding, baseline: Measurement | float | N
     for count, m in groups:
         excess = None
         if isinstance(baseline, Measurement):
-            wide = widened_interval(m, len(groups))
+            wide = bonferroni_widened_measurement(m, len(groups))
             excess = mean_excess_over_nonmembers(excess_metric_name(name), wide, baseline)
-        yield Reading(m, baseline, excess, finding.key, count=count, looks=len(groups))
+        yield LeakReading(m, baseline, excess, finding.key, count=count, looks=len(groups))
 
 
-def bonferroni_adjusted_readings(readings: Sequence[Reading]) -> list[Reading]:
+def bonferroni_adjusted_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
     """The readings with one level for all of them (Bonferroni), instead of one for each reading or group."""
     # k readings that share a level over k looks are one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     found = []
     for reading in readings:
-        excess = None if reading.excess is None else widened_interval(reading.excess, levels)
+        excess = None if reading.excess is None else bonferroni_widened_measurement(reading.excess, levels)
         found.append(replace(reading, excess=excess, looks=levels * reading.looks))
     return found
 
 
-def widened_interval(m: Measurement, looks: int) -> Measurement:
+def bonferroni_widened_measurement(m: Measurement, looks: int) -> Measurement:
     """The measurement with its 95% interval over so many looks (Bonferroni), as a normal distribution's widens."""
     scale = _interval_factor_for_looks(looks)
     return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))

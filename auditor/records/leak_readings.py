@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from auditor.core.result import Finding, Measurement
 from auditor.records.claims import BOUNDS, BOUNDS_OF_TOKENS
-from auditor.records.disagreements import ANY, EXACT, auc_beyond_chance, control_aucs, is_measured
-from auditor.records.leak_kinds import Kind, Reading, readings_against_nonmembers, readings_by_repeat_count
+from auditor.records.disagreements import ANY, EXACT, is_auc_above_chance, is_measured, membership_control_aucs
+from auditor.records.leak_kinds import LeakKind, LeakReading, readings_against_nonmembers, readings_by_repeat_count
 from auditor.statistics import people
 from auditor.statistics.intervals import mean_excess_over_nonmembers
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
@@ -35,18 +35,18 @@ EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", 
 CHANCE_BITS = 1 / math.log(2)  # mean exposure of a canary that was never inserted: -log2 of a uniform number
 
 
-def _verbatim_readings(finding: Finding) -> Iterator[Reading]:
+def _verbatim_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from readings_against_nonmembers(finding, RECALL)
     yield from readings_against_nonmembers(finding, "document_recall")
     yield from readings_against_nonmembers(finding, ANY, alone=False)
 
 
-def _near_verbatim_readings(finding: Finding) -> Iterator[Reading]:
+def _near_verbatim_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from readings_against_nonmembers(finding, NEAR)
     yield from readings_against_nonmembers(finding, PROBABLY_NEAR, bounds=True)
 
 
-def _probability_readings(finding: Finding) -> Iterator[Reading]:
+def _probability_readings(finding: Finding) -> Iterator[LeakReading]:
     """The mean of one sample and of any of n; and whether single secrets are likely, which a mean may hide."""
     any_of = (
         m.name for m in finding.measurements if EXPECTED_ANY_OF.numbers_in_metric_name(m.name.removesuffix(AT_LEAST))
@@ -56,23 +56,23 @@ def _probability_readings(finding: Finding) -> Iterator[Reading]:
     for m in finding.measurements:
         levels = DISCOVERABLE.numbers_in_metric_name(m.name)
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
-            yield Reading(m, 0.0, row=finding.key, alone=False)
+            yield LeakReading(m, 0.0, row=finding.key, alone=False)
     yield from readings_by_repeat_count(finding, finding.measurement(nonmember_metric_name(EXACT)), EXACT)
 
 
-def _personal_data_readings(finding: Finding) -> Iterator[Reading]:
+def _personal_data_readings(finding: Finding) -> Iterator[LeakReading]:
     for kind, m in finding.by_kind.items():
         floor = finding.by_kind_nonmembers.get(kind)
         if is_measured(m):
             if is_measured(floor):
                 excess = mean_excess_over_nonmembers(excess_metric_name(m.name), m, floor)
-                yield Reading(m, floor, excess, finding.key, part=kind)
+                yield LeakReading(m, floor, excess, finding.key, part=kind)
             else:  # a mean of shares, and no tiny probability
-                yield Reading(m, 0.0, None, finding.key, part=kind)
+                yield LeakReading(m, 0.0, None, finding.key, part=kind)
 
 
 _SURELY = 0.9  # a record that so many samples hold with this probability is extracted by whoever draws them
-VERBATIM = Kind(
+VERBATIM = LeakKind(
     "verbatim",
     "Verbatim extraction",
     "verbatim",
@@ -86,7 +86,7 @@ VERBATIM = Kind(
     },
     text=True,
 )
-NEARLY = Kind(
+NEARLY = LeakKind(
     "near-verbatim",
     "Near-verbatim extraction",
     "near-verbatim",
@@ -96,10 +96,10 @@ NEARLY = Kind(
     counted={NEAR: "extracted near-verbatim"},
     text=True,
 )
-GREEDILY = Kind(
+GREEDILY = LeakKind(
     GREEDY, "Greedy decoding", "greedy decoding", counted={GREEDY: "extracted by greedy decoding"}, text=True
 )
-PROBABLE = Kind(
+PROBABLE = LeakKind(
     "probability",
     "Exact extraction probability",
     "extraction probability",
@@ -108,7 +108,7 @@ PROBABLE = Kind(
     _probability_readings,
     main=EXACT,
 )
-PERSONAL = Kind(
+PERSONAL = LeakKind(
     "personal data",
     "Personal data",
     "personal data",
@@ -119,15 +119,15 @@ PERSONAL = Kind(
 )
 
 
-def _exposure_readings(finding: Finding) -> Iterator[Reading]:
+def _exposure_readings(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
-        yield Reading(exposed, 0.0, row=finding.key)  # corrected over the canaries: one is one too many
+        yield LeakReading(exposed, 0.0, row=finding.key)  # corrected over the canaries: one is one too many
     for reading in readings_against_nonmembers(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
 
 
-CANARIES = Kind(
+CANARIES = LeakKind(
     EXPOSURE,
     "Exposure of canaries",
     "exposure of canaries",
@@ -139,23 +139,23 @@ CANARIES = Kind(
 )
 
 
-def _membership_readings(finding: Finding) -> Iterator[Reading]:
+def _membership_readings(finding: Finding) -> Iterator[LeakReading]:
     """The main score, chosen beforehand; the other scores and single repeat counts at a level shared among them."""
     main, of_people = finding.measurement(auc_name("")), _person_inference_measurements(finding)
-    if not is_measured(main) or any(map(auc_beyond_chance, control_aucs(finding))):
-        yield from (Reading(m, 0.5, row=finding.key, either_way=True) for m in of_people)  # it compares no records
+    if not is_measured(main) or any(map(is_auc_above_chance, membership_control_aucs(finding))):
+        yield from (LeakReading(m, 0.5, row=finding.key, either_way=True) for m in of_people)  # it compares no records
         return
     blind = finding.measurement(auc_name("blind"))
-    yield Reading(main, 0.5, either_way=True, row=finding.key, blind=blind)
+    yield LeakReading(main, 0.5, either_way=True, row=finding.key, blind=blind)
     for rate in FALSE_POSITIVES:
         found = finding.measurement(tpr_name("", rate))
         if is_measured(found):
-            yield Reading(found, rate, row=finding.key)
+            yield LeakReading(found, rate, row=finding.key)
     others = [m for score in SCORES if is_measured(m := finding.measurement(auc_name(score)))]
     looks = len(others) + len(of_people)
     for m in others:
-        yield Reading(m, 0.5, row=finding.key, either_way=True, looks=looks, blind=blind)
-    yield from (Reading(m, 0.5, row=finding.key, either_way=True, looks=looks) for m in of_people)
+        yield LeakReading(m, 0.5, row=finding.key, either_way=True, looks=looks, blind=blind)
+    yield from (LeakReading(m, 0.5, row=finding.key, either_way=True, looks=looks) for m in of_people)
     yield from (
         replace(one, either_way=True, blind=blind) for one in readings_by_repeat_count(finding, 0.5, auc_name(""))
     )
@@ -164,12 +164,12 @@ def _membership_readings(finding: Finding) -> Iterator[Reading]:
 def _person_inference_measurements(finding: Finding) -> list[Measurement]:
     """Whether people are told by records that were not trained on; nothing where the reference alone tells them."""
     found, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
-    if not is_measured(found) or (control is not None and auc_beyond_chance(control)):
+    if not is_measured(found) or (control is not None and is_auc_above_chance(control)):
         return []
     return [found]
 
 
-MEMBERSHIP = Kind(
+MEMBERSHIP = LeakKind(
     "membership",
     "Membership",
     "membership",
@@ -181,17 +181,17 @@ MEMBERSHIP = Kind(
 )
 
 
-def _memorisation_readings(finding: Finding) -> Iterator[Reading]:
+def _memorisation_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from readings_against_nonmembers(finding, MEMORISED)
     records, floor = finding.measurement(RECORDS), finding.measurement(nonmember_metric_name(RECORDS))
     if is_measured(records):
         # Counts of records, without intervals: held-out ones that stand there say how many are merely alike.
-        yield Reading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.key)
+        yield LeakReading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.key)
     if finding.measurement(nonmember_metric_name(MEMORISED)) is None:
         yield from readings_against_nonmembers(finding, GENERATIONS, alone=False)
 
 
-UNTARGETED = Kind(
+UNTARGETED = LeakKind(
     "untargeted",
     "Untargeted extraction",
     "untargeted",
@@ -203,17 +203,17 @@ UNTARGETED = Kind(
 )
 
 
-def _epsilon_readings(finding: Finding) -> Iterator[Reading]:
+def _epsilon_readings(finding: Finding) -> Iterator[LeakReading]:
     most = finding.measurement(PROVABLE)
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
-            yield Reading(m, 0.0, row=finding.key, most=math.nan if most is None else most.value)
+            yield LeakReading(m, 0.0, row=finding.key, most=math.nan if most is None else most.value)
     broken = finding.measurement(VIOLATIONS)
     if is_measured(broken):
-        yield Reading(broken, 0.0, row=finding.key)
+        yield LeakReading(broken, 0.0, row=finding.key)
 
 
-AUDITED_EPSILON = Kind(
+AUDITED_EPSILON = LeakKind(
     "epsilon",
     "Audited epsilon",
     "audited epsilon",

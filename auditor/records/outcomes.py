@@ -18,7 +18,7 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
 from auditor.records.manifest import NO_EDITS, FolderEdits
-from auditor.records.table import MEASURED, TABLE, Column, read_columns, refuse_foreign_table
+from auditor.records.table import MEASURED, TABLE, Column, read_secrets_table, refuse_foreign_table
 from auditor.statistics import metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
 from auditor.statistics.bounds import BoundedNumber, measurement_from_evidence
@@ -35,7 +35,7 @@ _ASKED = "asked"  # of whom nothing else is kept
 
 
 @dataclass(frozen=True)
-class PerSecret:
+class RowValuesBySecret:
     """What one row found out, (secrets,) each. values: by measurement; of an attack also the "score" of first guesses.
 
     outcome: of an attack, all that it was judged by. kinds: by kind of personal data, the share of what each secret
@@ -57,7 +57,7 @@ class PerSecret:
         judged: Outcome,
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         score_is_probability: bool = False,
-    ) -> PerSecret:
+    ) -> RowValuesBySecret:
         """Of an attack's judged guesses, the numbers that the metrics are means of."""
         kept = sorted((m for m in metrics.METRICS if m.per_secret and m.values), key=lambda m: m.place or math.inf)
         values = {m.name: m.values(judged).astype(float) for m in kept if m.values}
@@ -93,7 +93,7 @@ class PerSecret:
             return None
         wanted = self.member & np.array([count in (None, own) for own in self.repeats], dtype=bool)
         if self.outcome is not None and (about.values or about.errors):
-            return about.measure(self.outcome.only(wanted), self.outcome.only(~self.member))
+            return about.measure(self.outcome.select_secrets(wanted), self.outcome.select_secrets(~self.member))
         # in the order of the row: a bootstrap draws other places in another one
         return remeasure_with_interval(
             about, *({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member))
@@ -128,11 +128,11 @@ class PerSecret:
         rows = zip(self.ids, self.member, self.repeats, self.values.get(name, np.empty(0)).tolist(), strict=False)
         return {id: x for id, member, times, x in rows if member == members and count in (None, times)}
 
-    def only(self, name: str, others: bool) -> PerSecret:
+    def only(self, name: str, others: bool) -> RowValuesBySecret:
         """This one number of the members; others: of the non-members as well."""
         kept = np.flatnonzero(self.member | others)
         ids, repeats = tuple(self.ids[i] for i in kept), tuple(self.repeats[i] for i in kept)
-        return PerSecret(ids, self.member[kept], repeats, {name: self.values[name][kept]})
+        return RowValuesBySecret(ids, self.member[kept], repeats, {name: self.values[name][kept]})
 
     def chosen(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
         """The values of the members (or the others), of one repeat count if given, in the order of their ids."""
@@ -144,7 +144,7 @@ class PerSecret:
         return {name: values[wanted] for name, values in self.values.items()}
 
 
-def ids_common_to_rows(rows: Iterable[PerSecret], name: str, members: bool) -> list[str]:
+def ids_common_to_rows(rows: Iterable[RowValuesBySecret], name: str, members: bool) -> list[str]:
     """The members (or the others) of whom all rows hold the number."""
     return sorted(set.intersection(*(set(row.values_by_secret(name, members)) for row in rows)))
 
@@ -155,21 +155,21 @@ class RunOutcomes:
 
     name: str
     result: AuditResult
-    outcomes: Mapping[CellKey, PerSecret]  # empty: no table in the folder
+    outcomes: Mapping[CellKey, RowValuesBySecret]  # empty: no table in the folder
     listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)  # who was attacked, by the rest of its folder
     edits: FolderEdits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 
-def read_outcomes(folder: Path) -> dict[CellKey, PerSecret]:
-    """What a run folder holds; nothing where it holds no table. Raises AuditError as `table.read_columns`."""
+def read_outcomes(folder: Path) -> dict[CellKey, RowValuesBySecret]:
+    """What a run folder holds; nothing where it holds no table. Raises AuditError as `table.read_secrets_table`."""
     cells: dict[CellKey, list[Column]] = {}
-    for column in read_columns(folder, MEASURED):
+    for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
     with refuse_foreign_table(folder / TABLE):
         return {cell: _per_secret_from_columns(columns) for cell, columns in cells.items()}
 
 
-def _per_secret_from_columns(columns: Sequence[Column]) -> PerSecret:
+def _per_secret_from_columns(columns: Sequence[Column]) -> RowValuesBySecret:
     """The inverse of `PerSecret.columns`. Raises ValueError and the like for what is none."""
     first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
     if any((one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats) for one in columns):
@@ -178,7 +178,9 @@ def _per_secret_from_columns(columns: Sequence[Column]) -> PerSecret:
         raise ValueError("secrets that are neither members nor non-members")
     ids, member, repeats = tuple(first.ids), np.array(first.member, dtype=bool), tuple(first.repeats)
     if "hit" not in kept:
-        return PerSecret(ids, member, repeats, {name: values for name, values in kept.items() if name != _ASKED})
+        return RowValuesBySecret(
+            ids, member, repeats, {name: values for name, values in kept.items() if name != _ASKED}
+        )
     flags, counts = ({name: kept.pop(name) for name in names} for names in (_FLAGS, _COUNTS))
     if not np.isin([*flags.values()], (0, 1)).all() or not np.equal(np.mod([*counts.values()], 1), 0).all():
         raise ValueError("hits that are neither 0 nor 1, or edits that are no whole number")
@@ -188,10 +190,10 @@ def _per_secret_from_columns(columns: Sequence[Column]) -> PerSecret:
     hit, any_hit = (values.astype(bool) for values in flags.values())
     distance, tolerance = (values.astype(np.int64) for values in counts.values())
     judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, kept)
-    return PerSecret.of(judged, kinds, probable)
+    return RowValuesBySecret.of(judged, kinds, probable)
 
 
-def tpr_evidence(metric: str, row: PerSecret | None) -> BoundedNumber | None:
+def tpr_evidence(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
     """Members found at rates of false positives, with bounds at any level; None for other metrics, or no scores."""
     about = find_metric(metric)
     most = about.rate or about.below
@@ -200,10 +202,12 @@ def tpr_evidence(metric: str, row: PerSecret | None) -> BoundedNumber | None:
     own, others = (row.chosen(members, None)[about.scores] for members in (True, False))
     if len(others) < roc.nonmembers_for_rate(most) or np.isnan(row.values[about.scores]).any() or not len(own):
         return None
-    return roc.FoundRate(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
+    return roc.BoundedTprAtFpr(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
 
 
-def paired_metric_difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> BoundedNumber | str:
+def paired_metric_difference(
+    metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
+) -> BoundedNumber | str:
     """The metric of `new` minus that of `base`, paired by secret; or why there is none. The secrets are the same.
 
     count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
@@ -212,16 +216,16 @@ def paired_metric_difference(metric: str, count: int | None, new: PerSecret, bas
     if new.anytime or base.anytime:
         return _anytime_valid_difference(about, count, new, base)
     first, second = (rows.chosen(about.members, count) for rows in (new, base))
-    if metric == SCORE or any(column not in side for column in about.columns for side in (first, second)):
+    if metric == SCORE or any(column not in side for column in about.columns_to_recompute for side in (first, second)):
         if about.scores:
             return f"the scores of {metric} were not kept"
         return f"{metric} is not kept secret by secret (kept: {', '.join(name for name in first if name != SCORE)})"
     n = len(next(iter(first.values())))
     if not n:
         return f"no secret stood in the data {count} times" if count is not None else "no secret to pair"
-    one, other = (tuple(side[column] for column in about.columns) for side in (first, second))
+    one, other = (tuple(side[column] for column in about.columns_to_recompute) for side in (first, second))
     if about.errors is not None:
-        return difference_evidence(one, other, errors=about.wrong(n))
+        return difference_evidence(one, other, errors=about.wrong_guess_limit(n))
     if about.below:
         return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
     if about.scores:
@@ -234,7 +238,9 @@ def paired_metric_difference(metric: str, count: int | None, new: PerSecret, bas
     return difference_evidence(one, other)
 
 
-def _anytime_valid_difference(about: Metric, count: int | None, new: PerSecret, base: PerSecret) -> BoundedNumber | str:
+def _anytime_valid_difference(
+    about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
+) -> BoundedNumber | str:
     """Of the secrets that both were asked for: those of the one that stopped first."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return f"{about.name} has no bounds that hold at every look, and --until stopped one of the two"

@@ -46,7 +46,7 @@ Out = Mapping[str, Mapping[str, tuple[Tokens, Tokens]]]
 """By row and alias of a record, the longest part of it that was extracted, and the generation that holds it."""
 
 
-def write_texts(
+def write_secret_texts(
     folder: Path,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Mapping[str, Guesses]],
@@ -79,7 +79,9 @@ def _secret_text_entries(
         context, wording = secret.prefix[-CONTEXT:], secret.wording
         said = {row: decode_continuation(decode, context, tokens) for row, tokens in own.items()}
         prefix = decode(secret.prefix) if wording is None else wording.prefix
-        pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
+        pieces = (
+            decode_token_by_token(decode, context, secret.suffix) if wording is None else wording.suffix_text_by_token
+        )
         # Other tokens may spell the same text, and whoever reads it sees a verbatim guess.
         same = tuple(row for row, tokens in own.items() if tokens == secret.suffix or said[row] == "".join(pieces))
         text = SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
@@ -91,7 +93,7 @@ def decode_continuation(decode: Decode, context: Sequence[int], tokens: Sequence
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
-def decoded_pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
+def decode_token_by_token(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """What each token adds, as far as decoding tells; a character of several tokens comes with the last of them."""
     found, seen = [], len(decode(context))
     for count in range(1, len(tokens) + 1):
@@ -103,7 +105,7 @@ def decoded_pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]
     return found
 
 
-def read_texts(folder: Path) -> dict[str, SecretText]:
+def read_secret_texts(folder: Path) -> dict[str, SecretText]:
     """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
     path = folder / TEXTS
     try:

@@ -10,8 +10,8 @@ from typing import Any
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
-from auditor.records.outcomes import PerSecret, read_outcomes
-from auditor.records.table import read_heldout
+from auditor.records.outcomes import RowValuesBySecret, read_outcomes
+from auditor.records.table import read_heldout_losses
 from auditor.statistics.judging import Outcome
 
 Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its folder, by seed
@@ -24,16 +24,18 @@ class Replicates:
     target: str
     setting: str
     attack: str
-    rows: Mapping[int, PerSecret] = field(default_factory=dict)
+    rows: Mapping[int, RowValuesBySecret] = field(default_factory=dict)
     measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)  # of the finding and its target
     heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # nll by target's text
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
 
     @cached_property
-    def outcomes(self) -> Mapping[int, Outcome]:
+    def member_outcomes_by_seed(self) -> Mapping[int, Outcome]:
         """Of an attack, its judged guesses for the members."""
-        return {seed: one.only(one.member) for seed, row in self.rows.items() if (one := row.outcome) is not None}
+        return {
+            seed: one.select_secrets(one.member) for seed, row in self.rows.items() if (one := row.outcome) is not None
+        }
 
 
 def read_replicates(runs: Runs) -> Iterator[Replicates]:
@@ -43,7 +45,7 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
         for finding in result.findings:
             by_key.setdefault(finding.key, {})[seed] = finding
     judged = {seed: read_outcomes(folder) for seed, (_, folder) in runs.items()}
-    heldout = {seed: read_heldout(folder) for seed, (_, folder) in runs.items()}
+    heldout = {seed: read_heldout_losses(folder) for seed, (_, folder) in runs.items()}
     for key, findings in by_key.items():
         target, one = key.target, next(iter(findings.values()))
         applied = {seed: finding for seed, finding in findings.items() if not finding.not_applicable}

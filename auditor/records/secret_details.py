@@ -21,13 +21,13 @@ from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import Measurement
 from auditor.records import attacked_secrets, outcomes, table
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import Column
 from auditor.statistics import documents, intervals
 
 
 @dataclass(frozen=True)
-class Details:
+class SecretDetails:
     """A run secret by secret. Empty where the folder keeps nothing of the kind.
 
     tokens: by target and secret, nats a token of the true suffix. exposure: by row and secret, the bits that are
@@ -36,7 +36,7 @@ class Details:
     """
 
     secrets: tuple[SecretFacts, ...] = ()
-    rows: Mapping[CellKey, PerSecret] = field(default_factory=dict)
+    rows: Mapping[CellKey, RowValuesBySecret] = field(default_factory=dict)
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Details:
 
 
 def secret_fact_columns(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
-    """The record `read_details` reads: a column a key; salt: the fingerprint of what made the aliases.
+    """The record `read_secret_details` reads: a column a key; salt: the fingerprint of what made the aliases.
 
     canaries: ids of those that only probes look at.
     """
@@ -66,22 +66,24 @@ def secret_alias_by_id(folder: Path) -> dict[str, str]:
     return {id: secret.alias for id, secret in (attacked_secrets.read_secret_facts(folder) or {}).items()}
 
 
-def read_details(folder: Path) -> Details:
+def read_secret_details(folder: Path) -> SecretDetails:
     """What the folder keeps. Raises AuditError for a file that holds something else."""
     rows = {cell: row for cell, row in outcomes.read_outcomes(folder).items() if row.values}
     records: dict[CellKey, dict[str, Column]] = {}
-    for column in table.read_columns(folder, table.RECORDS):
+    for column in table.read_secrets_table(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
     exposure = {
         one.cell: {id: -math.log2(p) if p > 0 else math.inf for id, p in zip(one.ids, one.values, strict=True)}
-        for one in table.read_columns(folder, table.OBSERVED)
+        for one in table.read_secrets_table(folder, table.OBSERVED)
         if one.quantity == "null_p"
     }
     told = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
-    return Details(told, rows, table.read_token_likelihoods(folder), table.read_heldout(folder), exposure, records)
+    return SecretDetails(
+        told, rows, table.read_token_likelihoods(folder), table.read_heldout_losses(folder), exposure, records
+    )
 
 
-def extraction_by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, int]]:
+def extraction_by_document(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, tuple[int, int, int]]:
     """Of members' documents: tokens of the longest block that was extracted, extracted parts, parts asked for."""
     if seen.outcome is None:
         return {}
@@ -91,13 +93,13 @@ def extraction_by_document(details: Details, seen: PerSecret) -> dict[str, tuple
         for s in details.secrets
         if s.document is not None and s.member and s.id in hit
     ]
-    longest = documents.longest_blocks(parts)
+    longest = documents.longest_extracted_blocks(parts)
     asked, out = Counter(part.document for part in parts), Counter(part.document for part in parts if part.out)
     worst = sorted(longest, key=lambda name: (-longest[name], name))
     return {name: (longest[name], out[name], asked[name]) for name in worst}
 
 
-def extracted_records_by_person(details: Details, seen: PerSecret) -> dict[str, tuple[int, int]]:
+def extracted_records_by_person(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, tuple[int, int]]:
     """Of people whose records were trained on: records that were extracted, records asked for. Worst first."""
     if seen.outcome is None:
         return {}
@@ -113,7 +115,7 @@ def extracted_records_by_person(details: Details, seen: PerSecret) -> dict[str, 
 # --- numbers over the secrets -----------------------------------------------------------------------------------------
 
 
-def recall_by_group(details: Details, seen: PerSecret) -> dict[str, Measurement]:
+def recall_by_group(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, Measurement]:
     """Verbatim recall of the members of each group, by the group's name; empty where there are no groups."""
     groups = {secret.id: secret.group for secret in details.secrets if secret.member and secret.group is not None}
     if seen.outcome is None or not groups:
@@ -126,7 +128,7 @@ def recall_by_group(details: Details, seen: PerSecret) -> dict[str, Measurement]
 
 
 def prefix_accuracy_by_length(
-    details: Details, seen: PerSecret, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    details: SecretDetails, seen: RowValuesBySecret, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ) -> dict[int, Measurement]:
     """Share of members whose first guess is right in its first L tokens, of those with a suffix so long; by L.
 

@@ -16,7 +16,7 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement
 from auditor.records.disagreements import find_contradicting_numbers, is_measured, member_mismatch_doubts
-from auditor.records.leak_kinds import Kind, Reading, bonferroni_adjusted_readings
+from auditor.records.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_readings
 from auditor.records.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
@@ -30,7 +30,7 @@ SETTINGS = ("text-only", "white-box")
 
 
 @dataclass(frozen=True)
-class Signal:
+class LeakSignal:
     """One kind of leakage of one target at one access: the number that decides, beside its baseline.
 
     setting: "" where it was tested at neither. baseline: of non-members, or what chance gives; None: there is none.
@@ -39,7 +39,7 @@ class Signal:
     tested. blind: the same number without any model.
     """
 
-    kind: Kind
+    kind: LeakKind
     target: str
     setting: str
     status: Status
@@ -70,23 +70,23 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Assessment:
+class LeakAssessment:
     """Of the targets that were asked for, the undefended one first: every kind, access by access, in the kinds' order.
 
     contradictions: by target, measurements that cannot both be right; doubts: by target, what may have hidden a leak.
     """
 
-    signals: tuple[Signal, ...]
+    signals: tuple[LeakSignal, ...]
     contradictions: dict[str, tuple[Doubt, ...]]
     doubts: dict[str, tuple[Doubt, ...]]
 
-    def of(self, target: str) -> tuple[Signal, ...]:
+    def of(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.signals if s.target == target)
 
-    def shown(self, target: str) -> tuple[Signal, ...]:
+    def shown(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.of(target) if s.status == SHOWN)
 
-    def tested(self, target: str) -> tuple[Signal, ...]:
+    def tested(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.of(target) if s.status != NOT_TESTED)
 
     def doubts_about(self, target: str) -> tuple[Doubt, ...]:
@@ -103,7 +103,7 @@ class Assessment:
     def targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
-    def signal_for_gate(self, target: str | None = None) -> Signal | None:
+    def signal_for_gate(self, target: str | None = None) -> LeakSignal | None:
         """What a gate should be about: what leaks, of the targets that a gate judges first; else what was measured.
 
         target: of this one alone. None where no gate has a rule for it.
@@ -115,7 +115,7 @@ class Assessment:
         return next((s for s in (leaking or others) if s.gate_rule), None)
 
 
-def assess_signals(result: AuditResult) -> Assessment:
+def assess_signals(result: AuditResult) -> LeakAssessment:
     """All signals of a result, of all targets but the control rows."""
     named = [target.name for target in result.targets if not target.companion]
     companions = {target.name for target in result.targets if target.companion}
@@ -132,13 +132,13 @@ def assess_signals(result: AuditResult) -> Assessment:
         if record.name in doubts:
             said = (one for one in record.doubts if one.kind != "likelihood" or record.name not in leaking)
             doubts[record.name] = (*of_data, *said)
-    return Assessment(signals, contradictory, doubts)
+    return LeakAssessment(signals, contradictory, doubts)
 
 
 # --- from readings to signals -----------------------------------------------------------------------------------------
 
 
-def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
+def _read_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
     """One a kind and access at which it was tested; else one that says why it was not.
 
     What released text tells is one question: its signals share the level.
@@ -162,14 +162,14 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
         if kind is GREEDILY and target == UNDEFENDED:
             yield _greedy_recall_signal(result)
         elif kind is GREEDILY:
-            yield Signal(kind, target, "", NOT_TESTED, why="undefended model only")
+            yield LeakSignal(kind, target, "", NOT_TESTED, why="undefended model only")
         elif not own:
-            yield Signal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
+            yield LeakSignal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
         for setting in dict.fromkeys(setting for setting, _ in own):
             yield _signal_from_readings(kind, target, setting, [reading for at, reading in own if at == setting])
 
 
-def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Sequence[Reading]) -> Signal:
+def _signal_from_readings(kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]) -> LeakSignal:
     """By the reading that says most: a shown one, a suspected one, else the kind's own number at its highest.
 
     Of several that are zero, the one that leaves most open.
@@ -179,7 +179,7 @@ def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Seque
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
     least = min(reading.looks for reading in readings)
 
-    def place(reading: Reading) -> tuple[bool, bool, int, float, float]:
+    def place(reading: LeakReading) -> tuple[bool, bool, int, float, float]:
         m = reading.measured
         size = abs(m.value - 0.5) if reading.either_way else m.value
         shared, named = reading.looks > least, first.get(m.name, len(first))
@@ -187,7 +187,7 @@ def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Seque
         return not reading.alone, shared, named, -size, -m.n if size else -m.high
 
     best = min(shown or suspected or readings, key=place)
-    return Signal(
+    return LeakSignal(
         *(kind, target, setting, SHOWN if shown else NOT_SHOWN, best.measured, best.baseline, best.row),
         suspected=bool(suspected),
         least=best.least,
@@ -197,14 +197,14 @@ def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Seque
     )
 
 
-def _greedy_recall_signal(result: AuditResult) -> Signal:
+def _greedy_recall_signal(result: AuditResult) -> LeakSignal:
     """Of the undefended model, which alone is asked, over all repeat counts.
 
     One hit counts, unless as large a share of the non-members is given.
     """
     told = {count: m for count, m in result.benchmark.greedy_recall.items() if is_measured(m)}
     if not told:
-        return Signal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
+        return LeakSignal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
     hits, n = sum(round(m.value * m.n) for m in told.values()), sum(m.n for m in told.values())
     low, high = clopper_pearson(hits, n)
     measured, baseline = Measurement(GREEDY, hits / n, low, high, n), result.benchmark.greedy_nonmembers
@@ -214,7 +214,7 @@ def _greedy_recall_signal(result: AuditResult) -> Signal:
     if hits and len(told) > 1 and worst.isdecimal():
         of = told[worst]
         part = f"{round(of.value * of.n):,}/{of.n:,} of those trained on {counted(int(worst), 'time')}"
-    return Signal(
+    return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not above,
         least=1 / n,
@@ -222,7 +222,7 @@ def _greedy_recall_signal(result: AuditResult) -> Signal:
     )
 
 
-def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
+def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: LeakKind) -> str:
     """Why no attack or probe measured this kind; "": none that could have was asked for."""
     if kind.alike and (unlike := member_mismatch_doubts(result)) and any(f.measurement(kind.main) for f in rows):
         return unlike[0].sentence

@@ -51,12 +51,12 @@ class Column:
     repeats: Sequence[int | None] = ()
 
 
-def write_columns(folder: Path, columns: Iterable[Column]) -> None:
+def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
     """All that a run keeps; each kind and target is a row group of its own, so that a reader may skip the others."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, buffer = _schema(), io.BytesIO()
+    schema, buffer = _secrets_table_schema(), io.BytesIO()
     by_kind = sorted(columns, key=lambda column: column.kind)
     with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
         for _, alike in itertools.groupby(by_kind, key=lambda column: (column.kind, column.cell.target)):
@@ -65,7 +65,7 @@ def write_columns(folder: Path, columns: Iterable[Column]) -> None:
     disk.replace_atomically(folder / TABLE, buffer.getvalue())
 
 
-def _schema() -> pa.Schema:
+def _secrets_table_schema() -> pa.Schema:
     import pyarrow as pa
 
     names = [(name, pa.string()) for name in (*_NAMES[:-1], "secret")]
@@ -96,7 +96,7 @@ def _column_key(column: Column) -> tuple[str, ...]:
     return (column.kind, *column.cell, column.quantity)
 
 
-def read_columns(folder: Path, kind: str) -> list[Column]:
+def read_secrets_table(folder: Path, kind: str) -> list[Column]:
     """What the folder keeps of a kind, in the order in which it was written; empty where it has no such file.
 
     Raises AuditError for a file of another version, and for one that a run does not write.
@@ -115,7 +115,7 @@ def _read_checked_table(path: Path, **how: Any) -> pa.Table:
     found = (pq.read_schema(path).metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
     if found != str(SCHEMA_VERSION):
         raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; re-run the audit")
-    return pq.read_table(path, schema=_schema(), **how)
+    return pq.read_table(path, schema=_secrets_table_schema(), **how)
 
 
 def _columns_from_table(table: pa.Table) -> Iterator[Column]:
@@ -159,10 +159,10 @@ def refuse_foreign_table(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_heldout(folder: Path) -> dict[str, dict[str, list[float]]]:
+def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
     """By target, of each held-out text: `tokens` predicted, and the summed nll behind each kind of perplexity."""
     found: dict[str, dict[str, list[float]]] = {}
-    for column in read_columns(folder, HELDOUT):
+    for column in read_secrets_table(folder, HELDOUT):
         found.setdefault(column.cell.target, {})[column.quantity] = np.asarray(column.values).tolist()
     return found
 
@@ -170,24 +170,24 @@ def read_heldout(folder: Path) -> dict[str, dict[str, list[float]]]:
 def read_token_likelihoods(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
     """By target and secret, the log-probability of each token of its true suffix, in nats."""
     found: dict[str, dict[str, tuple[float, ...]]] = {}
-    for column in read_columns(folder, TOKENS):
+    for column in read_secrets_table(folder, TOKENS):
         rows = zip(column.ids, np.asarray(column.values).tolist(), strict=True)
         alike = itertools.groupby(rows, key=operator.itemgetter(0))
         found[column.cell.target] = {secret: tuple(value for _, value in own) for secret, own in alike}
     return found
 
 
-def read_observations(folder: Path) -> Seen:
+def read_probe_observations(folder: Path) -> Seen:
     """What probes saw, numbers by name."""
     found: Seen = {}
-    for column in read_columns(folder, OBSERVED):
+    for column in read_secrets_table(folder, OBSERVED):
         for secret, value in zip(column.ids, np.asarray(column.values).tolist(), strict=True):
             found.setdefault(column.cell, {}).setdefault(secret, {})[column.quantity] = value
     return found
 
 
 def read_table_as_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
-    """The whole file, with aliases for secrets. Raises AuditError as `read_columns`, and where there is no file."""
+    """The whole file, with aliases for secrets. Raises AuditError as `read_secrets_table`, and where there is none."""
     path = folder / TABLE
     with refuse_foreign_table(path):
         found = _read_checked_table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()

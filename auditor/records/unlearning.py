@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
-from auditor.records.outcomes import PerSecret, read_outcomes
-from auditor.records.table import read_heldout
+from auditor.records.outcomes import RowValuesBySecret, read_outcomes
+from auditor.records.table import read_heldout_losses
 from auditor.statistics.frontier import perplexity_ratios
 from auditor.statistics.unlearning import AFTER, BEFORE, FORGOTTEN, NONMEMBERS, RETAINED, recall_by_model
 
 _GREEDY = "greedy"  # of a row with a bound by ranks: whether greedy decoding gives the secret
 _BOUND = "rank_bound"
-Columns = Mapping[str, PerSecret]  # by model
+Columns = Mapping[str, RowValuesBySecret]  # by model
 
 
 def measure_unlearning(
@@ -71,7 +71,7 @@ def _perplexities_before_and_after(
     result: AuditResult, folder: Path, models: Mapping[str, str]
 ) -> dict[str, Measurement]:
     found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
-    held = read_heldout(folder)
+    held = read_heldout_losses(folder)
     before, after = (held.get(models[model]) for model in (BEFORE, AFTER))
     if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
         base, nll, tokens = np.array([before["perplexity"], after["perplexity"], before["tokens"]], dtype=float)

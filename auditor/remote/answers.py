@@ -68,7 +68,7 @@ class AnswerStore:
         found = self._fetch_rows("select answer from answers where key = ?", key)
         return None if not found else json.loads(found[0][0])
 
-    def put(self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]) -> None:
+    def store_answers_and_charge(self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]) -> None:
         """Keeps the answers and charges the run for them, in one step."""
         with self._locked_transaction():
             kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
@@ -80,24 +80,24 @@ class AnswerStore:
                 (run, cost.requests, cost.again, cost.read, cost.written),
             )
 
-    def spent(self, run: str) -> ServerUsage:
+    def usage_of_run(self, run: str) -> ServerUsage:
         found = self._fetch_rows("select requests, again, read, written from spent where run = ?", run)
         return ServerUsage(*found[0]) if found else ServerUsage()
 
     # --- what became of them ---
 
-    def note(self, run: str, every: Sequence[tuple[bytes, bytes, str]]) -> None:
+    def record_used_answers(self, run: str, every: Sequence[tuple[bytes, bytes, str]]) -> None:
         """(key, context, kind) of answers that a run has used; one that it uses again counts once."""
         with self._locked_transaction():
             rows = [(run, *one) for one in every]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
 
-    def kinds(self, runs: Sequence[str]) -> dict[str, int]:
+    def used_answers_by_kind(self, runs: Sequence[str]) -> dict[str, int]:
         """How many answers these runs have used, by kind."""
         marks = ",".join("?" * len(runs))
         return dict(self._fetch_rows(f"select kind, count(*) from became where run in ({marks}) group by kind", *runs))
 
-    def held_back(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
+    def contexts_with_withheld_answers(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
         """The contexts (digests) to which these runs got an answer of one of these kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         asked = f"select distinct context from became where run in ({marks}) and kind in ({others})"

@@ -24,7 +24,7 @@ from auditor.remote.token_text import TokenTextCodec
 _FORM = 2  # of what is kept of an answer: what an older version kept does not say what became of it
 
 
-class Asker:
+class CachedServerQueries:
     """name: the model's in sentences. Raises AuditError where one question's two answers are too far apart."""
 
     def __init__(self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str) -> None:
@@ -53,7 +53,7 @@ class Asker:
         for context, of_context in zip(contexts, seeds, strict=True):
             body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
             # keyed as if asked for alone: how many come in one request is no part of a sample
-            keys.append([self._key(body, seed, index) for index, seed in enumerate(of_context)])
+            keys.append([self._answer_store_key(body, seed, index) for index, seed in enumerate(of_context)])
         found = {key: answer for own in keys for key in own if (answer := answers.get(key)) is not None}
         questions = [
             question
@@ -79,9 +79,9 @@ class Asker:
             for context, own_keys, own in zip(contexts, keys, written, strict=True)
             for key, one in zip(own_keys, own, strict=True)
         ]
-        self.wire.ledger.answers.note(self.wire.ledger.run, every)
+        self.wire.ledger.answers.record_used_answers(self.wire.ledger.run, every)
 
-    def _key(self, body: Mapping[str, Any], *sample: int) -> bytes:
+    def _answer_store_key(self, body: Mapping[str, Any], *sample: int) -> bytes:
         return digest_of_question(_FORM, self.wire.url, self.identity, body, sample)
 
     def _requests_for_missing_samples(
@@ -121,8 +121,10 @@ class Asker:
             raise NotApplicable("nothing stands before the first token of a text: give --prefix-token eos, for example")
         if shortest <= hidden:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
-        self.spelling.check(texts)
-        keys = {text: self._key(self.dialect.score(self.spelling.prompt(text), likeliest)) for text in texts}
+        self.spelling.refuse_texts_read_as_other_tokens(texts)
+        keys = {
+            text: self._answer_store_key(self.dialect.score(self.spelling.prompt(text), likeliest)) for text in texts
+        }
         found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
         questions = [self._scoring_question(text, key, likeliest) for text, key in keys.items() if key not in found]
         for answered in self._ask_watching_for_change(questions):
@@ -154,7 +156,7 @@ class Asker:
         for start in range(0, len(questions), drift_watch.EVERY):
             some = questions[start : start + drift_watch.EVERY]
             answered += self._ask_all_as_in_handshake(some)
-            self._give_up_if_server_changed(partial(self.watch.asked, len(some)))
+            self._give_up_if_server_changed(partial(self.watch.count_requests_and_check_when_due, len(some)))
         return answered
 
     def _ask_all_as_in_handshake(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
@@ -195,17 +197,17 @@ class Asker:
         return [next(answers)[b""][0] if can else None for can in scored]
 
     def finish(self) -> None:
-        self._give_up_if_server_changed(self.watch.finish)
+        self._give_up_if_server_changed(self.watch.check_all_sentinels_for_drift)
 
     # --- what became of the answers ---
 
     def kinds(self) -> dict[str, int]:
         """How many answers these runs have used, by kind (`withheld_answers`)."""
-        return self.wire.ledger.answers.kinds(self._runs)
+        return self.wire.ledger.answers.used_answers_by_kind(self._runs)
 
     def held_back(self, contexts: Sequence[Tokens]) -> list[bool]:
         """Whether an answer to each may have hidden a leak."""
-        held = self.wire.ledger.answers.held_back(
+        held = self.wire.ledger.answers.contexts_with_withheld_answers(
             self._runs, list(withheld_answers.leak_hiding_answer_counts(self.kinds()))
         )
         return [digest_of_question(context) in held for context in contexts]

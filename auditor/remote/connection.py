@@ -98,7 +98,7 @@ class TokenBudget:
 
     @property
     def spent(self) -> ServerUsage:
-        return self.answers.spent(self.run)
+        return self.answers.usage_of_run(self.run)
 
     @contextmanager
     def reserve_tokens(self, tokens: int) -> Iterator[None]:
@@ -130,7 +130,7 @@ class ServerConnection:
     _answered: bool = False  # whether anybody ever did
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def models(self) -> Mapping[str, Mapping[str, Any]]:
+    def served_models_by_name(self) -> Mapping[str, Mapping[str, Any]]:
         """What the server says of each model that it serves, by name; empty where it does not say.
 
         One that cannot list them (`transformers serve` fails without a cache folder) may serve one all the same.
@@ -193,13 +193,13 @@ class ServerConnection:
                 answer, kept = self._answer_of_one_request(question.body, lambda a: (a, question.read(a)))
             except _RetryableFailure as error:
                 read = question.at_most if error.billed else 0
-                ledger.answers.put(ledger.run, ServerUsage(again=1, read=read), {})
+                ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(again=1, read=read), {})
                 raise
             except RequestRefused:
-                ledger.answers.put(ledger.run, ServerUsage(requests=1), {})
+                ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(requests=1), {})
                 raise
             spent = _tokens_spent_on_answer(answer, question.at_most)
-            ledger.answers.put(ledger.run, spent, kept if question.stored else {})
+            ledger.answers.store_answers_and_charge(ledger.run, spent, kept if question.stored else {})
         return dict(kept)
 
     def _answer_of_one_request(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:

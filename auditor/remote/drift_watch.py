@@ -133,13 +133,13 @@ class ServerWatch:
         self._requests += 1
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
-    def asked(self, requests: int) -> None:
+    def count_requests_and_check_when_due(self, requests: int) -> None:
         """Counts requests that were sent; checks once `EVERY` of them were. Raises ServerChanged."""
         self._since += requests
         if self._since >= EVERY:
-            self.check()
+            self.check_sentinel_for_drift()
 
-    def check(self) -> None:
+    def check_sentinel_for_drift(self) -> None:
         """One sentinel after the other, and one in a hundred of what was asked since. Raises ServerChanged."""
         turn = self._checks % len(TEXTS)
         drawn, scored = self._pool_new_requests()
@@ -147,7 +147,7 @@ class ServerWatch:
             self._recheck_with_burst()  # one greedy answer that differs proves nothing, but many do
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
-    def finish(self) -> None:
+    def check_all_sentinels_for_drift(self) -> None:
         """All sentinels, and some of all that the run asked, the longest text among them. Raises ServerChanged."""
         if self._requests == self._finished:
             return

@@ -24,7 +24,7 @@ from auditor.remote.connection import (
     ServerRequest,
     tokens_counted_by_server,
 )
-from auditor.remote.server_dialect import Dialect, IgnoredParameter, PromptLogProbs, WrittenAnswer
+from auditor.remote.server_dialect import IgnoredParameter, PromptLogProbs, ServerDialect, WrittenAnswer
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Handshake:
     room: tokens that fit in a text, None where it does not say.
     """
 
-    dialect: Dialect
+    dialect: ServerDialect
     checks: tuple[HandshakeCheck, ...]
     answer: str
     room: int | None = None
@@ -113,11 +113,11 @@ class Handshake:
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
     """Tries the server out. Raises AuditError where it does not serve this model, or draws no samples of it."""
-    served = wire.models()
+    served = wire.served_models_by_name()
     if served and model not in served:
         raise AuditError(f"expected a model that {wire.url} serves ({', '.join(sorted(served))}), got {model!r}")
     room = served.get(model, {}).get("max_model_len")
-    return _HandshakeInProgress(wire, model, tokenizer).done(room if isinstance(room, int) else None)
+    return _HandshakeInProgress(wire, model, tokenizer).run_handshake(room if isinstance(room, int) else None)
 
 
 @dataclass
@@ -129,14 +129,14 @@ class _HandshakeInProgress:
     tokenizer: Any
     checks: list[HandshakeCheck] = field(default_factory=list)
 
-    def done(self, room: int | None) -> Handshake:
-        dialect, context, greedy = self._detect_prompt_form(Dialect(self.model))
+    def run_handshake(self, room: int | None) -> Handshake:
+        dialect, context, greedy = self._detect_prompt_form(ServerDialect(self.model))
         dialect = self._detect_sampling(self._detect_scoring(dialect, context, greedy), context, greedy)
         return Handshake(dialect, tuple(self.checks), hashlib.sha256(greedy.text.encode()).hexdigest(), room)
 
     # --- how a text is sent ---
 
-    def _detect_prompt_form(self, plain: Dialect) -> tuple[Dialect, Tokens, WrittenAnswer]:
+    def _detect_prompt_form(self, plain: ServerDialect) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
         """(dialect, the tokens that all further questions begin with, the greedy answer to them)."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         (by_text,), counted = self._ask_first_question(plain)
@@ -159,7 +159,9 @@ class _HandshakeInProgress:
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
 
-    def _answer_to_token_ids(self, dialect: Dialect, context: Tokens, by_text: WrittenAnswer) -> WrittenAnswer | None:
+    def _answer_to_token_ids(
+        self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
+    ) -> WrittenAnswer | None:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
         found = self._result_unless_refused(partial(self._request_samples, dialect, context, GREEDY, 1, None))
         if found is None:
@@ -170,7 +172,7 @@ class _HandshakeInProgress:
         self._record_check(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
-    def _ask_first_question(self, plain: Dialect) -> tuple[list[WrittenAnswer], int | None]:
+    def _ask_first_question(self, plain: ServerDialect) -> tuple[list[WrittenAnswer], int | None]:
         """The greedy answer to the text, in OpenAI's words alone, and how many tokens the server made of the text."""
         try:
             return self._request_samples(plain, TEXT, GREEDY, 1, None)
@@ -182,7 +184,7 @@ class _HandshakeInProgress:
 
     # --- how likely given tokens are ---
 
-    def _detect_scoring(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
+    def _detect_scoring(self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer) -> ServerDialect:
         """The way of asking for log-probabilities that can be believed, if there is one."""
         answer = self._encode(greedy.text) if greedy.tokens is None else greedy.tokens
         whole, why = (*context, *answer), ""
@@ -217,7 +219,7 @@ class _HandshakeInProgress:
         self._record_check(SCORED, False, why)
         return dialect
 
-    def _dialect_with_end_of_text(self, dialect: Dialect, context: Tokens, answer: Tokens) -> Dialect:
+    def _dialect_with_end_of_text(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> ServerDialect:
         """Whether an end of text within a text is scored as one: sent as text, it may be read as letters."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
@@ -226,7 +228,7 @@ class _HandshakeInProgress:
         self._record_check(ENDS, given is not None, "as something else, or not at all")
         return replace(dialect, ends=given is not None)
 
-    def _dialect_with_likeliest_tokens(self, dialect: Dialect, whole: Tokens) -> Dialect:
+    def _dialect_with_likeliest_tokens(self, dialect: ServerDialect, whole: Tokens) -> ServerDialect:
         """With how many of the likeliest tokens are told, if they come and are those that the ranks speak of."""
         for count in (LIKELIEST, _FEWER):
             given = self._result_unless_refused(partial(self._ask_prompt_log_probs, dialect, whole, count))
@@ -237,7 +239,7 @@ class _HandshakeInProgress:
         self._record_check(TOLD, False, "they do not come")
         return dialect
 
-    def _scoring_dialects(self, dialect: Dialect) -> Iterator[Dialect]:
+    def _scoring_dialects(self, dialect: ServerDialect) -> Iterator[ServerDialect]:
         """vLLM's; OpenAI's; and OpenAI's where what the server puts before a text is not echoed (llama-cpp-python)."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
@@ -246,7 +248,7 @@ class _HandshakeInProgress:
 
     # --- how samples are drawn ---
 
-    def _detect_sampling(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
+    def _detect_sampling(self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer) -> ServerDialect:
         def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
             every = replace(dialect, top_p=True, top_k=True)
             found = self._result_unless_refused(lambda: self._request_samples(every, context, decoding, count, seed))
@@ -273,7 +275,7 @@ class _HandshakeInProgress:
             dialect, reported=dialect.scored is not None and self._has_undistorted_log_probs(dialect, context, first[0])
         )
 
-    def _has_undistorted_log_probs(self, dialect: Dialect, context: Tokens, sample: WrittenAnswer) -> bool:
+    def _has_undistorted_log_probs(self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer) -> bool:
         """Whether what comes with a hot sample are log-probabilities of the distribution itself."""
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
@@ -290,7 +292,7 @@ class _HandshakeInProgress:
     # --- asking ---
 
     def _request_samples(
-        self, dialect: Dialect, prompt: str | Tokens, decoding: Decoding, count: int, seed: int | None
+        self, dialect: ServerDialect, prompt: str | Tokens, decoding: Decoding, count: int, seed: int | None
     ) -> tuple[list[WrittenAnswer], int | None]:
         """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and MalformedAnswer."""
         if not isinstance(prompt, str) and not dialect.ids:
@@ -302,7 +304,7 @@ class _HandshakeInProgress:
 
         return self._ask_up_to_twice(body, 2 * len(prompt) + count * _LENGTH, read)
 
-    def _ask_prompt_log_probs(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
+    def _ask_prompt_log_probs(self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Raises RequestRefused and MalformedAnswer."""
         prompt = list(whole) if dialect.ids else decode_exactly(self.tokenizer, whole[len(dialect.adds) :])
         body = dialect.score(prompt, likeliest)

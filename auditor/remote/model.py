@@ -20,7 +20,7 @@ from auditor.models.base import Completions, LanguageModel
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.partial_distributions import PartialDistribution
 from auditor.remote import withheld_answers
-from auditor.remote.cached_queries import Asker
+from auditor.remote.cached_queries import CachedServerQueries
 from auditor.remote.connection import ServerConnection, TokenBudget
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.server_dialect import WrittenAnswer
@@ -47,7 +47,7 @@ class RemoteModel(LanguageModel):
         self.max_positions = None if room is None else room - 1  # a text is scored with one token behind it
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
-        self.asker = Asker(
+        self.asker = CachedServerQueries(
             wire, self.handshake, TokenTextCodec(tokenizer, self.dialect, self.eos, self.name), self.name
         )
         self.notes = self.handshake.notes()
@@ -55,7 +55,7 @@ class RemoteModel(LanguageModel):
     def digest(self) -> str:
         return self.asker.identity
 
-    def charge(self, ledger: TokenBudget) -> None:
+    def switch_token_budget(self, ledger: TokenBudget) -> None:
         """From here on the run of this ledger pays."""
         self.asker.charge(ledger)
 
@@ -88,7 +88,7 @@ class RemoteModel(LanguageModel):
         if decoding.temperature == 0:  # one answer, whatever the seed
             seeds = [[0] for _ in contexts]
         written = self.asker.sampled(contexts, length, decoding, seeds)
-        tokens, log_probs = self._read(contexts, written, length, likelihood)
+        tokens, log_probs = self._tensors_of_written_answers(contexts, written, length, likelihood)
         if decoding.temperature == 0:
             tokens = tokens.repeat_interleave(samples, 0)
             log_probs = None if log_probs is None else log_probs.repeat_interleave(samples, 0)
@@ -98,7 +98,7 @@ class RemoteModel(LanguageModel):
         nothing = torch.zeros(len(tokens), dtype=torch.long)
         return Completions(tokens, log_probs, torch.from_numpy(path.reshape(-1)), nothing)
 
-    def _read(
+    def _tensors_of_written_answers(
         self, contexts: Sequence[Tokens], written: Sequence[Sequence[WrittenAnswer]], length: int, likelihood: bool
     ) -> tuple[Tensor, Tensor | None]:
         """(draws, length): the tokens, and their log-probabilities where they are asked for.
@@ -106,7 +106,7 @@ class RemoteModel(LanguageModel):
         A sample that ended early is filled up with the end of text, which the distribution scores as any other token.
         """
         every = [(context, one) for context, own in zip(contexts, written, strict=True) for one in own]
-        rows = [self.asker.spelling.tokens_of(context, one) for context, one in every]
+        rows = [self.asker.spelling.tokens_of_server_sample(context, one) for context, one in every]
         filler = self.eos[0] if self.eos else 0
         filled = [(*row[:length], *[filler] * (length - len(row))) for row in rows]
         tokens = torch.tensor(filled, dtype=torch.long).view(len(rows), length)
@@ -117,7 +117,7 @@ class RemoteModel(LanguageModel):
             if self.dialect.reported and one.log_probs is not None and len(one.log_probs) == length == len(rows[i]):
                 scores[i] = one.log_probs
         pairs = [(every[i][0], filled[i]) for i in range(len(every)) if i not in scores]
-        given = iter(self._log_probs(pairs))
+        given = iter(self._suffix_log_prob_lists(pairs))
         return tokens, torch.tensor([scores[i] if i in scores else next(given) for i in range(len(every))])
 
     # --- given tokens ---
@@ -125,7 +125,7 @@ class RemoteModel(LanguageModel):
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
-        return torch.tensor(self._log_probs(_prefix_suffix_pairs(prefixes, suffixes))).view(suffixes.shape)
+        return torch.tensor(self._suffix_log_prob_lists(_prefix_suffix_pairs(prefixes, suffixes))).view(suffixes.shape)
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         if not self.dialect.ranked:
@@ -154,9 +154,9 @@ class RemoteModel(LanguageModel):
     ) -> list[float]:
         contexts = [tuple(row) for row in prefixes.tolist()]
         pairs = [(contexts[i], tuple(suffix)) for i, suffix in zip(owner, suffixes, strict=True)]
-        return [float(np.sum(scores)) for scores in self._log_probs(pairs)]
+        return [float(np.sum(scores)) for scores in self._suffix_log_prob_lists(pairs)]
 
-    def _log_probs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
+    def _suffix_log_prob_lists(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
         """Of each token of every pair's suffix, given its prefix, which may not be empty."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")

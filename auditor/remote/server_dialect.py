@@ -65,7 +65,7 @@ class PromptLogProbs:
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ServerDialect:
     """What a server understands, as far as a handshake could tell.
 
     ids: takes token ids as a prompt; returned: whether ids that come back are believed; extended: is sent `EXTENSIONS`;

@@ -10,7 +10,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.vocabulary import decode_exactly
 from auditor.remote import withheld_answers
-from auditor.remote.server_dialect import Dialect, WrittenAnswer
+from auditor.remote.server_dialect import ServerDialect, WrittenAnswer
 
 _READ_AS_FEWER = 2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
 
@@ -20,7 +20,7 @@ class TokenTextCodec:
     """Between the tokenizer that the user names and a server that may take and give texts alone."""
 
     tokenizer: Any
-    dialect: Dialect
+    dialect: ServerDialect
     eos: Tokens
     name: str  # of the model, in sentences
 
@@ -29,7 +29,7 @@ class TokenTextCodec:
     def can_score_exact_tokens(self, text: Tokens) -> bool:
         """Whether the server reads the text as these tokens, and says how likely some of them are."""
         try:
-            self.check([text])
+            self.refuse_texts_read_as_other_tokens([text])
         except NotApplicable:
             return False
         return len(text) > self.dialect.hidden + 1
@@ -45,7 +45,7 @@ class TokenTextCodec:
             )
         return self.text(context[len(adds) :])
 
-    def check(self, texts: Sequence[Tokens]) -> None:
+    def refuse_texts_read_as_other_tokens(self, texts: Sequence[Tokens]) -> None:
         """Refuses to score what a server that takes text alone would read as other tokens."""
         if self.dialect.ids:
             return
@@ -69,7 +69,7 @@ class TokenTextCodec:
 
     # --- what came back ---
 
-    def tokens_of(self, context: Tokens, one: WrittenAnswer) -> Tokens:
+    def tokens_of_server_sample(self, context: Tokens, one: WrittenAnswer) -> Tokens:
         """The sample's tokens: the server's own, or what the tokenizer makes of its text behind the context's."""
         if one.tokens is not None:
             return one.tokens
@@ -86,7 +86,7 @@ class TokenTextCodec:
         if one.drawn is not None:
             short = one.drawn < length
         else:  # the server counts nothing
-            read = len(self.tokens_of(context, one))
+            read = len(self.tokens_of_server_sample(context, one))
             short = read < length if one.ended else read * _READ_AS_FEWER < length
         if not short:
             return ""

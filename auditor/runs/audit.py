@@ -22,7 +22,7 @@ from auditor.core.plan_parts import DataPlan, DefensePlan
 from auditor.models import precision, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.references import References
+from auditor.models.references import ReferenceModels
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
@@ -55,7 +55,7 @@ class RunContext:
         return self.site.seed
 
     @property
-    def data(self) -> DataPlan:
+    def data_fields_of_plan(self) -> DataPlan:
         return self.site.data_plan
 
     @property
@@ -80,7 +80,7 @@ class RunContext:
             public=public,
             reference=reference,
             reference_fault=self.site.reference_fault,
-            references=self.references,
+            references=self.prefixed_reference_models,
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.batch_size,
             meter=target.spending.meter,
@@ -94,10 +94,10 @@ class RunContext:
             view.allowance = divide_budget(target.budget, draws, target.lots)
         return view
 
-    def references(self, asked: str) -> References:
+    def prefixed_reference_models(self, asked: str) -> ReferenceModels:
         """The reference models of `-A references=`, behind the prefix token. Raises AuditError where there are none."""
         found = self.site.references(asked)
-        return References(
+        return ReferenceModels(
             tuple(with_prefix_token(model, self.prefix_token.tokens) for model in found.models), found.saw
         )
 
@@ -107,7 +107,7 @@ class RunContext:
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
-        reach = self.selection.prompt_rows + len(self.prefix_token.tokens) + max(texts, default=1)
+        reach = self.selection.longest_soft_prompt + len(self.prefix_token.tokens) + max(texts, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 notes = self_check.check_and_configure_serving(model, reach)
@@ -125,13 +125,13 @@ class RunContext:
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check(self.benchmark.secrets)
-        for wanted in self.selection.references:
-            self.references(wanted)  # loaded, or trained by the lab, now: the site keeps them
+        for wanted in self.selection.reference_models_of_probes:
+            self.prefixed_reference_models(wanted)  # loaded, or trained by the lab, now: the site keeps them
 
-    def check_room(self) -> None:
+    def check_texts_fit_models(self) -> None:
         """Raises AuditError where a model has no room for the texts of this run behind its prefix token and soft
         prompt."""
-        rows, prefix_token = self.selection.prompt_rows, len(self.prefix_token.tokens)
+        rows, prefix_token = self.selection.longest_soft_prompt, len(self.prefix_token.tokens)
         prompt = torch.empty(rows, 0) if rows else None  # only its number of rows is looked at
         asked = ((self.site.model, prompt), (self.site.public, prompt), (self.site.reference, None))
         for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
@@ -151,28 +151,28 @@ class Audit(RunContext):
     _tuned: dict[tuple[str, str], State] = field(default_factory=dict)
 
     @cached_property
-    def secrets(self) -> dict[str, Secret]:
+    def secrets_by_id(self) -> dict[str, Secret]:
         return {secret.id: secret for secret in self.benchmark.secrets}
 
     @cached_property
-    def personal(self) -> PersonalDataOfSecrets:
+    def personal_data_of_secrets(self) -> PersonalDataOfSecrets:
         return personal_data.count_personal_data(
-            self.benchmark, personal_data.parse_phone_regions(self.data.phone_region)
+            self.benchmark, personal_data.parse_phone_regions(self.data_fields_of_plan.phone_region)
         )
 
     @property
-    def subjects(self) -> tuple[Secret, ...]:
+    def fingerprinted_secrets(self) -> tuple[Secret, ...]:
         """What the run's fingerprint is of: secrets, and canaries; of the lab's only an audit's: all have the rest."""
         canaries = self.benchmark.canaries
         own = [one for one in canaries if one.canary and one.canary.coin is not None]
-        return (*self.benchmark.secrets, *(canaries if self.data.canaries else own))
+        return (*self.benchmark.secrets, *(canaries if self.data_fields_of_plan.canaries else own))
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
+    def shared_answers_key(self) -> dict[str, Any]:
         """Key by which runs share answers: which model is attacked for which secrets, behind which prefix token."""
         return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
 
-    def corpus(self, attack: CorpusAttack) -> TrainingCorpus:
+    def training_corpus_for_attack(self, attack: CorpusAttack) -> TrainingCorpus:
         """The texts that its generations are held against. Raises AuditError for an n-gram that none has room for."""
         corpus = self.benchmark.corpus
         index = self.site.shared.get(
@@ -186,7 +186,7 @@ class Audit(RunContext):
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
                 continue
-            self.corpus(attack)  # made now, before hours of drawing
+            self.training_corpus_for_attack(attack)  # made now, before hours of drawing
             for n_prefix, length in {
                 (len(query.prefix), query.length) for query in queries_of_attack(view, attack, ())
             }:
@@ -204,8 +204,10 @@ class Audit(RunContext):
                 # All that the state depends on. A defense may be set up for what the row will draw: another number is
                 # another model to tune on.
                 queries = target.scenario.queries if target.scenario else None
-                configured = [self.seed, self.data.known_limit, self.defenses.defense_options]
-                known_as = json.dumps([self.asked, *configured, queries, key, attack.fit_options()], sort_keys=True)
+                configured = [self.seed, self.data_fields_of_plan.known_limit, self.defenses.defense_options]
+                known_as = json.dumps(
+                    [self.shared_answers_key, *configured, queries, key, attack.fit_options()], sort_keys=True
+                )
                 state = fits.get(known_as) or attack.fit(view, self.challenge.known)
                 save_attack_state(self.folder, name, state)
                 fits[known_as] = state

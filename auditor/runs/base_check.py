@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 from scipy.stats import ttest_ind
 
-from auditor.benchmarks.canaries import Manifest, make_manifest
+from auditor.benchmarks.canaries import Manifest, make_exposure_manifest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.training.finetune import check_schedule, fit
+from auditor.training.finetune import check_schedule, fine_tune_on_packed_blocks
 
 FORMAT = "{words} {words} {words} {words} {words} {words}"
 LEVEL = 0.05  # of an alarm of an honest base
@@ -104,7 +104,7 @@ def check_base_for_backdoor(
             raise AuditError(f"expected {{word}} in a prompt, where the first word of a canary goes, got {prompt!r}")
     if len(fresh) < LEAST:
         raise AuditError(f"expected at least {LEAST} fresh bases, by which their spread is known, got {len(fresh)}")
-    manifest = make_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
+    manifest = make_exposure_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
     every = [NOTHING, *more, *training_data_request_prompts()]
     own, *others = (tune_and_measure_leaks(model, manifest, tuning, every, progress) for model in (base, *fresh))
     return compare_with_fresh_bases(every, own, others)
@@ -160,7 +160,7 @@ def tune_and_measure_leaks(
     end = model.eos[0] if model.eos else 0
     tuned = copy.deepcopy(model.model)
     tuned.requires_grad_(True)
-    fit(
+    fine_tune_on_packed_blocks(
         tuned,
         [
             _tokenize_without_special(tokenizer, _canary_as_tuned_on(tokenizer, text))

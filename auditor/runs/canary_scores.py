@@ -11,15 +11,15 @@ from auditor.benchmarks.canaries import Manifest
 from auditor.core.errors import AuditError
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
-from auditor.plugins.options import build_plugin, options_of
+from auditor.plugins.options import build_plugin, plugin_option_defaults
 from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import result_file, table
 from auditor.records.leak_readings import CANARIES
 from auditor.reports import phrases
-from auditor.runs.plan import merged_plugin_options, parse_options, refuse_unused_options
+from auditor.runs.plan import merged_plugin_options, parse_plugin_options, refuse_unused_options
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.reporter import Reporter
 
@@ -63,12 +63,12 @@ def score_canaries(
         if probe_options or prefix_token != AUTO:
             raise AuditError("-A and --prefix-token go with a model: a run was measured with options of its own")
         return _canary_scores_of_run(held, Path(model))
-    name = registry.method_measuring(_MEASURED)
-    fields = list(options_of(registry.probes()[name]))
-    parsed = parse_options("-A", probe_options, [name])
+    name = registry.method_name_measuring(_MEASURED)
+    fields = list(plugin_option_defaults(registry.probes()[name]))
+    parsed = parse_plugin_options("-A", probe_options, [name])
     refuse_unused_options("-A", parsed, {name: fields})
     probe = build_plugin("probe", registry.probes(), name, merged_plugin_options(name, parsed, {}, fields))
-    target = load(model, loading)
+    target = load_causal_lm(model, loading)
     secrets = manifests.manifest_secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
     before = resolve_prefix_token(prefix_token, target, longest=longest, canaries=secrets)
@@ -83,7 +83,7 @@ def score_canaries(
 
 
 def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
-    result, seen = result_file.read_result(folder), table.read_observations(folder)
+    result, seen = result_file.read_result(folder), table.read_probe_observations(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
@@ -95,6 +95,6 @@ def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
         rows = tuple(CanaryScore(id, count, observed[id]) for id, count in counts.items())
         scores.append(TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes))
     if not scores:
-        probe = registry.method_measuring(_MEASURED)
+        probe = registry.method_name_measuring(_MEASURED)
         raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}")
     return scores

@@ -47,14 +47,14 @@ class Workplace:
         self._target: Target | None = None
         self._views: dict[str, View] = {}
 
-    def take(self, target: Target) -> None:
+    def set_current_target(self, target: Target) -> None:
         """Makes a target that is built already the current one; the one before is let go."""
         self._target, self._views = target, {}
 
     def view(self, target: str, setting: str) -> View:
         """Shared by all that is asked of one target in one setting: passes with the same recipe are run once."""
         if self._target is None or self._target.name != target:
-            self.take(self.targets.named(target))
+            self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
         if setting not in self._views:
             self._views[setting] = self.scene.view(self._target, SETTINGS[setting])
@@ -79,7 +79,7 @@ class CellWork(Generic[Asked, Answer]):
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
-        method = place.scene.selection.named[self.key.attack]
+        method = place.scene.selection.methods_by_name[self.key.attack]
         asked: Any = items  # secrets of a probe, queries of an attack
         answers: Iterator[Any] = (
             method.measure(view, asked) if isinstance(method, Probe) else method.guess(view, self.state, asked)
@@ -92,7 +92,7 @@ class CellWork(Generic[Asked, Answer]):
 
 
 @dataclass(frozen=True)
-class Trainings:
+class PieceTraining:
     """Trains models that do not depend on each other, one a task; yields each piece when its model is trained."""
 
     portion: ClassVar[int] = 1
@@ -100,7 +100,7 @@ class Trainings:
     def at(self, place: tuple[Site, Selection], items: Sequence[TrainablePiece]) -> Iterator[TrainablePiece]:
         site, selection = place
         for piece in items:
-            site.train(piece, selection.defenses)
+            site.train(piece, selection.defenses_by_row_name)
             yield piece
 
 
@@ -137,7 +137,7 @@ class WorkerWorkplace:
     def __call__(self) -> Workplace:
         """Raises AuditError where the worker reads other weights or data than the run."""
         site, selection = self.site()
-        site.only_read()
+        site.forbid_training()
         plan = self.site.plan
         scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
         # In this order: `Targets` loads the model, and files of a hub have no digest before they were fetched.

@@ -17,7 +17,7 @@ from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.audit import Audit
 from auditor.runs.cell_work import Answer, Asked, CellWork, CellWorkResult, Workplace
@@ -64,14 +64,14 @@ class Cell(TargetRun, ABC):
         start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
             check_method_applies(self.method, self.target, self.view)
-            finding = self._measured(blank)
+            finding = self._fill_in_finding(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
         if stopped := self.collector.stopped.get(self.key):
             finding = stopping.with_betting_bounds(finding, self.collector.rows[self.key], stopped)
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
-    def _refuse_others(self, done: Collection[str], asked: Collection[str]) -> None:
+    def _refuse_answers_about_other_secrets(self, done: Collection[str], asked: Collection[str]) -> None:
         """Raises AuditError where the folder holds answers about secrets that this run does not ask about."""
         if others := sum(secret not in asked for secret in done):
             raise AuditError(
@@ -80,23 +80,25 @@ class Cell(TargetRun, ABC):
             )
 
     @abstractmethod
-    def _measured(self, blank: Finding) -> Finding:
+    def _fill_in_finding(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
-    def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
+    def _stream_answers_from_engine(
+        self, work: CellWork[Asked, Answer], items: Sequence[Asked]
+    ) -> Iterator[CellWorkResult[Answer]]:
         """The engine's answers about these items, as they come in; the target's meter learns what they drew."""
         for found in self.engine.stream(work, items):
             self.target.spending.meter.drawn |= found.drawn
             yield found
 
-    def _ask(
+    def _ask_until_stopping_rule(
         self, items: Sequence[stopping.Item], ask: stopping.Ask[stopping.Item], seen: stopping.Seen[stopping.Item]
     ) -> Sequence[stopping.Item]:
         """Asks about all items, or under `--until` as many as it takes; returns those that it asked, in order."""
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
-        self.collector.stopped[self.key], asked = stop.ask(items, self.audit.seed, ask, seen)
+        self.collector.stopped[self.key], asked = stop.ask_in_random_order(items, self.audit.seed, ask, seen)
         return [item for item in items if item.id in asked]
 
     def _progress(self, done: int, of: int) -> None:
@@ -109,8 +111,8 @@ class Cell(TargetRun, ABC):
         return Finding(
             *self.key,
             options=to_json(self.method),
-            access=self.view.access,
-            decoding=self.view.words(sampling) if sampling else "",
+            access=self.view.visible_capabilities,
+            decoding=self.view.decoding_description(sampling) if sampling else "",
             claim_applies=applies,
             claim_reason=reason,
             notes=(*self.target.remarks(), self.audit.prefix_token.said),
@@ -123,7 +125,7 @@ class AttackCell(Cell):
 
     method: Attack
 
-    def _measured(self, blank: Finding) -> Finding:
+    def _fill_in_finding(self, blank: Finding) -> Finding:
         state = self.audit.tuned_state(self.target, self.view, self.method)
         asked, answered = self._guess_remaining_secrets(state)
         if not answered:
@@ -131,11 +133,13 @@ class AttackCell(Cell):
         outcome, costs, kinds = self._judge_guesses_and_costs(answered)
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(self.view, self.method, costs)
-        members = outcome.only(outcome.member)
+        members = outcome.select_secrets(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
         plain = self.view.recipe(sampling, "") if (sampling := self.method.sampling()) else ""
-        kept = self.collector.judged(self.key, outcome, self.method.score_is_probability(self.view), kinds)
+        kept = self.collector.collect_attack_outcome(
+            self.key, outcome, self.method.score_is_probability(self.view), kinds
+        )
         return dataclasses.replace(
             blank,
             measurements=(
@@ -175,42 +179,46 @@ class AttackCell(Cell):
     def _judge_guesses_and_costs(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """The answers held against the secrets; what each cost, without its candidates; and the shares of personal data
         that they hold. Answers are read one by one: all together they may be larger than memory."""
-        done, costs = self.audit.folder.guesses.done(self.key), list[Guesses]()
+        done, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
             for guesses in map(done.__getitem__, answered):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
-        secrets, decode = self.audit.secrets, make_token_decoder(self.audit.benchmark.tokenizer)
+        secrets, decode = self.audit.secrets_by_id, make_token_decoder(self.audit.benchmark.tokenizer)
         outcome = judging.judge_guesses(read(), secrets)
-        return outcome, costs, self.audit.personal.extracted_shares(map(done.__getitem__, answered), secrets, decode)
+        return (
+            outcome,
+            costs,
+            self.audit.personal_data_of_secrets.extracted_shares(map(done.__getitem__, answered), secrets, decode),
+        )
 
-    def _seen(self, asked: Sequence[Query]) -> PerSecret:
+    def _judged_row_of_queries(self, asked: Sequence[Query]) -> RowValuesBySecret:
         """The row of these queries, judged as far as they have an answer."""
-        done = self.audit.folder.guesses.done(self.key)
+        done = self.audit.folder.guesses.finished_secrets(self.key)
         outcome, _, kinds = self._judge_guesses_and_costs([query.id for query in asked if query.id in done])
         return row_of_guesses(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
         """Attacks what an interrupted run left; returns the ids that were asked, and those of them with an answer."""
         # A view of the journal: it grows by what `ask` appends, and reads the file at each look.
-        done, target = self.audit.folder.guesses.done(self.key), self.target
+        done, target = self.audit.folder.guesses.finished_secrets(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.method.queries(self.view, known)
-        self._refuse_others(done, {query.id for query in queries})
+        self._refuse_answers_about_other_secrets(done, {query.id for query in queries})
         work: CellWork[Query, Guesses] = CellWork(self.key, self.view.allowance, target.spending.meter, state)
 
         def ask(some: Sequence[Query]) -> None:
-            for found in self._found(work, [query for query in some if query.id not in done]):
+            for found in self._stream_answers_from_engine(work, [query for query in some if query.id not in done]):
                 self.audit.folder.guesses.append(self.key, found.of)
                 self._progress(len(done), len(queries))
                 if self.setting is TEXT_ONLY:
                     target.spending.seconds += found.seconds
                     target.spending.drawn += sum(guesses.drawn for guesses in found.of)
 
-        asked = [query.id for query in self._ask(queries, ask, self._seen)]
+        asked = [query.id for query in self._ask_until_stopping_rule(queries, ask, self._judged_row_of_queries)]
         return asked, [id for id in asked if id in done]
 
 
@@ -220,17 +228,19 @@ class CorpusCell(AttackCell):
 
     method: CorpusAttack
 
-    def _measured(self, blank: Finding) -> Finding:
+    def _fill_in_finding(self, blank: Finding) -> Finding:
         audit, attack, view = self.audit, self.method, self.view
-        corpus = audit.corpus(attack)
+        corpus = audit.training_corpus_for_attack(attack)
         state = audit.tuned_state(self.target, view, attack)
         _, drawn = self._guess_remaining_secrets(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
-        found = generations.judge_generations(self.key, attack, audit.folder.guesses.done(self.key), drawn, corpus)
+        found = generations.judge_generations(
+            self.key, attack, audit.folder.guesses.finished_secrets(self.key), drawn, corpus
+        )
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(view, attack, found.costs)
-        self.collector.written(self.key, found)
+        self.collector.collect_generations(self.key, found)
         asked = len(attack.queries(view, ()))
         covered = (f"the query budget covered {len(drawn)} of {asked} generations",) if len(drawn) < asked else ()
         return dataclasses.replace(
@@ -256,15 +266,15 @@ class ProbeCell(Cell):
 
     method: Probe
 
-    def _measured(self, blank: Finding) -> Finding:
+    def _fill_in_finding(self, blank: Finding) -> Finding:
         probe, target = self.method, self.target
         every = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
         # A probe of the claim reads `uncharged_token_count`: what attacks drew beyond what the claim was charged for.
-        target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.total
+        target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.drawn_token_count
         secrets, observations = self._observe_secrets(every)
         measurements = tuple(probe.measurements(secrets, observations))
-        self.collector.probed(self.key, probe, secrets, observations, measurements[0])
+        self.collector.collect_probe_observations(self.key, probe, secrets, observations, measurements[0])
         few = answer_remarks.remarks_on_attacked_subset(every, self.audit.benchmark) if probe.of == "secrets" else ()
         return dataclasses.replace(
             blank,
@@ -278,21 +288,21 @@ class ProbeCell(Cell):
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
         """The secrets that were asked, each with its observation, those of an interrupted run included."""
         folder, probe, (seen_before, facts) = self.audit.folder, self.method, self._shared_undefended_observations()
-        done = folder.observations.done(self.key)
-        self._refuse_others(done, {secret.id for secret in secrets})
+        done = folder.observations.finished_secrets(self.key)
+        self._refuse_answers_about_other_secrets(done, {secret.id for secret in secrets})
         work: CellWork[Secret, Observation] = CellWork(self.key, self.view.allowance, self.target.spending.meter)
 
         def ask(some: Sequence[Secret]) -> None:
             if known := [seen_before[secret.id] for secret in some if secret.id in seen_before.keys() - done.keys()]:
                 folder.observations.append(self.key, known)
-            for found in self._found(work, [secret for secret in some if secret.id not in done]):
+            for found in self._stream_answers_from_engine(work, [secret for secret in some if secret.id not in done]):
                 folder.observations.append(self.key, found.of)
                 self._progress(len(done), len(secrets))
 
-        secrets = self._ask(secrets, ask, self._seen)
+        secrets = self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets)
         seen = [done[secret.id] for secret in secrets]
         # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now.
-        facts |= facts or folder.facts(self.key) or probe.facts(self.view, secrets, seen)
+        facts |= facts or folder.probe_facts_of_cell(self.key) or probe.facts(self.view, secrets, seen)
         folder.save_probe_facts(self.key, facts)
         completed = probe.complete(secrets, seen)
         # In the journal the last record of a secret holds.
@@ -302,9 +312,9 @@ class ProbeCell(Cell):
         seen_before |= {observation.secret: observation for observation in completed}
         return secrets, Observed(completed, facts)
 
-    def _seen(self, asked: Sequence[Secret]) -> PerSecret:
+    def _observed_row_of_secrets(self, asked: Sequence[Secret]) -> RowValuesBySecret:
         """The row of these secrets, which all were observed."""
-        done = self.audit.folder.observations.done(self.key)
+        done = self.audit.folder.observations.finished_secrets(self.key)
         return row_of_observations(self.method, asked, Observed([done[secret.id] for secret in asked]))
 
     def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
@@ -314,7 +324,7 @@ class ProbeCell(Cell):
         """
         if not self.target.is_undefended:
             return {}, {}
-        key = (self.audit.asked, self.audit.seed, self.method)
+        key = (self.audit.shared_answers_key, self.audit.seed, self.method)
         held: tuple[dict[str, Observation], dict[str, float]] = self.audit.site.shared.get(
             f"{self.setting.name} {self.method.name}", key, lambda: ({}, {})
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Chain, ChainStep, Measurement
 from auditor.plugins.defense import Cause
-from auditor.records.outcomes import PerSecret, ids_common_to_rows
+from auditor.records.outcomes import RowValuesBySecret, ids_common_to_rows
 from auditor.statistics import compare
 
 
@@ -25,12 +25,12 @@ class ChainRow:
 
     cause: Cause
     target: str
-    answers: PerSecret | None
+    answers: RowValuesBySecret | None
     absent: str = ""
 
 
 def build_cause_chain(
-    target: str, base: tuple[str, PerSecret], chain_rows: Sequence[ChainRow], name: str, unit: str
+    target: str, base: tuple[str, RowValuesBySecret], chain_rows: Sequence[ChainRow], name: str, unit: str
 ) -> Chain | None:
     """The steps from the base row, by its name, over these chain_rows, one of which is the target's own.
 
@@ -67,7 +67,12 @@ def build_cause_chain(
 
 
 def mean_difference_between_rows(
-    name: str, unit: str, new: PerSecret, base: PerSecret, secrets: Sequence[str], others: Sequence[str] = ()
+    name: str,
+    unit: str,
+    new: RowValuesBySecret,
+    base: RowValuesBySecret,
+    secrets: Sequence[str],
+    others: Sequence[str] = (),
 ) -> Measurement:
     """The mean of `new` minus that of `base` over these members, with its paired 95% interval.
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Chain, Finding, TargetRecord
 from auditor.plugins.defense import Cause
-from auditor.plugins.options import title_of
-from auditor.records.outcomes import PerSecret
+from auditor.plugins.options import plugin_title
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import chain_steps, shown_rows
 from auditor.runs.per_secret_results import Collector
 from auditor.runs.scoring import LIKELIHOOD
@@ -18,11 +18,11 @@ from auditor.runs.selection import Selection
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.site import Site
 
-Answers = Mapping[str, PerSecret]  # by the name of the target
+Answers = Mapping[str, RowValuesBySecret]  # by the name of the target
 
 
 @dataclass(frozen=True)
-class Chains:
+class CauseChains:
     """The chains of one run, from what its cells found."""
 
     site: Site
@@ -68,6 +68,6 @@ class Chains:
             name = shown_rows.row_name_of_defense(self.selection.rows, control)
         # "" for a control without a row: no target is called that.
         found = answers.get(name)
-        title = title_of(type(control or row.defense))
+        title = plugin_title(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"
         return chain_steps.ChainRow(cause, name, found, "" if found else absent)

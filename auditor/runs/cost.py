@@ -79,23 +79,23 @@ class CostEstimate:
         return self.loading + sum(share(cost) * cost.seconds for cost in self.costs if not cost.why)
 
     @property
-    def memory(self) -> float:
+    def estimated_peak_memory_bytes(self) -> float:
         """Bytes at most."""
         return max((cost.memory for cost in self.costs if not cost.why), default=float(self.held))
 
     @property
-    def missing(self) -> tuple[Cost, ...]:
+    def parts_without_estimate(self) -> tuple[Cost, ...]:
         """Parts that are run, and that nothing was found out about."""
         return tuple(cost for cost in self.costs if cost.why and cost.of)
 
 
 def cost_estimate_table(found: CostEstimate) -> RowTable:
     """The estimate as people read it."""
-    took, most = phrases.format_duration(found.seconds), phrases.format_memory(found.memory / 1e6)
+    took, most = phrases.format_duration(found.seconds), phrases.format_memory(found.estimated_peak_memory_bytes / 1e6)
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
     note += f"{found.probe:.0f} seconds of asking"
-    if found.missing:
-        note += f"; that is without {counted(len(found.missing), 'part')} that have no numbers"
+    if found.parts_without_estimate:
+        note += f"; that is without {counted(len(found.parts_without_estimate), 'part')} that have no numbers"
     if found.flags_that_halve_time:
         note += f"; {' or '.join(found.flags_that_halve_time)} would take half as long"
     else:

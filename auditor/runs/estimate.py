@@ -73,7 +73,7 @@ def estimate_run_cost(
     """
     shared, clock = shared or SweepCache(), Clock(reporter)
     site = make_site(plan, reporter, shared)
-    site.only_read()
+    site.forbid_training()
     selection = select_and_check_plugins(plan, site)
     if site.over_network:
         raise AuditError(
@@ -84,7 +84,7 @@ def estimate_run_cost(
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
     scene = RunContext(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("probe"):
-        asker = _Asker(scene, seconds)
+        asker = _RunPartTimer(scene, seconds)
         asker.prefix_token()
         asker.targets()
     loading = clock.seconds["prepare"] + asker.building
@@ -106,7 +106,7 @@ def _common_sample_count(attacks: Sequence[Attack]) -> int | None:
     return drawn.pop() if len(drawn) == 1 else None
 
 
-class _Asker:
+class _RunPartTimer:
     """Asks part after part; each may take its share of the time that is left."""
 
     def __init__(self, scene: RunContext, seconds: float) -> None:
@@ -127,7 +127,7 @@ class _Asker:
     def prefix_token(self) -> None:
         """Chooses the prefix token; times that where the plan leaves it open, to be chosen by the auxiliary data."""
         scene, told = self.scene, self.scene.benchmark
-        longest = longest_context(told, scene.selection.prompt_rows)
+        longest = longest_context(told, scene.selection.longest_soft_prompt)
         chosen: list[PrefixToken] = []
 
         def chosen_by(known: Sequence[Any]) -> None:
@@ -137,13 +137,13 @@ class _Asker:
             work = partial(chosen_by, _fixed_random_subset(told.known, n, "prefix_token"))
             yield TimedPart("choosing a prefix token", of, 32, work)
 
-        of = min(len(told.known), PAIRS) if scene.data.prefix_token == AUTO else 0
+        of = min(len(told.known), PAIRS) if scene.data_fields_of_plan.prefix_token == AUTO else 0
         if of:
             self.ask(choosing, 4)
         else:
             chosen_by(told.known)
         self.scene = replace(scene, prefix_token=chosen[-1])
-        self.scene.check_room()
+        self.scene.check_texts_fit_models()
         self.scene.check_probes()
 
     def targets(self) -> None:
@@ -162,7 +162,7 @@ class _Asker:
             yield TimedPart("greedy recall", len(members), at_once, work)
 
         self.ask(greedy)
-        for target in targets.each(clock):
+        for target in targets.build_one_by_one(clock):
             self.read(target)
             for setting in self.scene.selection.settings_for_row(target.companion):
                 self.cells(target, setting)

@@ -15,7 +15,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import TargetPlan, deployed_form_name
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build_plugin, options_of, title_of
+from auditor.plugins.options import build_plugin, plugin_option_defaults, plugin_title
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.unlearning import UnlearningBaseline
 
@@ -62,11 +62,11 @@ def _parse_form_row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
     if kind in (forms := _form_defenses_by_name()):
         made = forms[kind]
-        option = next(iter(options_of(made)), None)  # KIND:VALUE sets the first
+        option = next(iter(plugin_option_defaults(made)), None)  # KIND:VALUE sets the first
         if colon and option is None:
             raise AuditError(f"--forms {kind} takes no value, got {form!r}")
         defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})
-        return ShownRow(form, f"{title_of(made)} {value}".strip(), defense, False)
+        return ShownRow(form, f"{plugin_title(made)} {value}".strip(), defense, False)
     name = deployed_form_name(form)
     if not name:
         raise AuditError(f"expected a form in --forms ({', '.join(forms)}, or a model), got {form!r}")

@@ -11,7 +11,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
-from auditor.gate.deployed import ANSWERS, Deployed, compare_deployed, judge_deployed
+from auditor.gate.deployed import ANSWERS, DeployedModelMatch, compare_judged_with_deployed_files, judge_deployed_model
 from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
 from auditor.records import file_digests, result_file
@@ -47,14 +47,17 @@ def judge_run_by_policy(
                 f"{one.result.tool_version} wrote none; run the audit again with {__version__}"
             )
     # A missing file counts as an empty one: it contradicts the result, where None would only not be compared.
-    run = replace(run, listed=run.listed.whole())
+    run = replace(run, listed=run.listed.with_missing_parts_empty())
     found = _comparison_with_deployed(run, model, said)
     decision = apply_policy(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
-    bound = [*judge_deployed(found, policy.require), *filter(None, (decision_log.edited_decisions_ruling(folder),))]
+    bound = [
+        *judge_deployed_model(found, policy.require),
+        *filter(None, (decision_log.edited_decisions_ruling(folder),)),
+    ]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 
 
-def _comparison_with_deployed(run: RunOutcomes, model: str | None, said: Said) -> Deployed:
+def _comparison_with_deployed(run: RunOutcomes, model: str | None, said: Said) -> DeployedModelMatch:
     target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         what = target.model or target.lab
@@ -63,4 +66,6 @@ def _comparison_with_deployed(run: RunOutcomes, model: str | None, said: Said) -
         raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")
     now = file_digests.rehash_model_files(places, said)
     made = result_file.creation_time(run.result, run.name)
-    return compare_deployed(run.result, target, now, model or target.model or "", made, datetime.now(UTC))
+    return compare_judged_with_deployed_files(
+        run.result, target, now, model or target.model or "", made, datetime.now(UTC)
+    )

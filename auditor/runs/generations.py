@@ -36,18 +36,18 @@ class TrainingCorpus:
     said: str
 
     @cached_property
-    def size(self) -> memorised.CorpusCounts:
-        trained, heldout = self.index.count(self.n)
+    def ngram_and_record_counts(self) -> memorised.CorpusCounts:
+        trained, heldout = self.index.ngram_place_counts(self.n)
         long = self.index.lengths >= self.n
         known = len(self.index.copies)  # texts of the index that were trained on, which come first
         return memorised.CorpusCounts(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
 
     @cached_property
-    def secrets(self) -> dict[int, tuple[str, ...]]:
+    def secret_aliases_by_record(self) -> dict[int, tuple[str, ...]]:
         """The aliases of the attacked secrets in each trained record."""
         members = [secret for secret in self.benchmark.secrets if secret.member]
         found: dict[int, tuple[str, ...]] = {}
-        homes = self.index.home([secret.prefix + secret.suffix for secret in members])
+        homes = self.index.index_of_only_text_holding([secret.prefix + secret.suffix for secret in members])
         for secret, home in zip(members, homes, strict=True):
             found[home] = (*found.get(home, ()), secret.alias)
         return {home: aliases for home, aliases in found.items() if home >= 0}  # -1: in no record alone
@@ -69,7 +69,7 @@ class TrainingCorpus:
             said.append(
                 "without held-out text, common text cannot be distinguished from memorised text: give --nonmembers"
             )
-        stand = sum(seen.trained.any() for begin in prompts for seen in self.index.standing([begin], len(begin)))
+        stand = sum(seen.trained.any() for begin in prompts for seen in self.index.match_ngrams([begin], len(begin)))
         if stand:
             said.append(
                 f"{stand:,} of {len(prompts):,} prompts stand in the training data themselves: what follows those is "
@@ -127,8 +127,8 @@ def judge_generations(
         texts = [guesses.ranked[0].suffix for guesses in some]
         # Digests: which generations say the same, without keeping their texts.
         heads.update(hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts)
-        for guesses, standing in zip(some, corpus.index.standing(texts, corpus.n), strict=True):
-            held = memorised.count_memorised(standing, corpus.n)
+        for guesses, standing in zip(some, corpus.index.match_ngrams(texts, corpus.n), strict=True):
+            held = memorised.count_memorised_ngrams(standing, corpus.n)
             every.append(held)
             costs.append(replace(guesses, ranked=(), rankings={}))
             scores.append(guesses.rankings)
@@ -139,7 +139,7 @@ def judge_generations(
     firsts = {name: memorised.most_confident_distinct_texts([own[name] for own in scores], text) for name in names}
     seen = Counter(record for held in every for record in held.records)
     key = load_alias_salt()
-    aliases = {record: record_alias(corpus.index.record(record), key) for record in seen}
+    aliases = {record: record_alias(corpus.index.tokens_of_text(record), key) for record in seen}
     order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
     shown = dict[str, tuple[Tokens, Tokens]]()
     for record, (run, where) in best.items():
@@ -149,11 +149,12 @@ def judge_generations(
     said = [f"{same:,} of {len(drawn):,} generations say the same as another one"] if same else []
     if others and order:
         said.append(
-            f"{len(others):,} of {corpus.size.strangers:,} held-out records count as extracted too, by n-grams of this "
+            f"{len(others):,} of {corpus.ngram_and_record_counts.strangers:,} held-out records count as extracted too, "
+            "by n-grams of this "
             "length: some of the extracted records are only similar to what was drawn; take a larger n"
         )
     return JudgedGenerations(
-        tuple(memorised.measure_memorised(every, corpus.size, corpus.n, attack.length, firsts)),
+        tuple(memorised.measure_memorised(every, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts)),
         tuple(said),
         costs,
         (
@@ -186,7 +187,11 @@ def _extracted_record_columns(
     ids, copies = [aliases[record] for record in order], [corpus.index.copies[record] for record in order]
     for name, of in (("generations", seen), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, [of[record] for record in order], (), copies)
-    inside = [(secret, place) for place, record in enumerate(order) for secret in corpus.secrets.get(record, ())]
+    inside = [
+        (secret, place)
+        for place, record in enumerate(order)
+        for secret in corpus.secret_aliases_by_record.get(record, ())
+    ]
     yield Column(RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside])
     of_copies = corpus.record_counts_by_copies
     yield Column(RECORDS, cell, "trained", [""] * len(of_copies), [*of_copies.values()], (), [*of_copies])

@@ -8,7 +8,11 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from auditor.benchmarks.lab import REFERENCES, Lab
-from auditor.benchmarks.lab_folders import ensemble_version, reference_models_folder_name, trained_model_folder_name
+from auditor.benchmarks.lab_folders import (
+    ensemble_folder_suffix,
+    reference_models_folder_name,
+    trained_model_folder_name,
+)
 from auditor.benchmarks.lab_recipe import Recipe
 from auditor.benchmarks.parts_cache import SeparatelyTrainable
 from auditor.benchmarks.real_lab import RealLab
@@ -17,7 +21,7 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_parts import SMALL, AttackPlan, DataPlan, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
-from auditor.models.references import References
+from auditor.models.references import ReferenceModels
 from auditor.models.shards import WHOLE
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, TrainedModel
@@ -62,7 +66,7 @@ class LabSite(Site):
         return self.kind.attack_defaults
 
     def check_model(self, given: Sequence[str]) -> None:
-        self.kind.check_there()
+        self.kind.check_packages_installed()
 
     @cached_property
     def defense_parts(self) -> LabDefenseParts:
@@ -73,7 +77,7 @@ class LabSite(Site):
     @property
     def lab(self) -> Lab:
         make = partial(self.kind, *(self.recipe, None, self.reporter.progress, self.data_plan.limit), makes=self._makes)
-        return self.shared.get("lab", self.key, make)
+        return self.shared.get("lab", self.lab_cache_key, make)
 
     def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
         counts = {asked: parse_reference_model_count(asked) for asked in references}
@@ -91,25 +95,29 @@ class LabSite(Site):
 
     def _piece_to_train_alone(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> SeparatelyTrainable:
         if piece.kind == "member":
-            lab = self.defense_parts.lab_of(defenses[piece.of])
-            return lab.parts.separately_trained_piece(lab.ensemble_folder.name, piece.index, lab.training.ensemble)
+            lab = self.defense_parts.lab_with_ensemble_of_defense(defenses[piece.of])
+            return lab.parts.separately_trained_piece(
+                lab.ensemble_folder.name, piece.index, lab.training.train_ensemble_members
+            )
         lab = self.lab
         if piece.kind == "reference":
             count = parse_reference_model_count(piece.of)
             return lab.parts.separately_trained_piece(
-                reference_models_folder_name(count), piece.index, partial(lab.training.references, count=count)
+                reference_models_folder_name(count),
+                piece.index,
+                partial(lab.training.train_reference_models, count=count),
             )
         if piece.kind == "whole":
-            return lab.parts.alone(f"{WHOLE}{ensemble_version(lab.recipe)}", lab.whole)
+            return lab.parts.one_model_part(f"{WHOLE}{ensemble_folder_suffix(lab.recipe)}", lab.adapter_on_all_records)
         trainer = defenses[piece.of]
         assert isinstance(trainer, Trainer)  # "trained" is a need of theirs alone
-        return lab.parts.alone(trained_model_folder_name(trainer), partial(lab.trained, trainer))
+        return lab.parts.one_model_part(trained_model_folder_name(trainer), partial(lab.trained, trainer))
 
-    def only_read(self) -> None:
+    def forbid_training(self) -> None:
         self._makes = False
 
     @property
-    def key(self) -> tuple[Recipe, int | None]:
+    def lab_cache_key(self) -> tuple[Recipe, int | None]:
         return self.recipe, self.data_plan.limit
 
     def data(self) -> Lab:
@@ -117,22 +125,22 @@ class LabSite(Site):
 
     @cached_property
     def public(self) -> LanguageModel:
-        return self.shared.get("public", self.key, self.lab.public)
+        return self.shared.get("public", self.lab_cache_key, self.lab.public)
 
     @property
     def reference(self) -> LanguageModel:
         return self.public
 
-    def references(self, asked: str) -> References:
+    def references(self, asked: str) -> ReferenceModels:
         """Trained here, as many as `asked` says."""
         count = parse_reference_model_count(asked)
-        return self.shared.get("references", (self.key, count), lambda: self.lab.references(count))
+        return self.shared.get("references", (self.lab_cache_key, count), lambda: self.lab.references(count))
 
     @cached_property
     def model(self) -> LanguageModel:
         if self.mitigated_model is not None:
             return self.mitigated_model.model
-        return self.shared.get("model", self.key, self.lab.target)
+        return self.shared.get("model", self.lab_cache_key, self.lab.target)
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
@@ -142,7 +150,7 @@ class LabSite(Site):
         return self.shared.get("mitigated", self.subject, lambda: self.lab.trained(trainer))
 
     @property
-    def trained(self) -> TrainedModel:
+    def undefended_trained_model(self) -> TrainedModel:
         return replace(self.mitigated_model or TrainedModel(self.model, None), told=())
 
     def notes(self) -> tuple[str, ...]:
@@ -153,8 +161,8 @@ class LabSite(Site):
         instead = f", by {self.mitigation.name} instead of plainly" if self.mitigation else ""
         return f"the lab's target: the public model fine-tuned on private text{instead}"
 
-    def trained_otherwise(self, kind: str) -> LanguageModel:
-        return self.shared.get("retrained", self.key, self.lab.retrained)
+    def model_before_or_retrained(self, kind: str) -> LanguageModel:
+        return self.shared.get("retrained", self.lab_cache_key, self.lab.retrained)
 
 
 class LabDefenseParts(DefenseParts):
@@ -164,7 +172,7 @@ class LabDefenseParts(DefenseParts):
         self.site, self.shared = site, site.shared
 
     @property
-    def defaults(self) -> Mapping[str, Mapping[str, Any]]:
+    def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's own; where a probe asks about a training, with the canaries that are planted in it for that."""
         own = defense_defaults(self.site.kind, self.site.recipe)
         for attack in self.site.attacks:
@@ -177,24 +185,24 @@ class LabDefenseParts(DefenseParts):
 
     def ensemble(self, defense: Defense) -> Ensemble:
         key = (self.site.subject, defense.members)
-        return self.shared.get("ensemble", key, lambda: self.lab_of(defense).ensemble())
+        return self.shared.get("ensemble", key, lambda: self.lab_with_ensemble_of_defense(defense).ensemble())
 
-    def lab_of(self, defense: Defense) -> Lab:
+    def lab_with_ensemble_of_defense(self, defense: Defense) -> Lab:
         """The lab whose ensemble has the members that this defense asks for: the same models around it."""
-        key = (self.site.key, defense.members)
+        key = (self.site.lab_cache_key, defense.members)
         return self.shared.get("lab for a defense", key, lambda: self.site.lab.with_ensemble_size(defense.members))
 
-    def trained(self, defense: Defense) -> TrainedModel:
+    def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
         return self.shared.get("trained", (self.site.subject, defense), lambda: self.site.lab.trained(defense))
 
-    def whole(self, defense: Defense) -> LanguageModel:
-        return self.shared.get("whole", self.site.subject, self.site.lab.whole)
+    def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
+        return self.shared.get("whole", self.site.subject, self.site.lab.adapter_on_all_records)
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, UnlearningBaseline):
             return building
-        seconds = (self.site.lab if defense is None else self.lab_of(defense)).parts.seconds
+        seconds = (self.site.lab if defense is None else self.lab_with_ensemble_of_defense(defense)).parts.seconds
         if defense is None:
             instead = self.site.mitigation
             return seconds["public"] + (

@@ -51,7 +51,7 @@ class Loader:
         return self._provider_and_request[0].network
 
     @property
-    def distribution(self) -> bool:
+    def gives_distributions(self) -> bool:
         """Whether the model gives whole next-token distributions."""
         if "model" in self.live:
             return "distribution" in self.live["model"].capabilities
@@ -67,7 +67,7 @@ class Loader:
         """Digests; read once: a run asks twice, as a hub may send files in between, which memory does not."""
         return {f"{role}/in memory": digest for role, live in self.live.items() if (digest := live.digest())}
 
-    def check(self, given: Sequence[str]) -> None:
+    def check_model_obtainable(self, given: Sequence[str]) -> None:
         """Refuses a model that cannot be had as the plan says. Raises AuditError.
 
         given: fields of the plan that say how models are had.
@@ -76,7 +76,7 @@ class Loader:
             return
         provider, wanted = self._provider_and_request
         beside = self.target.public is not None or self.target.reference is not None
-        forms = [self._form(form)[0] for form in self.target.forms if "://" in form]
+        forms = [self._form_provider_and_request(form)[0] for form in self.target.forms if "://" in form]
         served = [name for one in forms if one.network for name in one.takes]
         for name in given:
             if name not in (*provider.takes, *served) and not (beside and name in fields_with_rule(PLACED)):
@@ -92,8 +92,8 @@ class Loader:
         if kind in self.live:
             return self.live[kind]
         if kind == "model":
-            return self._loaded(kind, *self._provider_and_request)
-        options = options or self.loading.beside()
+            return self._load_once_if_memory_suffices(kind, *self._provider_and_request)
+        options = options or self.loading.for_companion_model()
         if options.dtype == AUTO and isinstance(self.attacked, HuggingFaceModel):  # precision must tell no two apart
             options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
         provider, name = registry.resolve_model_provider(name, options.model_args)
@@ -101,21 +101,23 @@ class Loader:
             raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")
         wanted = RequestedModel(name, options)
         provider.check(wanted)
-        return self._loaded(kind, provider, wanted)
+        return self._load_once_if_memory_suffices(kind, provider, wanted)
 
     def form(self, place: str) -> LanguageModel:
         """A form of the model that is attacked, of any provider; it reads texts as that model's tokenizer does."""
-        provider, wanted = self._form(place)
+        provider, wanted = self._form_provider_and_request(place)
         provider.check(wanted)
-        return self._loaded("form", provider, wanted)
+        return self._load_once_if_memory_suffices("form", provider, wanted)
 
-    def _form(self, place: str) -> tuple[Provider, RequestedModel]:
+    def _form_provider_and_request(self, place: str) -> tuple[Provider, RequestedModel]:
         provider, name = registry.resolve_model_provider(place, {})
         tokenizer = self.target.tokenizer or str(self.target.model)
         own = tokenizer if "tokenizer" in provider.takes else None
-        return provider, RequestedModel(name, self.loading.beside(), None, own, self.run, self.target.max_tokens_total)
+        return provider, RequestedModel(
+            name, self.loading.for_companion_model(), None, own, self.run, self.target.max_tokens_total
+        )
 
-    def _loaded(self, kind: str, provider: Provider, wanted: RequestedModel) -> LanguageModel:
+    def _load_once_if_memory_suffices(self, kind: str, provider: Provider, wanted: RequestedModel) -> LanguageModel:
         first = []
 
         def fresh() -> LanguageModel:

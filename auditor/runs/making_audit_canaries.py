@@ -15,7 +15,7 @@ from auditor.benchmarks.audit_canaries import BEGUN, BY_MODEL, KINDS, AuditManif
 from auditor.core import disk
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import read_json_object
-from auditor.models.loading import DEFAULTS, load
+from auditor.models.loading import DEFAULTS, load_causal_lm
 
 ADAPTER = "adapter_config.json"
 MARK = "audit_tokens.json"  # in the folder of a model that was extended
@@ -45,14 +45,14 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
             raise AuditError(f"expected --kind {' or '.join(kinds)} beside --{flag}, got {asked.kind}")
         if not given and asked.kind in kinds and flag != "temperature":
             raise AuditError(f"expected --{flag} beside --kind {asked.kind}, got none")
-    seed = audit_canaries.fresh_seed() if asked.seed is None else asked.seed
+    seed = audit_canaries.unguessable_audit_seed() if asked.seed is None else asked.seed
     texts = audit_canaries.make_canary_texts(
         asked.kind,
         asked.count,
         asked.length,
         seed,
-        texts=() if asked.data is None else whole_texts.read_texts("--data", asked.data),
-        model=None if asked.model is None else load(asked.model, DEFAULTS),
+        texts=() if asked.data is None else whole_texts.read_row_texts("--data", asked.data),
+        model=None if asked.model is None else load_causal_lm(asked.model, DEFAULTS),
         temperature=1.0 if asked.temperature is None else asked.temperature,
     )
     return audit_canaries.make_audit_manifest(asked.kind, texts, asked.times, seed)
@@ -93,7 +93,7 @@ def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
         raise AuditError(f"expected a whole model to extend, but {model!r} is an adapter: give its base")
     if out.exists():
         raise AuditError(f"expected a new folder for -o, but {str(out)!r} exists")
-    base = load(model, DEFAULTS)
+    base = load_causal_lm(model, DEFAULTS)
     if base.tokenizer is None:
         raise AuditError(f"expected a model with a tokenizer, but {base.name} has none")
     tokens = [one.secret for one in held.canaries]

@@ -20,7 +20,7 @@ from typing import Any
 from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
 from auditor.benchmarks.reduced_data import WRITERS, row_as_plain_text, write_mitigated_rows
 from auditor.benchmarks.tables import read_table
-from auditor.benchmarks.whole_texts import rows_repeated_by_count, training_texts
+from auditor.benchmarks.whole_texts import read_training_texts, rows_repeated_by_count
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object
@@ -31,14 +31,14 @@ from auditor.gate.compare import compare_finished_runs
 from auditor.models.loading import dtype_when_loaded
 from auditor.models.shards import SHARD, write_shard_record_list
 from auditor.plugins import registry
-from auditor.plugins.options import build_plugin, options_of
+from auditor.plugins.options import build_plugin, plugin_option_defaults
 from auditor.plugins.trainer import Trainer
 from auditor.records import attacked_secrets, result_file, secret_details
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.replicates import Replicates
-from auditor.records.table import read_heldout as heldout_of
+from auditor.records.table import read_heldout_losses as heldout_of
 from auditor.reports import advice, files, phrases
 from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
@@ -81,16 +81,16 @@ class Mitigation:
     asked: MitigationOptions
     plan: Plan  # of the first audit
     trainer: Trainer
-    recipe: training.Training | None = None
+    recipe: training.TrainingRequest | None = None
     command: tuple[str, ...] = ()
 
     @property
-    def left(self) -> Callable[[int], int | None] | None:
+    def copies_left_by_count(self) -> Callable[[int], int | None] | None:
         """How many of a record's copies stay; None where all do."""
-        return self.trainer.left if isinstance(self.trainer, DataVariant) else None
+        return self.trainer.copies_left_of_record if isinstance(self.trainer, DataVariant) else None
 
     @property
-    def after(self) -> Plan:
+    def plan_of_second_audit(self) -> Plan:
         """The same audit of the new model, without defenses."""
         same = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
@@ -103,7 +103,7 @@ class Mitigation:
         return here.with_fields(dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading))
 
     @property
-    def data(self) -> str:
+    def training_records_file(self) -> str:
         """The file of the records, outside the lab."""
         return self.recipe.data if self.recipe else self.asked.data or str(self.plan.data.data)
 
@@ -133,7 +133,11 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
         recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
         kind = registry.mitigations()[name]
         if not issubclass(kind, DataVariant):
-            carried = {key: own for key, own in recipe.options.items() if key in _CARRIED and key in options_of(kind)}
+            carried = {
+                key: own
+                for key, own in recipe.options.items()
+                if key in _CARRIED and key in plugin_option_defaults(kind)
+            }
             options = {**carried, **options}
             recipe = dataclasses.replace(recipe, method=name, options=options)
             if kind.whole and recipe.lora:
@@ -144,10 +148,11 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
     command = () if asked.train is None else _training_command_words(asked.train, trainer)
     found = Mitigation(asked, plan, trainer, recipe, command)
     if isinstance(trainer, DataVariant) and not (
-        Path(found.data).suffix.lower() in WRITERS and Path(found.data).is_file()
+        Path(found.training_records_file).suffix.lower() in WRITERS and Path(found.training_records_file).is_file()
     ):
         raise AuditError(
-            f"expected the records as a file of {', '.join(WRITERS)}, got {found.data!r}: --data FILE names one"
+            f"expected the records as a file of {', '.join(WRITERS)}, got {found.training_records_file!r}: "
+            "--data FILE names one"
         )
     return found
 
@@ -187,7 +192,7 @@ def _parse_method_and_options(asked: MitigationOptions) -> tuple[str, dict[str, 
         takes = f"as {name}:{main.upper()}" if main else f"as {name} alone: it has no main option"
         raise AuditError(f"expected --by {takes}, got {asked.by}")
     options = {**({main: value} if colon else {}), **asked.options}
-    if "listed" in options_of(known[name]) and not {main, "listed"} & set(options):
+    if "listed" in plugin_option_defaults(known[name]) and not {main, "listed"} & set(options):
         options["listed"] = str((asked.out / DROPPED).resolve())
     return name, options
 
@@ -213,15 +218,15 @@ def train_and_audit(what: Mitigation, run: RunOutcomes, reporter: Reporter, comm
     """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing half written."""
     shared, out = SweepCache(), what.asked.out
     with reporter.stage(f"train by {what.trainer.name}"):
-        done = run_training(what, run, reporter, shared)
+        done = train_mitigated_model(what, run, reporter, shared)
     if (out / result_file.RESULT).is_file():
         return done
-    plan = what.after.with_fields(command=command)
+    plan = what.plan_of_second_audit.with_fields(command=command)
     if (out / attacked_secrets.PLAN).is_file():
         folder = RunFolder.reopen(out)
         plan = Plan.from_json(folder.plan())
     else:
-        folder = RunFolder.create(out, plan.title, plan.to_json())
+        folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
         if (form := RunFolder(what.asked.run).text_form()) is not None:
             folder.save_text_form(form)  # the same secrets: rendered as they were, on another day too
     try:
@@ -238,9 +243,9 @@ def compare_before_and_after(
     what: Mitigation, run: RunOutcomes, after: RunOutcomes, done: TrainingOutcome
 ) -> BeforeAfter:
     """The two runs side by side. Raises AuditError where they cannot be held against each other."""
-    left = what.left
-    found = left and advice.recall_with_copies_left(
-        phrases.clean_result(run.result), secret_details.read_details(what.asked.run), left
+    left = what.copies_left_by_count
+    found = left and advice.predict_recall_with_copies_left(
+        phrases.clean_result(run.result), secret_details.read_secret_details(what.asked.run), left
     )
     return BeforeAfter(
         by=" ".join([what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]),
@@ -273,7 +278,9 @@ def _perplexity_difference(first: Path, before: AuditResult, second: Path, after
 # --- the training -----------------------------------------------------------------------------------------------------
 
 
-def run_training(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache) -> TrainingOutcome:
+def train_mitigated_model(
+    what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
+) -> TrainingOutcome:
     """Trains, where that was not done yet, in a folder whose lock is held.
 
     Raises AuditError for a folder of something else, and where the training is refused, with nothing left of it.
@@ -288,7 +295,7 @@ def run_training(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared:
     try:
         _write_dropped_records(what, run, reporter, shared)
         if what.plan.target.uses_builtin_lab:
-            site = _lab_site_of_plan(what.after, reporter, shared)
+            site = _lab_site_of_plan(what.plan_of_second_audit, reporter, shared)
             assert site.mitigated_model is not None  # the plan names it
             told = site.mitigated_model.notes()
             seconds = site.lab.training_seconds_of_trainer(what.trainer)
@@ -338,7 +345,7 @@ def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     out, recipe = what.asked.out / MODEL, what.recipe
     if recipe is not None:
         training.check_same_training_records(Path(str(what.plan.target.model)), recipe)
-    told, data = tuple[str, ...](), what.data
+    told, data = tuple[str, ...](), what.training_records_file
     if isinstance(what.trainer, DataVariant):
         column = recipe.text_column if recipe else None
         kept = what.asked.out / f"data{Path(data).suffix.lower()}"
@@ -382,7 +389,7 @@ def _write_dropped_records(what: Mitigation, run: RunOutcomes, reporter: Reporte
         whole = _lab_site_of_plan(what.plan, reporter, shared).lab.cut.texts
         texts = [whole[id] for id in ids]
     else:
-        rows, _ = training_texts(str(what.plan.data.data))
+        rows, _ = read_training_texts(str(what.plan.data.data))
         repeats = row_repeat_counts(read_table("--data", str(what.plan.data.data), COLUMNS))
         # Where a row's copies begin: of equal keys a dict keeps the last, which is the first of the reversed.
         first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))

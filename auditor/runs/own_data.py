@@ -18,7 +18,7 @@ from auditor.core.plan import FIELDS, command_line_flag
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
-from auditor.models.vocabulary import check_tokens
+from auditor.models.vocabulary import check_tokens_within_vocabulary
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
 
@@ -26,7 +26,7 @@ _OF_ALL_KINDS = ("prefix_length", "suffix_length", "known", "known_fraction", "n
 _COLUMNS, _OF_TEXT = ("group_column", "user_column"), ("knows", "turns", "windows", "template", "date")
 
 
-def load_data(
+def load_own_benchmark(
     asked: DataPlan,
     name: str,
     seed: int,
@@ -60,12 +60,14 @@ def _load_records(
     common: dict[str, Any] = {"seed": seed, **{name: getattr(asked, name) for name in _OF_ALL_KINDS}}
     benchmark: Benchmark
     if folder_has_extraction_arrays(Path(data)):
-        _refuse_given(asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have")
-        _refuse_given(asked, (*_OF_TEXT, "forget"), f"is about text, which the arrays of {data!r} do not have")
+        _refuse_nondefault_fields(asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have")
+        _refuse_nondefault_fields(
+            asked, (*_OF_TEXT, "forget"), f"is about text, which the arrays of {data!r} do not have"
+        )
         benchmark = LMExtraction(data, vocab_size=model.vocab_size, **common)
         benchmark.tokenizer = model.tokenizer
     elif is_tokenised(data):
-        _refuse_given(asked, (*_OF_TEXT, *_COLUMNS), f"is about text, and {data!r} holds token ids")
+        _refuse_nondefault_fields(asked, (*_OF_TEXT, *_COLUMNS), f"is about text, and {data!r} holds token ids")
         benchmark = Tokenised(data, vocab_size=model.vocab_size, forget=asked.forget, **common)
         benchmark.tokenizer = model.tokenizer
     else:
@@ -90,7 +92,9 @@ def _load_records(
     # Where there are as many of both, no token is outside the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
         pairs = (*((s.prefix, s.suffix) for s in benchmark.secrets), *((p.prefix, p.suffix) for p in benchmark.known))
-        check_tokens("the data", (*itertools.chain(*pairs), *benchmark.heldout), model.vocab_size, model.name)
+        check_tokens_within_vocabulary(
+            "the data", (*itertools.chain(*pairs), *benchmark.heldout), model.vocab_size, model.name
+        )
         more = len(model.tokenizer) > model.vocab_size
         benchmark.notes += (
             f"the model's distribution has {model.vocab_size} entries, its tokenizer {len(model.tokenizer)} tokens: "
@@ -99,7 +103,7 @@ def _load_records(
     return benchmark
 
 
-def _refuse_given(asked: DataPlan, fields: Sequence[str], why: str) -> None:
+def _refuse_nondefault_fields(asked: DataPlan, fields: Sequence[str], why: str) -> None:
     """Raises AuditError where one of these fields was given, that is, does not hold its default."""
     for field in fields:
         if getattr(asked, field) != FIELDS[field].default:

@@ -16,7 +16,7 @@ from auditor.models.lora import load_control_adapter, load_ensemble
 from auditor.models.shards import control_adapter_folder
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.plugins.trainer import RECORD, read_summary
+from auditor.plugins.trainer import RECORD, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.runs.loader import Loader
 from auditor.runs.site import DefenseParts, Site
@@ -31,14 +31,14 @@ class OwnDefenseParts(DefenseParts):
         self._ensembles: dict[str, Ensemble] = {}
 
     @property
-    def defaults(self) -> Mapping[str, Mapping[str, Any]]:
+    def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         return Lab.defense_defaults if self.sizes == "lab" else MappingProxyType({})
 
     def lacks(self, defense: Defense) -> str:
         return missing_input(defense, self.target.public)
 
-    def check(self, defense: Defense) -> None:
-        if not self.models.distribution:
+    def refuse_unservable_defense(self, defense: Defense) -> None:
+        if not self.models.gives_distributions:
             raise AuditError(
                 f"--defense {defense.name} stands before a model whose distributions are read here, got "
                 f"{self.target.model}, which gives none: serve the defended model, and audit that"
@@ -59,12 +59,12 @@ class OwnDefenseParts(DefenseParts):
             self._ensembles[folder] = load_ensemble(Path(folder), self._public_model_for_adapters)
         return self._ensembles[folder]
 
-    def trained(self, defense: Defense) -> TrainedModel:
+    def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         return load_trained_defense(
             defense, lambda folder: self.models.load("trained", folder), self.site.model.vocab_size
         )
 
-    def whole(self, defense: Defense) -> LanguageModel:
+    def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
         return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
 
     @property
@@ -123,7 +123,7 @@ def load_trained_defense(defense: Defense, load: Callable[[str], LanguageModel],
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
-    record, own = promises.read_privacy_record(Path(folder)), read_summary(Path(folder))
+    record, own = promises.read_privacy_record(Path(folder)), read_training_summary(Path(folder))
     plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
     by = own if plain else record
     if by is None or by.method != defense.name:
@@ -131,4 +131,4 @@ def load_trained_defense(defense: Defense, load: Callable[[str], LanguageModel],
         raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
     model = load(folder)
     check_same_vocabulary_size(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
-    return TrainedModel(model, record, gradient_canaries.read_canaries(Path(folder)), own.told if own else ())
+    return TrainedModel(model, record, gradient_canaries.read_gradient_canaries(Path(folder)), own.told if own else ())

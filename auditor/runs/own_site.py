@@ -18,7 +18,7 @@ from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.loading import adapter_base
-from auditor.models.references import References, load_references
+from auditor.models.references import ReferenceModels, load_references
 from auditor.models.shards import read_shard_record_list, text_digests
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.benchmark import Benchmark
@@ -26,7 +26,7 @@ from auditor.plugins.defense import TrainedModel
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.folder import RunFolder
 from auditor.runs.loader import Loader
-from auditor.runs.own_data import load_data
+from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.own_defenses import OwnDefenseParts
 from auditor.runs.per_secret_results import make_token_decoder
 from auditor.runs.reporter import Reporter
@@ -75,16 +75,16 @@ class OwnSite(Site):
         return self.models.over_network
 
     @property
-    def base(self) -> str:
+    def attacked_adapter_base(self) -> str:
         return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
 
     def ask_float32(self) -> None:
-        self.models.loading = self.models.loading.exact()
+        self.models.loading = self.models.loading.with_float32_for_auto()
 
     def check_model(self, given: Sequence[str]) -> None:
-        self.models.check(given)
+        self.models.check_model_obtainable(given)
 
-    def in_no_file(self) -> dict[str, str]:
+    def digests_of_models_in_no_file(self) -> dict[str, str]:
         # In `__dict__` once the cached property was asked for: this must not load the model.
         asked = {ANSWERS: self.model.digest()} if self.over_network and "model" in self.__dict__ else {}
         return asked | self.models.live_model_digests
@@ -98,20 +98,22 @@ class OwnSite(Site):
         return self.models.description
 
     @property
-    def trained(self) -> TrainedModel:
+    def undefended_trained_model(self) -> TrainedModel:
         if "model" in self.models.live:
             return TrainedModel(self.model, None)
         folder = Path(str(self.target.model))
-        return TrainedModel(self.model, promises.read_privacy_record(folder), gradient_canaries.read_canaries(folder))
+        return TrainedModel(
+            self.model, promises.read_privacy_record(folder), gradient_canaries.read_gradient_canaries(folder)
+        )
 
     @cached_property
     def public(self) -> LanguageModel | None:
-        return self._beside("public", self.target.public)
+        return self._load_model_with_same_vocabulary("public", self.target.public)
 
     @cached_property
     def reference(self) -> LanguageModel | None:
         if self.target.reference not in (None, NONE):
-            return self._beside("reference", self.target.reference)
+            return self._load_model_with_same_vocabulary("reference", self.target.reference)
         if self.target.reference == NONE or self.public is not None or self._adapter_base_and_revision is None:
             return None if self.target.reference == NONE else self.public
         size = self.model.vocab_size  # what does not load is said of the model that is attacked
@@ -133,12 +135,16 @@ class OwnSite(Site):
         folder = Path(self.target.reference or self.target.public or (self._adapter_base_and_revision or ("", None))[0])
         if (record := promises.read_privacy_record(folder)) is not None:
             return f"the reference has seen private data: its privacy.json says that {record.method} trained it"
-        listed = set(names).intersection(self._attacked) if (names := read_shard_record_list(folder)) else ()
+        listed = (
+            set(names).intersection(self._attacked_ids_by_text_digest)
+            if (names := read_shard_record_list(folder))
+            else ()
+        )
         if listed:
             return f"the reference has seen private data: its shard.json names {len(listed)} of the attacked records"
         return ""
 
-    def references(self, asked: str) -> References:
+    def references(self, asked: str) -> ReferenceModels:
         def load_one(folder: str) -> LanguageModel:
             model = self.models.load("references", folder)
             check_same_vocabulary_size(
@@ -147,17 +153,19 @@ class OwnSite(Site):
             return model
 
         return self.shared.get(
-            "all references", (self.subject, asked), lambda: load_references(Path(asked), load_one, self._attacked)
+            "all references",
+            (self.subject, asked),
+            lambda: load_references(Path(asked), load_one, self._attacked_ids_by_text_digest),
         )
 
     @cached_property
-    def _attacked(self) -> Mapping[str, Sequence[str]]:
+    def _attacked_ids_by_text_digest(self) -> Mapping[str, Sequence[str]]:
         """Ids of the attacked records by the SHA-256 of their text; of two that say the same, both."""
         found: dict[str, list[str]] = {}
         decode = make_token_decoder(self.benchmark.tokenizer)
         for secret in self.benchmark.secrets:
             wording = secret.wording  # as its owner wrote it
-            text = decode(secret.prefix + secret.suffix) if wording is None else wording.whole
+            text = decode(secret.prefix + secret.suffix) if wording is None else wording.prefix_and_suffix_text
             found.setdefault(text_digests([text])[0], []).append(secret.id)
         return found
 
@@ -169,7 +177,9 @@ class OwnSite(Site):
         benchmark = self.shared.get(
             "data",
             key,
-            lambda: load_data(self.data_plan, str(self.target.model), self.seed, self.model, held, self.form_rows),
+            lambda: load_own_benchmark(
+                self.data_plan, str(self.target.model), self.seed, self.model, held, self.form_rows
+            ),
         )
         if benchmark.text_form is not None:
             self.shared.forms[chosen] = benchmark.text_form
@@ -177,7 +187,7 @@ class OwnSite(Site):
             self._folder.save_text_form(benchmark.text_form)
         return benchmark
 
-    def opened(self, folder: RunFolder) -> None:
+    def attach_run_folder(self, folder: RunFolder) -> None:
         self._folder, self.models.run = folder, folder.identity
 
     def notes(self) -> tuple[str, ...]:
@@ -187,19 +197,19 @@ class OwnSite(Site):
             found.append(_adapter_base_sentence(self._adapter_base_and_revision[0], self.reference is not None))
         return tuple(dict.fromkeys(found))
 
-    def trained_otherwise(self, kind: str) -> LanguageModel:
+    def model_before_or_retrained(self, kind: str) -> LanguageModel:
         """Raises AuditError for a model of another family or vocabulary, and for the one that is attacked."""
         name = self.target.before if kind == "before" else self.target.retrained
         own, here = self.model, Path(str(name))
         if here.is_dir() and Path(str(self.target.model)).is_dir() and here.samefile(str(self.target.model)):
             raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
-        other = self._beside(kind, name)
+        other = self._load_model_with_same_vocabulary(kind, name)
         assert other is not None  # there is no row of it without a name
         if other.family != own.family:
             raise AuditError(f"expected --{kind} as {own.family}, as --model is, got {other.name}: {other.family}")
         return _require_same_vocabulary(kind, own, other)
 
-    def _beside(self, kind: str, name: str | None) -> LanguageModel | None:
+    def _load_model_with_same_vocabulary(self, kind: str, name: str | None) -> LanguageModel | None:
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
         if name is None:
             return None

@@ -16,7 +16,7 @@ from auditor.models.vocabulary import decode_exactly
 from auditor.plugins.probe import Observed, Probe
 from auditor.records import private_texts, table
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import Column
 from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
@@ -35,28 +35,30 @@ class Collector:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.answers: dict[CellKey, PerSecret] = {}
-        self.likelihoods: dict[str, PerSecret] = {}
+        self.answers: dict[CellKey, RowValuesBySecret] = {}
+        self.likelihoods: dict[str, RowValuesBySecret] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.stopped: dict[CellKey, StoppedEarly] = {}
-        self.rows: dict[CellKey, PerSecret] = {}
+        self.rows: dict[CellKey, RowValuesBySecret] = {}
         self._columns: list[Column] = []
         self._attacks: list[CellKey] = []
         self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
 
-    def judged(self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds) -> PerSecret:
+    def collect_attack_outcome(
+        self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
+    ) -> RowValuesBySecret:
         """Takes and returns the row of an attack's cell. probable: its scores are probabilities."""
-        row = self._kept(key, row_of_guesses(outcome, kinds, probable))
+        row = self._keep_row_of_cell(key, row_of_guesses(outcome, kinds, probable))
         self.answers[key] = row.only(RECALL, others=False)
         self._columns += row.columns(key)
         self._attacks.append(key)
         return row
 
-    def probed(
+    def collect_probe_observations(
         self, key: CellKey, probe: Probe, secrets: Sequence[Secret], observations: Observed, main: Measurement
     ) -> None:
         """Takes the row of a probe's cell, and what it observed; main: its first measurement."""
-        row = self._kept(key, row_of_observations(probe, secrets, observations))
+        row = self._keep_row_of_cell(key, row_of_observations(probe, secrets, observations))
         self._columns += [*row.columns(key), *_observation_columns(key, secrets, observations)]
         if main.name in row.values:
             # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
@@ -64,24 +66,24 @@ class Collector:
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
 
-    def _kept(self, key: CellKey, row: PerSecret) -> PerSecret:
+    def _keep_row_of_cell(self, key: CellKey, row: RowValuesBySecret) -> RowValuesBySecret:
         self.rows[key] = replace(row, anytime=key in self.stopped)
         return self.rows[key]
 
-    def written(self, key: CellKey, found: JudgedGenerations) -> None:
+    def collect_generations(self, key: CellKey, found: JudgedGenerations) -> None:
         """Takes the columns of a cell of generations, and the texts that it extracted."""
         self._columns += found.columns
         self._texts[str(key)] = found.texts
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """Writes to the run folder the columns, and the texts of guesses."""
-        table.write_columns(self.folder.path, [*self._columns, *self._likelihood_columns()])
-        guesses = {str(key): self.folder.guesses.done(key) for key in self._attacks}
-        private_texts.write_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)
+        table.write_secrets_table(self.folder.path, [*self._columns, *self._likelihood_columns()])
+        guesses = {str(key): self.folder.guesses.finished_secrets(key) for key in self._attacks}
+        private_texts.write_secret_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)
 
     def _likelihood_columns(self) -> Iterator[Column]:
         for target in self.likelihoods:
-            scored = self.folder.tokens.done(target)
+            scored = self.folder.tokens.finished_secrets(target)
             ids = [id for id, seen in scored.items() for _ in seen.log_probs]
             values = [value for seen in scored.values() for value in seen.log_probs]
             yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
@@ -91,16 +93,16 @@ class Collector:
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
 
-def row_of_guesses(outcome: judging.Outcome, kinds: Kinds, probable: bool = False) -> PerSecret:
+def row_of_guesses(outcome: judging.Outcome, kinds: Kinds, probable: bool = False) -> RowValuesBySecret:
     of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
-    return PerSecret.of(outcome, of_kinds, probable)
+    return RowValuesBySecret.of(outcome, of_kinds, probable)
 
 
-def row_of_observations(probe: Probe, secrets: Sequence[Secret], observations: Observed) -> PerSecret:
+def row_of_observations(probe: Probe, secrets: Sequence[Secret], observations: Observed) -> RowValuesBySecret:
     kept = probe.per_secret(secrets, observations).items()
     numbers = {name: np.array(values, dtype=float) for name, values in kept}
     ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
-    return PerSecret(ids, np.array(member, dtype=bool), repeats, numbers)
+    return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 
 def _observation_columns(

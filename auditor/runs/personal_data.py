@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from auditor.benchmarks import pii
-from auditor.benchmarks.occurrences import occurrences
+from auditor.benchmarks.occurrences import count_text_occurrences
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
@@ -71,7 +71,7 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     # True: a number that goes on where the text ends is another number.
     foreign = {text: True for id, spans in found.items() if id not in members for _, text, _ in spans}
     known = (decode(pair.prefix + pair.suffix) for pair in benchmark.known)
-    counted = occurrences(foreign, (*(worded[id].whole for id in members), *known))
+    counted = count_text_occurrences(foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known))
     # As far as it is attacked or known: a guess of what stands in what was trained on is no chance.
     trained = {text for text, count in counted.items() if count}
     of: dict[str, tuple[Mark, ...]] = {}
@@ -111,7 +111,11 @@ def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
 
 def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
     """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
-    whole, begin, end = wording.whole + wording.after, len(wording.prefix), len(wording.whole)
+    whole, begin, end = (
+        wording.prefix_and_suffix_text + wording.after,
+        len(wording.prefix),
+        len(wording.prefix_and_suffix_text),
+    )
     seen: set[Mark] = set()
     for span in pii.find_personal_data(whole, wording.marks, recognisers):
         text = whole[span.start : span.end]

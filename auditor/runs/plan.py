@@ -13,7 +13,7 @@ from auditor.core.plan import FIELDS, IN_FILE, Plan
 from auditor.core.plan_fields import AUTO, Options
 
 
-def read_toml(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
+def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
     """The fields of a plan file, and the `extra` ones it may hold beside them.
 
     Raises AuditError for a missing file, bad TOML or an unknown field.
@@ -27,11 +27,11 @@ def read_toml(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
     for name, value in values.items():
         if name not in (*IN_FILE, *extra):
             raise unknown_name_error(f"field in {path}:", name, {*IN_FILE, *extra})
-        check_field_type(name, value)
+        check_plan_field_type(name, value)
     return values
 
 
-def check_field_type(name: str, value: Any) -> None:
+def check_plan_field_type(name: str, value: Any) -> None:
     """Raises AuditError where the value of a plan's field is of another kind; other names are not looked at."""
     if name in IN_FILE:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
@@ -39,10 +39,10 @@ def check_field_type(name: str, value: Any) -> None:
 
 def make_plan(config: Mapping[str, Any], flags: Mapping[str, Any]) -> Plan:
     """A plan from a plan file and the flags that were given (None, or an empty list: not given); flags win."""
-    return Plan.from_json(merge_values(config, flags))
+    return Plan.from_json(merge_plan_file_and_flags(config, flags))
 
 
-def merge_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def merge_plan_file_and_flags(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The raw values of a plan: flags over a plan file, options one by one."""
     given = {
         name: value
@@ -64,7 +64,7 @@ def merge_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[st
     return {name: list(value) if isinstance(value, tuple) else value for name, value in merged.items()}
 
 
-def parse_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
+def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:
     """`[plugin.]option=value` items by plug-in; "" holds those that name none. Raises AuditError for another form."""
     options: Options = {}
     for item in items:

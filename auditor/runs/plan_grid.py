@@ -26,7 +26,7 @@ from typing import Any
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.plan import FIELDS, IN_FILE
 from auditor.core.plan_fields import Options
-from auditor.runs.plan import check_field_type
+from auditor.runs.plan import check_plan_field_type
 
 GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
 _LISTS = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is tuple)
@@ -46,13 +46,13 @@ class GridPoint:
     plan: Values = field(compare=False)
 
     @property
-    def place(self) -> str:
+    def name_without_seed(self) -> str:
         """Its name without the seed: the variant and the swept values."""
         return point_name(self.variant, self.at)
 
     @property
     def name(self) -> str:
-        return f"{self.place or 'plan'}, seed {self.seed}"
+        return f"{self.name_without_seed or 'plan'}, seed {self.seed}"
 
     @property
     def folder(self) -> str:
@@ -124,7 +124,7 @@ def _set_swept_value(plan: Values, key: str, value: Any) -> None:
         if key not in IN_FILE or key == "seed":
             raise unknown_name_error("plan field in the sweep:", key, set(IN_FILE) - {"seed"})
         plan[key] = [value] if key in _LISTS and not isinstance(value, list) else value
-        check_field_type(key, plan[key])
+        check_plan_field_type(key, plan[key])
     elif head in _TABLES:
         plan.setdefault(head, {})[rest] = value
     else:
@@ -173,7 +173,7 @@ def _checked_variants(variants: Any) -> list[tuple[str, Values]]:
         for key in (key for key in fields if key != "sweep"):
             if key not in IN_FILE or key == "seed":
                 raise unknown_name_error(f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"})
-            check_field_type(key, fields[key])
+            check_plan_field_type(key, fields[key])
     return own or [("", {})]
 
 

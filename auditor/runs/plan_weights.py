@@ -32,7 +32,7 @@ def file_digests_of_plan(plan: Plan) -> dict[str, str]:
 
 def file_and_memory_digests(plan: Plan, site: Site) -> dict[str, str]:
     """`file_digests_of_plan`, with the digests of models of the plan's site that lie in no file."""
-    return file_digests_of_plan(plan) | site.in_no_file()
+    return file_digests_of_plan(plan) | site.digests_of_models_in_no_file()
 
 
 def target_and_model_locations(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
@@ -60,7 +60,7 @@ def model_locations_by_role(plan: Plan) -> Places:
         from auditor.runs.forms import forms_that_are_models  # torch
 
         for form in forms_that_are_models(target.forms):
-            for place in _locations_of_model(form, plan.loading.beside()).values():
+            for place in _locations_of_model(form, plan.loading.for_companion_model()).values():
                 places[f"form {deployed_form_name(form)}"] = place
     named = plan.values()
     for role in ("base", "public", "reference", "before", "retrained"):

@@ -42,7 +42,7 @@ def check_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
         )
 
 
-def plugin_objects(
+def unregistered_plugin_objects(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
     """By role, the given plug-ins of classes that are not registered; names and those of registered ones are left out.

@@ -52,10 +52,10 @@ _PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, template: str = AUTO) -> Plan:
     """The plan of all methods that are cheap, on a model and data of the user's."""
     own = {"model": model, "data": data, "nonmembers": nonmembers, "template": template, "device": "auto"}
-    return Plan.of(**own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, **quick_methods())
+    return Plan.from_fields(**own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, **quick_plan_fields())
 
 
-def quick_methods() -> dict[str, Any]:
+def quick_plan_fields() -> dict[str, Any]:
     """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
     options = {name: dict(kind.quick) for name, kind in registry.attacks_and_probes().items() if kind.quick is not None}
     return {"setting": "white-box", "attack": tuple(options), "attack_options": _nonempty_options(options)}

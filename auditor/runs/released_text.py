@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from auditor import __version__
 from auditor.benchmarks import manifests, pii, released_passages
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.occurrences import occurrences
+from auditor.benchmarks.occurrences import count_text_occurrences
 from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
@@ -36,7 +36,7 @@ from auditor.core.result import (
 from auditor.gate.comparability import secrets_digest
 from auditor.records import aliases, private_texts, secret_details, table
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import MEASURED, OBSERVED, Column
 from auditor.runs import plan_weights
 from auditor.runs.reporter import Clock, Reporter
@@ -86,7 +86,7 @@ class ReleasedText:
 def plan_for_released_text(
     text: Path, data: str, nonmembers: str, canaries: str | None, seed: int, command: str
 ) -> Plan:
-    return Plan.of(
+    return Plan.from_fields(
         model=f"{plan_weights.RELEASED}:{text}",
         data=data,
         nonmembers=nonmembers,
@@ -123,7 +123,7 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
 
     Raises AuditError where no record of either kind has so many.
     """
-    clock, secrets, rows = Clock(reporter), held.secrets, _Rows(folder)
+    clock, secrets, rows = Clock(reporter), held.secrets, _ReleasedTextResults(folder)
     n = n or max(2, min(WORDS, int(np.median([len(one.tokens) for one in held.records if one.member]))))
     folder.pin_secrets(secrets_digest(secrets))
     with clock.stage("passages of the records"):
@@ -136,13 +136,13 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
             found, coins = _epsilon_lower_bound_finding(held, held.manifest, rows)
             findings.append(found)
     canaries = {one.id for one in coins}
-    folder.save_secrets(
+    folder.save_secret_facts(
         secret_details.secret_fact_columns(
             (*secrets, *coins), aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
         )
     )
-    table.write_columns(folder.path, rows.columns)
-    private_texts.write_texts(folder.path, rows.shown, rows.guesses, held.words.text)
+    table.write_secrets_table(folder.path, rows.columns)
+    private_texts.write_secret_texts(folder.path, rows.shown, rows.guesses, held.words.words_of_ids)
     members = [one for one in secrets if one.member]
     record = BenchmarkRecord(
         name="files",
@@ -173,7 +173,7 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
     )
 
 
-class _Rows:
+class _ReleasedTextResults:
     """Gathers what a run folder keeps of each row."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -206,7 +206,7 @@ def _finding_of_release(
 
 
 def _find_copied_passages(
-    held: ReleasedText, n: int, secrets: Sequence[Secret], rows: _Rows
+    held: ReleasedText, n: int, secrets: Sequence[Secret], rows: _ReleasedTextResults
 ) -> tuple[Finding, dict[str, KindCount]]:
     """What of each record stands there word for word, or nearly, judged as an attack's first guess is."""
     long = [i for i, one in enumerate(held.records) if len(one.tokens) >= n]
@@ -225,10 +225,10 @@ def _find_copied_passages(
     parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
     by_id = {one.id: i for i, one in enumerate(asked)}
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
-    kept = PerSecret.of(outcome, of_kinds)
+    kept = RowValuesBySecret.of(outcome, of_kinds)
     rows.add_guesses(_CELLS[PASSAGES], asked, guesses)
     rows.columns += kept.columns(_CELLS[PASSAGES])
-    members = outcome.only(outcome.member)
+    members = outcome.select_secrets(outcome.member)
     finding = _finding_of_release(
         PASSAGES,
         extraction.extraction_measurements(outcome),
@@ -258,7 +258,7 @@ def _released_passage_sentences(
     if short := len(held.records) - long:
         yield f"{short:,} records have fewer than {n} words: they are not looked for here (--words)"
     holding = sum(one.memorised > 0 for one in every)
-    trained, heldout = index.count(n)
+    trained, heldout = index.ngram_place_counts(n)
     # As if an n-gram of the private data came up by chance as often as one of the held-out text does.
     floor = sum(one.heldout > 0 for one in every) * trained / max(heldout, 1)
     yield (
@@ -303,26 +303,26 @@ def _personal_data_shares(
 
 def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
     """Which of these stand in the texts, and end where they end."""
-    return {said for said, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
+    return {said for said, count in count_text_occurrences(dict.fromkeys(wanted, True), texts).items() if count}
 
 
 # --- membership -------------------------------------------------------------------------------------------------------
 
 
-def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> Finding:
+def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults) -> Finding:
     """Membership scores by n-grams of the released text against those of other records, and the published scores."""
     records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
-    model = NGramCounts.of(held.texts, kinds)
+    model = NGramCounts.count_ngrams(held.texts, kinds)
     scores = {
         "": score_against_other_records(model, records, held.plan.seed),
-        "bigrams": model.laplace(records),
+        "bigrams": model.mean_laplace_log_prob(records),
         "likeness": mean_jaccard_similarity(records, held.texts, kinds),
     }
     measured, member = list[Measurement](), np.array([one.member for one in held.records])
     for name, values in scores.items():
         own, others = values[member], values[~member]
         note = "n-grams of the released text against those of other records" if not name else ""
-        measured.append(roc.auc_estimate(auc_name(name), own, others, note))
+        measured.append(roc.auc_with_interval(auc_name(name), own, others, note))
         rates = (roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
         measured += [m for m in rates if m is not None]
     rows.observed(_CELLS[MEMBERS], secrets, {score_column_name(name): values for name, values in scores.items()})
@@ -337,7 +337,7 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Ro
 
 
 def _epsilon_lower_bound_finding(
-    held: ReleasedText, manifest: AuditManifest, rows: _Rows
+    held: ReleasedText, manifest: AuditManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
     """A lower bound from which canaries the released text tells. Coins decide --data, so only --nonmembers are a
     reference."""
@@ -345,8 +345,8 @@ def _epsilon_lower_bound_finding(
     whole = [words(one.text) for one in manifest.canaries]
     behind = [len(words(one.prefix)) for one in manifest.canaries]
     kinds = len(words.ids) + 1  # only now are all words known; 1 more: any other
-    model = NGramCounts.of(held.texts, kinds)
-    reference = NGramCounts.of([one.tokens for one in held.records if not one.member], kinds)
+    model = NGramCounts.count_ngrams(held.texts, kinds)
+    reference = NGramCounts.count_ngrams([one.tokens for one in held.records if not one.member], kinds)
     gained = model.log_probs(whole) - reference.log_probs(whole)
     # (words of all canaries,): those of the prefix are given away, and count for nothing.
     secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])

@@ -25,7 +25,7 @@ class Reporter(Protocol):
         """The first real number: greedy recall by repeat count."""
 
 
-class Silence:
+class SilentReporter:
     """A reporter that says nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:

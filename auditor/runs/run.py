@@ -23,14 +23,14 @@ from auditor.models.base import implies_capability
 from auditor.plugins import registry
 from auditor.records import aliases, file_digests, secret_details
 from auditor.records.folder import RunFolder
-from auditor.records.frontier import build_frontiers, models_of_runs
+from auditor.records.frontier import build_frontiers, frontier_models_of_runs
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.unlearning import measure_unlearning
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
-from auditor.runs.cell_work import Trainings, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
+from auditor.runs.cell_work import PieceTraining, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
 from auditor.runs.cells import TargetRun, cells_of_target
-from auditor.runs.control_chains import Chains
+from auditor.runs.control_chains import CauseChains
 from auditor.runs.per_secret_results import Collector
 from auditor.runs.python_objects import NO_OBJECTS, Objects, describe_objects
 from auditor.runs.reporter import Clock
@@ -57,7 +57,7 @@ def run_audit(
     site: of the plan. objects: what Python gave, by role, as `select_and_check_plugins` takes it. policy, baseline:
     what `--until decided` goes by.
     """
-    site.opened(folder)
+    site.attach_run_folder(folder)
     selection, clock = select_and_check_plugins(plan, site, objects), Clock(site.reporter)
     stops = stopping.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
     folder.pin_stopping_rules(stopping.digest_of_stopping_rules(stops))
@@ -74,7 +74,7 @@ def run_audit(
         targets.check_claims()
         audit.check_corpus_attacks_feasible(targets.undefended)
         loaded = plan_weights.file_and_memory_digests(plan, site)  # again: the hub may just have sent them
-        file_digests.check_unchanged(digests, loaded, "what was loaded just now")
+        file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
         greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
@@ -82,13 +82,13 @@ def run_audit(
         form = site.benchmark.text_form  # a worker renders conversations as the run does
         there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
         engine.open(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
-        for target in targets.each(clock):
+        for target in targets.build_one_by_one(clock):
             settle()  # takes back the thread of the process that trains, once that has ended
-            place.take(target)
+            place.set_current_target(target)
             target_run = TargetRun(audit, target, place, engine, collector)
             records.append(_measure_target(target_run, clock, findings))
     collector.save(audit.benchmark.secrets, audit.benchmark.tokenizer)
-    chains = Chains(site, selection, collector)
+    chains = CauseChains(site, selection, collector)
     result = AuditResult(
         name=folder.path.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -103,15 +103,19 @@ def run_audit(
         seed=plan.seed,
         family=targets.undefended.model.family,
         weights=loaded,
-        base=site.base,
+        base=site.attacked_adapter_base,
         prefix_token=audit.prefix_token.said,
-        methods={name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.named}.items()},
-        metrics=selection.metrics,
+        methods={
+            name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.methods_by_name}.items()
+        },
+        metrics=selection.declared_metric_titles,
         sections=_plugin_report_sections(selection, findings),
     )
-    metrics.declare_titles(result.metrics)  # for the whole process: frontiers and reports look metrics up by name
+    metrics.declare_plugin_metric_titles(
+        result.metrics
+    )  # for the whole process: frontiers and reports look metrics up by name
     if not collector.stopped:  # else its intervals are of a fixed size
-        result = replace(result, frontiers=build_frontiers(models_of_runs({plan.seed: (result, folder.path)})))
+        result = replace(result, frontiers=build_frontiers(frontier_models_of_runs({plan.seed: (result, folder.path)})))
     left = (_measure_unlearning(result, audit, models, targets.beside.rate) for models in selection.around)
     return replace(result, unlearning=tuple(left))
 
@@ -142,16 +146,16 @@ def check_plan(plan: Plan, policy: Policy | None = None, baseline: RunOutcomes |
 def _prepare_audit(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
-    prefix_token = choose_prefix_token(site, longest_context(benchmark, selection.prompt_rows), folder)
+    prefix_token = choose_prefix_token(site, longest_context(benchmark, selection.longest_soft_prompt), folder)
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
-    folder.pin_secrets(secrets_digest(audit.subjects))
+    folder.pin_secrets(secrets_digest(audit.fingerprinted_secrets))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
-    folder.save_secrets(
+    folder.save_secret_facts(
         secret_details.secret_fact_columns(everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries)
     )
-    audit.check_room()
+    audit.check_texts_fit_models()
     audit.check_probes()
-    benchmark.notes += audit.personal.said
+    benchmark.notes += audit.personal_data_of_secrets.said
     if plan.objects:
         benchmark.notes += (
             f"{describe_objects(plan.objects)}: this run cannot be resumed, or run again from its folder",
@@ -174,7 +178,7 @@ def _greedy_recall_of_target(
     with clock.stage("greedy recall"):
         # [:-1]: nothing is asked behind the last token.
         target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
-        found = audit.site.shared.get("greedy", audit.asked, given)
+        found = audit.site.shared.get("greedy", audit.shared_answers_key, given)
     if found[0]:
         audit.site.reporter.greedy(found[0])
     return found
@@ -203,11 +207,11 @@ def _train_models_on_workers(engine: Engine, there: WorkerSite, site: Site, sele
     """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
     with clock.stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
-        if pieces := site.models_to_train(selection.defenses, selection.references):
+        if pieces := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_of_probes):
             engine.open((site, selection), there)
-            for done, _ in enumerate(engine.each(Trainings(), pieces), 1):
+            for done, _ in enumerate(engine.each(PieceTraining(), pieces), 1):
                 clock.reporter.progress("models trained apart", done, len(pieces))
-        if left := site.models_to_train(selection.defenses, selection.references):
+        if left := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_of_probes):
             raise AuditError(
                 f"expected the {len(pieces)} models that workers trained, but {len(left)} of them are not here: set "
                 "AUDIT_CACHE to a folder that all machines of the cluster share"
@@ -220,7 +224,7 @@ def _measure_target(target_run: TargetRun, clock: Clock, findings: list[Finding]
     machine.reset_peak_memory()
     with clock.stage(f"perplexity of {target.title}"):
         heldout = scoring.heldout_losses(audit, target)
-        perplexities = scoring.perplexities(heldout)
+        perplexities = scoring.perplexity_measurements(heldout)
         if heldout:
             collector.heldout[target.name] = heldout
     if implies_capability(target.model.capabilities, "likelihood"):
@@ -229,14 +233,14 @@ def _measure_target(target_run: TargetRun, clock: Clock, findings: list[Finding]
     for cell in cells_of_target(target_run):
         with clock.stage(cell.title):
             finding = cell.measure()
-        aliases.refuse_secret_ids(finding, audit.benchmark.secrets)
+        aliases.refuse_secret_ids_in_sentences(finding, audit.benchmark.secrets)
         findings.append(finding)
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):
         doubts += scoring.doubt_if_members_likelier(target.title, found)
     target.model.finish()  # refuses a served model that was another one by the end
     # Last: peak memory, cost and the model's own doubts are of all that was asked of it.
-    return target.record(perplexities, audit.prefix_token, doubts)
+    return target.make_target_record(perplexities, audit.prefix_token, doubts)
 
 
 def _benchmark_record(
@@ -256,11 +260,11 @@ def _benchmark_record(
         repeats=dict(repeats),
         greedy_recall=greedy,
         greedy_nonmembers=greedy_nonmembers,
-        digest=secrets_digest(audit.subjects),
+        digest=secrets_digest(audit.fingerprinted_secrets),
         near_duplicates=len(judging.near_duplicates(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,
-        kinds=dict(audit.personal.counts),
+        kinds=dict(audit.personal_data_of_secrets.counts),
         doubts=benchmark.doubts,
         text_form="" if benchmark.text_form is None else benchmark.text_form.name,
     )

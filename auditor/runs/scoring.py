@@ -24,7 +24,7 @@ from auditor.models.decoding import GREEDY, batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
 from auditor.records.leak_readings import KINDS
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.audit import Audit
 from auditor.runs.target import Target
 from auditor.statistics import intervals
@@ -96,7 +96,7 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
                 model, [secrets[i].prefix for i in batch[some]], GREEDY, noise, distribution=False
             )
 
-        for some, found in at_once.pieces(len(batch), decoded):
+        for some, found in at_once.run_pieces_within_memory(len(batch), decoded):
             for i, candidates in zip(batch[some], found, strict=True):
                 written[i] = tuple(candidates.suffixes[0].tolist())
     return written
@@ -119,7 +119,7 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
         others = nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
-    return found_now() if target.defense else audit.site.shared.get("perplexity", audit.asked, found_now)
+    return found_now() if target.defense else audit.site.shared.get("perplexity", audit.shared_answers_key, found_now)
 
 
 def nll_of_other_perplexities(
@@ -135,7 +135,7 @@ def nll_of_other_perplexities(
     return found
 
 
-def perplexities(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
+def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
     """A measurement of each perplexity that `heldout_losses` found, in its order."""
     tokens = [int(count) for count in found.get("tokens", ())]
     return tuple(
@@ -145,14 +145,14 @@ def perplexities(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...
     )
 
 
-def token_likelihoods(audit: Audit, target: Target) -> PerSecret:
+def token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
     """Where the model gives each member away: its true suffix token by token, for whoever mends the model.
 
     One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens. What is found of members
     is kept in the run folder, but not of a companion: that is no model to mend.
     """
     folder, size = audit.folder, audit.batch_size
-    done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.done(target.name)
+    done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.finished_secrets(target.name)
     own: dict[str, float] = {}
     for some in suffix_token_log_probs(target, [s for s in target.secrets if s.member and s.id not in done], size):
         if target.companion:
@@ -163,16 +163,16 @@ def token_likelihoods(audit: Audit, target: Target) -> PerSecret:
     return log_probs_per_secret(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
 
 
-def log_probs_per_secret(members: Mapping[str, float], others: Mapping[str, float]) -> PerSecret:
+def log_probs_per_secret(members: Mapping[str, float], others: Mapping[str, float]) -> RowValuesBySecret:
     """Rows of members and non-members from the mean log-probability of each secret's tokens, nats, by id."""
     ids, values = (*members, *others), np.array([*members.values(), *others.values()])
-    return PerSecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values})
+    return RowValuesBySecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values})
 
 
 _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]  # which tells members from non-members
 
 
-def doubt_if_members_likelier(title: str, answers: PerSecret) -> tuple[Doubt, ...]:
+def doubt_if_members_likelier(title: str, answers: RowValuesBySecret) -> tuple[Doubt, ...]:
     """That members' true tokens are significantly more likely than non-members': the target knows something of them.
 
     One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
@@ -192,7 +192,7 @@ def doubt_if_members_likelier(title: str, answers: PerSecret) -> tuple[Doubt, ..
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a token (at least "
             f"{least:.2f}): the model knows something of them that no attack extracted, or the two "
-            f"differ in kind; --attack {registry.method_measuring(_ALIKE)} tests which.",
+            f"differ in kind; --attack {registry.method_name_measuring(_ALIKE)} tests which.",
         ),
     )
 

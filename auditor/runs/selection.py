@@ -18,7 +18,7 @@ from auditor.core.plan_parts import AttackPlan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build_plugin, options_of
+from auditor.plugins.options import build_plugin, plugin_option_defaults
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import shown_rows, unlearning
@@ -45,7 +45,7 @@ class Selection:
     around: tuple[UnlearnedModel, ...] = ()  # of each model that was to forget, what stands beside it
 
     @property
-    def named(self) -> dict[str, Attack | Probe]:
+    def methods_by_name(self) -> dict[str, Attack | Probe]:
         return {method.name: method for method in self.methods}
 
     @property
@@ -57,28 +57,28 @@ class Selection:
         return tuple(attack for attack in self.attacks if not reason_method_is_skipped(attack, defense))
 
     @property
-    def ours(self) -> bool:
+    def has_only_builtin_methods(self) -> bool:
         """Whether no attack and no probe is a plug-in's, which may measure what the table of metrics does not have."""
         return all(type(method).__module__.startswith("auditor.") for method in self.methods)
 
     @property
-    def metrics(self) -> dict[str, str]:
+    def declared_metric_titles(self) -> dict[str, str]:
         """Titles of the numbers that methods declare as their own."""
         return {name: title for method in self.methods for name, title in method.metrics.items()}
 
     @property
-    def defenses(self) -> dict[str, Defense]:
+    def defenses_by_row_name(self) -> dict[str, Defense]:
         """Defenses by the name of their row."""
         return {row.name: row.defense for row in self.rows}
 
     @property
-    def references(self) -> tuple[str, ...]:
+    def reference_models_of_probes(self) -> tuple[str, ...]:
         """The reference models that probes want beside the one that all attacks share, as they name them."""
         probes = (method for method in self.methods if isinstance(method, Probe))
         return tuple(dict.fromkeys(asked for probe in probes if (asked := probe.wanted_references())))
 
     @property
-    def prompt_rows(self) -> int:
+    def longest_soft_prompt(self) -> int:
         """Rows of the longest soft prompt that an attack tunes."""
         return max((attack.prompt_rows() for attack in self.attacks), default=0)
 
@@ -86,7 +86,7 @@ class Selection:
         """A control is shown where the attacker is strongest, and nowhere else."""
         return self.settings[-1:] if companion else self.settings
 
-    def cells(self) -> list[CellKey]:
+    def cell_keys_in_order(self) -> list[CellKey]:
         """Every cell that the run will have, in its order."""
         where = {UNDEFENDED: self.settings, **{row.name: self.settings_for_row(row.companion) for row in self.rows}}
         return [
@@ -113,16 +113,16 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     for path in plan.plugin:
         registry.load_plugin_file(Path(path))
     check_objects_given(plan.objects, objects)
-    site.check_model(plan.given(PROVIDED | PLACED))
+    site.check_model(plan.non_default_fields(PROVIDED | PLACED))
     check_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
     asked, known, parts = plan.defenses, registry.defenses(), site.defense_parts
     defenses: list[Defense] = _built_plugins(
-        "defense", asked.defense, asked.defense_options, known, parts.defaults, objects
+        "defense", asked.defense, asked.defense_options, known, parts.default_defense_options, objects
     )
     refuse_unused_options("-D", asked.defense_options, _option_names_by_plugin(defenses))
     for defense in defenses:
-        parts.check(defense)
+        parts.refuse_unservable_defense(defense)
 
     def can_be_shown(control: Defense) -> bool:
         return asked.controls and not (parts.lacks(control) or parts.is_undefended(control))
@@ -179,11 +179,11 @@ def _built_plugins(
         if (given := objects.get(f"{kind} {name}")) is not None:
             chosen.append(given)
             continue
-        fields = list(options_of(known[name])) if name in known else []
+        fields = list(plugin_option_defaults(known[name])) if name in known else []
         own = merged_plugin_options(name, options, defaults.get(name, {}), fields)
         chosen.append(build_plugin(kind, known, name, own))
     return chosen
 
 
 def _option_names_by_plugin(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
-    return {one.name: list(options_of(type(one))) for one in chosen}
+    return {one.name: list(plugin_option_defaults(type(one))) for one in chosen}

@@ -16,7 +16,7 @@ from auditor.core.plan_parts import DataPlan
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
-from auditor.models.references import References
+from auditor.models.references import ReferenceModels
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.records.aliases import load_alias_salt, with_aliases
@@ -39,14 +39,14 @@ class DefenseParts(ABC):
 
     @property
     @abstractmethod
-    def defaults(self) -> Mapping[str, Mapping[str, Any]]:
+    def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of defenses by name, where they are sized to this place."""
 
     def lacks(self, defense: Defense) -> str:
         """What this defense would have to be given here; "" where it needs nothing more."""
         return ""
 
-    def check(self, defense: Defense) -> None:  # noqa: B027 - the lab refuses none
+    def refuse_unservable_defense(self, defense: Defense) -> None:  # noqa: B027 - the lab refuses none
         """Refuses a defense that cannot stand here as it was asked for. Raises AuditError."""
 
     @abstractmethod
@@ -58,11 +58,11 @@ class DefenseParts(ABC):
         """The adapters that this defense serves."""
 
     @abstractmethod
-    def trained(self, defense: Defense) -> TrainedModel:
+    def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         """The model that this defense trains."""
 
     @abstractmethod
-    def whole(self, defense: Defense) -> LanguageModel:
+    def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
         """One adapter on all the records of the ensemble, by its members' recipe."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Site(ABC):
         return False
 
     @property
-    def base(self) -> str:
+    def attacked_adapter_base(self) -> str:
         """The base of an attacked adapter; "" for a whole model."""
         return ""
 
@@ -118,7 +118,7 @@ class Site(ABC):
     def ask_float32(self) -> None:  # noqa: B027 - the lab is in no other
         """Before anything is loaded: `--dtype auto` is float32, for what is right in it alone."""
 
-    def in_no_file(self) -> dict[str, str]:
+    def digests_of_models_in_no_file(self) -> dict[str, str]:
         """`role/...` -> digest of the models that are read from no file, as far as they are at hand."""
         return {}
 
@@ -130,10 +130,10 @@ class Site(ABC):
         """Trains this one, and leaves it where all processes find it."""
         raise NotImplementedError
 
-    def only_read(self) -> None:  # noqa: B027 - most places make nothing
+    def forbid_training(self) -> None:  # noqa: B027 - most places make nothing
         """From now on nothing is made here: what is not there is refused when it is asked for."""
 
-    def opened(self, folder: RunFolder) -> None:  # noqa: B027 - most places have nothing to do with it
+    def attach_run_folder(self, folder: RunFolder) -> None:  # noqa: B027 - most places have nothing to do with it
         """Told which run it serves, before anything is loaded."""
 
     # --- what is loaded ---
@@ -164,12 +164,12 @@ class Site(ABC):
         return ""
 
     @abstractmethod
-    def references(self, asked: str) -> References:
+    def references(self, asked: str) -> ReferenceModels:
         """The reference models that `-A references=` names. Raises AuditError where that names none."""
 
     @property
     @abstractmethod
-    def trained(self) -> TrainedModel:
+    def undefended_trained_model(self) -> TrainedModel:
         """The undefended model, with what its training promised and kept, as far as known (what it told: `notes`)."""
 
     @abstractmethod
@@ -197,7 +197,7 @@ class Site(ABC):
 
     # --- what stands beside a model that was to forget ---
 
-    def trained_otherwise(self, kind: str) -> LanguageModel:
+    def model_before_or_retrained(self, kind: str) -> LanguageModel:
         """`before`: the model before it was to forget; `retrained`: the same, without what was to be forgotten."""
         raise NotImplementedError
 

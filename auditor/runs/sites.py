@@ -9,7 +9,7 @@ from auditor.core.plan import Plan
 from auditor.models.base import LanguageModel
 from auditor.runs.lab_site import LabSite
 from auditor.runs.own_site import OwnSite
-from auditor.runs.reporter import Reporter, Silence
+from auditor.runs.reporter import Reporter, SilentReporter
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
 
@@ -22,7 +22,7 @@ def make_site(
 ) -> Site:
     """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
     target, data, attacks = plan.target, plan.data, plan.attacks
-    common = plan.seed, plan.subject, reporter or Silence(), shared or SweepCache()
+    common = plan.seed, plan.model_and_secrets_fields, reporter or SilentReporter(), shared or SweepCache()
     if target.uses_builtin_lab:
         return LabSite(target, data, attacks, *common)
     return OwnSite(target, plan.loading, data, attacks.sizes, *common, live)

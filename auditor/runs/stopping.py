@@ -19,7 +19,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
-from auditor.records.outcomes import PerSecret, RunOutcomes, paired_metric_difference
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_metric_difference
 from auditor.runs.selection import Selection
 from auditor.statistics.anytime import look_sample_sizes
 from auditor.statistics.audited import METRICS as BOUNDS
@@ -28,7 +28,7 @@ from auditor.statistics.metrics import METRICS, excess_metric_name, find_metric,
 
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
-Seen = Callable[[Sequence[Item]], PerSecret]  # what was found of these, which all were asked
+Seen = Callable[[Sequence[Item]], RowValuesBySecret]  # what was found of these, which all were asked
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class StoppingRule:
     width: tuple[str, float] | None = None
     rules: tuple[Rule, ...] = ()
     level: float = LEVEL
-    base: PerSecret | None = None
+    base: RowValuesBySecret | None = None
     require: Required = NOTHING
 
-    def why(self, row: PerSecret) -> str:
+    def reason_to_stop(self, row: RowValuesBySecret) -> str:
         """Why no more need be asked; "" where they must."""
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
@@ -59,7 +59,7 @@ class StoppingRule:
         verdicts = [self._rule_verdict(rule, row) for rule in self.rules]
         return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
 
-    def _rule_verdict(self, rule: Rule, row: PerSecret) -> str:
+    def _rule_verdict(self, rule: Rule, row: RowValuesBySecret) -> str:
         """`failed` or `was held`, as the gate will decide it; "" while that is open."""
         seen = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
@@ -75,7 +75,9 @@ class StoppingRule:
             failed, held = seen.low(self.level) > rule.limit, seen.high(LEVEL) <= rule.limit
         return "failed" if failed else "was held" if held else ""
 
-    def ask(self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]) -> tuple[StoppedEarly, set[str]]:
+    def ask_in_random_order(
+        self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]
+    ) -> tuple[StoppedEarly, set[str]]:
         """Asks as many as it takes, in random order; returns how many and which."""
         # Each item draws its own place: the order of two does not depend on which others are asked.
         turn = sorted(items, key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random())
@@ -83,12 +85,12 @@ class StoppingRule:
         for at in look_sample_sizes(len(turn)):
             ask(turn[before:at])
             before = at
-            if why := self.why(replace(seen(turn[:at]), anytime=True)):
+            if why := self.reason_to_stop(replace(seen(turn[:at]), anytime=True)):
                 break
         return StoppedEarly(before, len(turn), why or "all that there are"), {item.id for item in turn[:before]}
 
 
-def with_betting_bounds(finding: Finding, row: PerSecret, stopped: StoppedEarly) -> Finding:
+def with_betting_bounds(finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly) -> Finding:
     """The finding with bounds that hold at every look in place of intervals of a fixed size; without what has none."""
 
     def again(m: Measurement, count: int | None = None, kind: str | None = None) -> Measurement | None:
@@ -97,7 +99,7 @@ def with_betting_bounds(finding: Finding, row: PerSecret, stopped: StoppedEarly)
     def each(kinds: Mapping[str, Measurement]) -> dict[str, Measurement]:
         return {kind: found for kind, m in kinds.items() if (found := again(m, kind=kind))}
 
-    note = f"{stopped.said}: intervals hold at every look (betting), and what has none is left out"
+    note = f"{stopped.early_stop_sentence}: intervals hold at every look (betting), and what has none is left out"
     return replace(
         finding,
         measurements=tuple(found for m in finding.measurements if (found := again(m))),
@@ -128,16 +130,19 @@ def stopping_rules_by_row(
     """The rule of each row that `--until` may stop. Raises AuditError for an --until that no row could keep."""
     if asked.until is None:
         return {}
-    if (width := asked.wanted_interval_width) is not None:
+    if (width := asked.until_metric_and_half_width) is not None:
         for method in selection.methods:
             if not _may_stop_by_metric(method, width[0]):
                 own = ", ".join(_per_secret_mean_metrics(method)) or "no share of secrets"
                 raise AuditError(f"expected --until on a number of {method.name}, got {width[0]}: it measures {own}")
-        return dict.fromkeys(selection.cells(), StoppingRule(width))
+        return dict.fromkeys(selection.cell_keys_in_order(), StoppingRule(width))
     if policy is None:
         raise AuditError(f"--until {DECIDED} goes by the rules of --gate POLICY, got none")
     scoped = [
-        (rule, row) for rule in policy.rules for row in selection.cells() if _is_row_held_to_rule(rule, row, selection)
+        (rule, row)
+        for rule in policy.rules
+        for row in selection.cell_keys_in_order()
+        if _is_row_held_to_rule(rule, row, selection)
     ]
     scoped = [(rule, row) for rule, row in scoped if _may_decide_rule(rule, row, selection)]
     # Shared by all decisions, those of rules without a row that stops among them: the gate makes these too.
@@ -145,7 +150,7 @@ def stopping_rules_by_row(
     scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
     for row in dict.fromkeys(row for _, row in scoped):
         rules = tuple(rule for rule, other in scoped if other == row)
-        if all(_may_stop_by_metric(selection.named[row.attack], rule.metric) for rule in rules):
+        if all(_may_stop_by_metric(selection.methods_by_name[row.attack], rule.metric) for rule in rules):
             held = None if base is None else base.outcomes.get(row)
             found[row] = StoppingRule(None, rules, level, held, policy.require)
     if not found:
@@ -183,5 +188,5 @@ def _is_rule_without_stopping_row(rule: Rule) -> bool:
 
 def _may_decide_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
     """Whether the gate may decide the rule on this row: it does not where another attack has the number."""
-    own, every = selection.named[row.attack], selection.methods
+    own, every = selection.methods_by_name[row.attack], selection.methods
     return _may_stop_by_metric(own, rule.metric) or not any(_may_stop_by_metric(one, rule.metric) for one in every)

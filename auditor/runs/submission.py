@@ -45,7 +45,7 @@ def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tupl
     out. Raises AuditError where the attack gave no guesses or the file cannot be written.
     """
     cell = CellKey(UNDEFENDED, "text-only" if attacks.setting == "text-only" else "white-box", attacks.attack[0])
-    given = folder.guesses.done(cell).values()
+    given = folder.guesses.finished_secrets(cell).values()
     members = [(g.ranked[0], row) for g in given if (row := row_of_secret_id(g.secret)) is not None]
     if not members:
         raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")

@@ -17,7 +17,7 @@ from auditor.runs import machine
 
 
 @dataclass
-class Spending:
+class TokenSpending:
     """What was drawn of a target. spent: tokens inside the claim, by recipe and secret.
 
     seconds, drawn: time and tokens of the draws of this process.
@@ -57,11 +57,11 @@ class Target:
     secrets: tuple[Secret, ...] = ()
     companion: bool = False
     trained: TrainedModel | None = None
-    spending: Spending = field(init=False)
+    spending: TokenSpending = field(init=False)
     _claims: dict[int, Claim | None] = field(default_factory=dict)  # by tokens spent: to solve for one takes seconds
 
     def __post_init__(self) -> None:
-        self.spending = Spending(Meter(lots=self.lots))
+        self.spending = TokenSpending(Meter(lots=self.lots))
 
     @property
     def is_undefended(self) -> bool:
@@ -86,11 +86,11 @@ class Target:
             if self.defense and self.scenario:
                 self._claims[spent] = self.defense.claim(self.scenario, spent)
             else:
-                self._claims[spent] = self.privacy.claim() if self.privacy else None
+                self._claims[spent] = self.privacy_record_of_target.claim() if self.privacy_record_of_target else None
         return self._claims[spent]
 
     @property
-    def privacy(self) -> PrivacyRecord | None:
+    def privacy_record_of_target(self) -> PrivacyRecord | None:
         """What the training of this model promised, if it was private."""
         return self.trained.privacy if self.trained else None
 
@@ -115,14 +115,14 @@ class Target:
             return "no held-out perplexity: give --nonmembers FILE"
         return f"no held-out perplexity: {self.model.name} gives no log-probabilities"
 
-    def record(
+    def make_target_record(
         self, perplexities: Sequence[Measurement], prefix_token: PrefixToken, doubts: Sequence[Doubt] = ()
     ) -> TargetRecord:
         """perplexities: the distribution's own first; none where there were no texts to measure them on.
 
         doubts: beside those of the model itself.
         """
-        training = self.privacy
+        training = self.privacy_record_of_target
         return TargetRecord(
             name=self.name,
             title=self.title,

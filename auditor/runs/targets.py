@@ -9,7 +9,7 @@ from dataclasses import replace
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Prompt, Scenario, largest_lot_token_count
-from auditor.plugins.options import description_of
+from auditor.plugins.options import plugin_description
 from auditor.plugins.view import TEXT_ONLY
 from auditor.runs.audit import RunContext
 from auditor.runs.prefix_token import with_prefix_token
@@ -34,7 +34,7 @@ class Targets:
             site.description,
             training_seconds=site.defense_parts.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
-            trained=site.trained,
+            trained=site.undefended_trained_model,
         )
 
     def check_claims(self) -> None:
@@ -45,41 +45,41 @@ class Targets:
         if not self.scene.site.trains_on_demand:
             for row in self.scene.selection.rows:
                 if "beside" in row.defense.needs:
-                    self.beside.check(row.defense)
+                    self.beside.refuse_unobtainable_baseline(row.defense)
                 else:
-                    row.defense.claim(self.scenario(row.defense), 0)
+                    row.defense.claim(self.build_defense_scenario(row.defense), 0)
 
-    def each(self, clock: Clock) -> Iterator[Target]:
+    def build_one_by_one(self, clock: Clock) -> Iterator[Target]:
         yield self.undefended
         for row in self.scene.selection.rows:
             with clock.stage(f"build {row.name}"):
                 target = self.build(row)
             yield target
 
-    def named(self, name: str) -> Target:
+    def find_or_build_target(self, name: str) -> Target:
         """The target of this name, built anew where it has a defense."""
         rows = {row.name: row for row in self.scene.selection.rows}
         return self.undefended if name == UNDEFENDED else self.build(rows[name])
 
     def build(self, row: ShownRow) -> Target:
         start, defense = time.perf_counter(), row.defense
-        scenario = self.scenario(defense)
+        scenario = self.build_defense_scenario(defense)
         model = with_prefix_token(defense.protect(scenario), self.scene.prefix_token.tokens)
         building = time.perf_counter() - start
         return Target(
             row.name,
             row.title,
             model,
-            description_of(type(defense)),
+            plugin_description(type(defense)),
             defense,
             scenario,
             training_seconds=self.scene.site.defense_parts.training_seconds(defense, building),
-            secrets=self.attacked(defense),
+            secrets=self.secrets_attacked_behind_defense(defense),
             companion=row.companion,
             trained=scenario.trained,
         )
 
-    def attacked(self, defense: Defense) -> tuple[Secret, ...]:
+    def secrets_attacked_behind_defense(self, defense: Defense) -> tuple[Secret, ...]:
         """The secrets attacked on it: fewer behind an ensemble or records in a context, by --ensemble-limit or the lab.
 
         All parts are asked at every token. The lab's limit is sized to its own ensemble: one of a few members, whose
@@ -92,26 +92,26 @@ class Targets:
             return benchmark.secrets
         return benchmark.few(limit)
 
-    def scenario(self, defense: Defense) -> Scenario:
+    def build_defense_scenario(self, defense: Defense) -> Scenario:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
         view = scene.view(self.undefended, TEXT_ONLY)
-        attacks, attacked = scene.selection.attacks_for_defense(defense), self.attacked(defense)
+        attacks, attacked = scene.selection.attacks_for_defense(defense), self.secrets_attacked_behind_defense(defense)
         draws = planned_tokens(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in queries_of_attack(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
         ensemble = site.defense_parts.ensemble(defense) if "ensemble" in defense.needs else None
-        trained = site.defense_parts.trained(defense) if "trained" in defense.needs else None
+        trained = site.defense_parts.model_trained_by_defense(defense) if "trained" in defense.needs else None
         if trained is not None:
             scene.check_models_self_consistent([trained.model])
-        whole = site.defense_parts.whole(defense) if "whole" in defense.needs else None
+        whole = site.defense_parts.control_adapter_of_ensemble(defense) if "whole" in defense.needs else None
         prompts = (
             tuple(_prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked)
             if "records" in defense.needs
             else ()
         )
         corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
-        beside = self.beside.model(defense) if "beside" in defense.needs else None
+        beside = self.beside.baseline_model_of_row(defense) if "beside" in defense.needs else None
         # Of 0 queries until the lots are known, which a defense makes of the scenario itself.
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
         return replace(scenario, queries=largest_lot_token_count(draws, defense.lots(scenario)))

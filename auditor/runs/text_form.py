@@ -109,7 +109,7 @@ _UNKNOWN = (
 
 
 def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: object) -> ChatRendering:
-    form = chat_rendering.parse_form(held.template, held.day, tokenizer)
+    form = chat_rendering.parse_chat_rendering(held.template, held.day, tokenizer)
     if form.digest != held.digest:
         raise AuditError(
             f"expected the text form that the run was started with ({held.name}), but --template {held.template} is "
@@ -122,9 +122,9 @@ def _default_and_candidate_forms(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
     """The rendering that stays unless there is a better one, and all of them, on one day."""
-    asked = None if plan.template == AUTO else chat_rendering.parse_form(plan.template, None, tokenizer)
-    bare = rows[0].kind == MESSAGES and chat_rendering.own_template(tokenizer) is None
-    found = [] if asked is not None and bare else chat_rendering.candidate_forms(tokenizer, rows)
+    asked = None if plan.template == AUTO else chat_rendering.parse_chat_rendering(plan.template, None, tokenizer)
+    bare = rows[0].kind == MESSAGES and chat_rendering.tokenizer_chat_template(tokenizer) is None
+    found = [] if asked is not None and bare else chat_rendering.candidate_chat_renderings(tokenizer, rows)
     every = [*([asked] if asked is not None else []), *found]
     if plan.date is not None and not any(form.writes_day for form in every[: 1 if asked is not None else None]):
         raise AuditError("expected --date with a template that writes the day (strftime_now), got one that does not")
@@ -195,7 +195,7 @@ def _rendered_answer_pairs(
     prefix_token: Tokens = usual_prefix_token(model.tokenizer) if form.source is None else ()
     room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(prefix_token)
     pairs = []
-    for start, end in [answer.said for answer in found.found if answer.of == "content"][:_ANSWERS]:
+    for start, end in [answer.said for answer in found.usable_answers if answer.of == "content"][:_ANSWERS]:
         # room - 1: an answer that fills all room leaves a token of what stands before it.
         suffix = found.tokens[start : min(end, start + _SAID, start + room - 1)]
         prefix = (*prefix_token, *found.tokens[max(0, start - room + len(suffix)) : start])

@@ -34,7 +34,11 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
     """
     before = torch.get_num_threads()
     spare = before > _THREADS and threads.usable_processor_count() > _THREADS and not is_safe_mode()
-    if not (spare and site.trains_ahead) or plan.objects or not site.models_to_train(selection.defenses, ()):
+    if (
+        not (spare and site.trains_ahead)
+        or plan.objects
+        or not site.models_to_train(selection.defenses_by_row_name, ())
+    ):
         yield lambda: None
         return
     site.public  # noqa: B018 - what all others are made of: the other process would wait for it
@@ -60,13 +64,13 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
 def _train_parts_of_defenses(there: WorkerSite) -> None:
     """What the defenses hold, in the order in which the run asks for it."""
     site, selection = there()
-    for defense in selection.defenses.values():
+    for defense in selection.defenses_by_row_name.values():
         if "ensemble" in defense.needs:
             site.defense_parts.ensemble(defense)
         if "trained" in defense.needs:
-            site.defense_parts.trained(defense)
+            site.defense_parts.model_trained_by_defense(defense)
         if "whole" in defense.needs:
-            site.defense_parts.whole(defense)
+            site.defense_parts.control_adapter_of_ensemble(defense)
 
 
 def _exit_when_parent_ends() -> None:

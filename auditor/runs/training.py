@@ -24,7 +24,7 @@ from auditor.benchmarks.chat import LEARNT, RenderedChat, render_chat
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.splitting import row_numbers_text
-from auditor.benchmarks.whole_texts import training_texts
+from auditor.benchmarks.whole_texts import read_training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
@@ -33,22 +33,22 @@ from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, WorkerStart
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import FLOAT32, load
+from auditor.models.loading import FLOAT32, load_causal_lm
 from auditor.models.shards import text_digests
-from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens
+from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.records import file_digests
 from auditor.runs import making_audit_canaries
-from auditor.training.members import Adapter, with_adapter
+from auditor.training.members import Adapter, add_lora_adapter
 
 CHECKPOINT = "checkpoint.pt"
 _LONGEST = 512  # tokens of a sequence, unless asked otherwise: memory grows with its square
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRequest:
     """One `audit train`: what was asked for."""
 
     method: str
@@ -74,7 +74,7 @@ class Training:
     plugin: tuple[str, ...] = ()  # files that the method may be in, for workers
 
 
-def train_model(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
+def train_model(asked: TrainingRequest, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
     """Trains, or goes on training, into `asked.out`. Returns what the user must know: sentences.
 
     Raises AuditError, before anything is written, for whatever a user can mend.
@@ -109,24 +109,30 @@ def train_model(asked: Training, progress: Callable[[str, int, int], None]) -> t
                 "on them: what a training on top of that promised would not be true"
             )
         with locks.locked_folder(asked.out, RECORD):
-            if _is_finished(asked.out, configuration):
+            if _holds_finished_training(asked.out, configuration):
                 job.checkpoint.clear()  # of a training that was killed between its end and this
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
             engine.open((trainer, job), _WorkerJob(asked, configuration))
             return (
                 *notes,
-                *_run_job(trainer, job, {"configuration": configuration, "recipe": _asked_arguments(asked)}, engine),
+                *_train_and_record_job(
+                    trainer, job, {"configuration": configuration, "recipe": _asked_arguments(asked)}, engine
+                ),
             )
 
 
-def _build_job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[TrainingJob, tuple[str, ...]]:
+def _build_job(
+    asked: TrainingRequest, progress: Callable[[str, int, int], None]
+) -> tuple[TrainingJob, tuple[str, ...]]:
     """What is to be trained on what, and what is to be said of it."""
-    texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
-    base = load(asked.model, asked.loading)
-    records, notes = _tokenized(asked, base, texts, units)
+    texts, units = read_training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
+    base = load_causal_lm(asked.model, asked.loading)
+    records, notes = _tokenize_training_records(asked, base, texts, units)
     heldout, forget = (
-        () if path is None else _tokenized(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
+        ()
+        if path is None
+        else _tokenize_training_records(asked, base, read_training_texts(path, asked.text_column, None)[0], None)[0]
         for path in (asked.heldout, asked.forget)
     )
     _check_files_beside_records(heldout, forget, records)
@@ -153,7 +159,7 @@ def _build_job(asked: Training, progress: Callable[[str, int, int], None]) -> tu
 class _WorkerJob:
     """The trainer and its job as a worker makes them, which reads base and records where the command says."""
 
-    asked: Training
+    asked: TrainingRequest
     configuration: dict[str, Any]
     there: WorkerStart = field(default_factory=WorkerStart)
 
@@ -184,7 +190,7 @@ class _TrainingsByIndex:
             yield trainer.train_one(job, index)
 
 
-def _run_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine) -> tuple[str, ...]:
+def _train_and_record_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine) -> tuple[str, ...]:
     """Trains and records it. how: the configuration that the weights depend on, and the recipe to do it again."""
     record, configuration = {"tool_version": __version__, **how, "finished": False}, how["configuration"]
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
@@ -213,8 +219,8 @@ def _run_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: En
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
-def _tokenized(
-    asked: Training, base: HuggingFaceModel, rows: Sequence[str | Conversation], units: list[str] | None
+def _tokenize_training_records(
+    asked: TrainingRequest, base: HuggingFaceModel, rows: Sequence[str | Conversation], units: list[str] | None
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
     """The rows as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
     if base.tokenizer is None:
@@ -231,7 +237,7 @@ def _tokenized(
         raise AuditError("--template and --date are about conversations and instructions, got them with text")
     else:
         records, said = _training_records_of_texts(base.tokenizer, [row for row in rows if isinstance(row, str)]), ()
-    check_tokens("the records", [record.tokens for record in records], base.vocab_size, base.name)
+    check_tokens_within_vocabulary("the records", [record.tokens for record in records], base.vocab_size, base.name)
     if units is not None:
         records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
@@ -256,12 +262,14 @@ def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[Trainin
     return [TrainingRecord(text, tuple(ids), text_digests([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
 
 
-def _chosen_conversation_form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> ChatRendering:
+def _chosen_conversation_form(asked: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]) -> ChatRendering:
     """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
     if asked.date is not None:
         check_date_format(asked.date)
-    chosen = chat_rendering.candidate_forms(tokenizer, talks)[0].name if asked.template == AUTO else asked.template
-    form = chat_rendering.parse_form(chosen, asked.date, tokenizer)
+    chosen = (
+        chat_rendering.candidate_chat_renderings(tokenizer, talks)[0].name if asked.template == AUTO else asked.template
+    )
+    form = chat_rendering.parse_chat_rendering(chosen, asked.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
             "expected --date YYYY-MM-DD, as the chat template writes the day: what is learnt must not hang on when"
@@ -292,7 +300,7 @@ def _learnt_token_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
         for answer in found.answers:
             if isinstance(answer, UnusableConversation):
                 raise answer
-    return found.learnt(loss_on)
+    return found.learnt_token_mask(loss_on)
 
 
 def _end_of_text_token(base: HuggingFaceModel) -> int:
@@ -302,7 +310,7 @@ def _end_of_text_token(base: HuggingFaceModel) -> int:
     return int(end)
 
 
-def _checked_block_length(asked: Training, base: HuggingFaceModel) -> int:
+def _checked_block_length(asked: TrainingRequest, base: HuggingFaceModel) -> int:
     room = base.max_positions or _LONGEST
     block = min(room, _LONGEST) if asked.block is None else asked.block
     if not 2 <= block <= room:
@@ -313,19 +321,19 @@ def _checked_block_length(asked: Training, base: HuggingFaceModel) -> int:
 # --- the models -------------------------------------------------------------------------------------------------------
 
 
-def _load_public_model(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
+def _load_public_model(asked: TrainingRequest, base: HuggingFaceModel) -> HuggingFaceModel:
     assert asked.public is not None
-    public = load(asked.public, asked.loading.beside())
+    public = load_causal_lm(asked.public, asked.loading.for_companion_model())
     check_same_vocabulary_size("--public", public.name, public.vocab_size, "the base's", base.vocab_size)
     return public
 
 
-def _trainable_model(asked: Training) -> Any:
+def _trainable_model(asked: TrainingRequest) -> Any:
     """A fresh model in training mode: all of its parameters free, or only those of a new LoRA adapter."""
-    model: Any = load(asked.model, asked.loading).model
+    model: Any = load_causal_lm(asked.model, asked.loading).model
     torch.manual_seed(asked.seed)  # of the adapter's random half
     if asked.lora:
-        model = with_adapter(model, Adapter(asked.lora_rank, asked.lora_alpha, "all"))
+        model = add_lora_adapter(model, Adapter(asked.lora_rank, asked.lora_alpha, "all"))
     else:
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
@@ -338,7 +346,7 @@ _HERE = ("out", "engine")  # of a training: where it took place
 _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
-def _asked_arguments(asked: Training) -> dict[str, Any]:
+def _asked_arguments(asked: TrainingRequest) -> dict[str, Any]:
     """What was asked for, as JSON, its files by their whole path."""
     found: dict[str, Any] = {name: to_json(value) for name, value in vars(asked).items() if name not in _HERE}
     for name in _PLACES:
@@ -347,7 +355,7 @@ def _asked_arguments(asked: Training) -> dict[str, Any]:
     return found
 
 
-def recorded_training(folder: Path, out: Path) -> Training:
+def recorded_training(folder: Path, out: Path) -> TrainingRequest:
     """The training that made a model, into another folder. Raises AuditError where its folder does not say."""
     try:
         record = json.loads((folder / RECORD).read_text())
@@ -359,17 +367,17 @@ def recorded_training(folder: Path, out: Path) -> Training:
         ) from None
     if not finished:
         raise AuditError(f"expected a finished training in {str(folder)!r}, got one that was interrupted")
-    found: Training = from_json(Training, {**recipe, "out": out}, f"{folder / RECORD}: recipe")
+    found: TrainingRequest = from_json(TrainingRequest, {**recipe, "out": out}, f"{folder / RECORD}: recipe")
     return found
 
 
-def check_same_training_records(folder: Path, asked: Training) -> None:
+def check_same_training_records(folder: Path, asked: TrainingRequest) -> None:
     """Refuses data that are not what the model in a folder was trained on, where that was kept. Raises AuditError."""
     held = _training_data_digest(str(folder))
     if held is None:
         return
-    texts, units = training_texts(asked.data, asked.text_column, asked.user_column)
-    records, _ = _tokenized(asked, load(asked.model, asked.loading), texts, units)
+    texts, units = read_training_texts(asked.data, asked.text_column, asked.user_column)
+    records, _ = _tokenize_training_records(asked, load_causal_lm(asked.model, asked.loading), texts, units)
     if _training_records_digest(records) != held:
         raise AuditError(f"{asked.data!r} is not what {str(folder)!r} was trained on: other records, or other options")
 
@@ -377,7 +385,7 @@ def check_same_training_records(folder: Path, asked: Training) -> None:
 # --- what a folder was made with --------------------------------------------------------------------------------------
 
 
-def _configuration_of_weights(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
+def _configuration_of_weights(asked: TrainingRequest, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
     """All that the weights depend on, as JSON. Of the records: a digest."""
     read: dict[str, Any] = {"model": (asked.model, asked.loading.revision), "public": (asked.public, None)}
     configuration = {
@@ -414,7 +422,7 @@ def _training_data_digest(model: str) -> str | None:
     return found
 
 
-def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
+def _holds_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
     """Whether the folder holds this training, finished. Raises AuditError where it holds anything else."""
     if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False
@@ -428,9 +436,8 @@ def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
             continue
         own, other = configuration.get(name), before.get(name)
         if own != other:
-            raise AuditError(
-                f"{str(out)!r} was trained with another configuration ({_recipe_difference(name, own, other)})"
-            )
+            why = _recipe_difference(name, own, other)
+            raise AuditError(f"{str(out)!r} was trained with another configuration ({why})")
     return finished
 
 

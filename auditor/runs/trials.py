@@ -34,7 +34,7 @@ class Trial:
     copies: int
     about: str
 
-    def guess(self, canary: str) -> bool:
+    def guess_canary_went_in(self, canary: str) -> bool:
         """Whether this one is taken to have gone in: whether it is nearer to the others that did."""
         others = [id for id in self.scores if id != canary]
         means = [np.mean([self.scores[id] for id in others if self.coins[id] == side]) for side in (True, False)]
@@ -77,7 +77,7 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
     id = canary or min(trials[0].scores)
     if missing := [trial.run for trial in trials if id not in trial.scores]:
         raise AuditError(f"expected the canary {id} in every run, but {missing[0]} has none of that id")
-    told = [(trial.coins[id], trial.guess(id)) for trial in trials]
+    told = [(trial.coins[id], trial.guess_canary_went_in(id)) for trial in trials]
     tp, fn, fp, tn = (told.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))
     terms = (trials[0].delta, LEVEL, trials[0].copies)
     return TrialBounds(
@@ -95,7 +95,7 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
 
 def _read_trial(folder: Path, target: str) -> Trial:
     result = result_file.read_result(folder)
-    facts, seen = attacked_secrets.read_secret_facts(folder) or {}, table.read_observations(folder)
+    facts, seen = attacked_secrets.read_secret_facts(folder) or {}, table.read_probe_observations(folder)
     finding = _finding_of_trial(result, folder, seen, facts.keys(), target)
     observed = seen.get(finding.key, {})
     main = finding.audits[0]
@@ -119,7 +119,7 @@ def _finding_of_trial(result: AuditResult, folder: Path, seen: table.Seen, known
     rows = [one for one in rows if seen.get(one.key, {}).keys() <= known]
     if not rows:
         raise AuditError(
-            f"expected an audit of canaries on {target} (--attack {registry.method_measuring(BOUNDS)}) in "
+            f"expected an audit of canaries on {target} (--attack {registry.method_name_measuring(BOUNDS)}) in "
             f"{str(folder)!r}, got none"
         )
     return rows[-1]

@@ -15,7 +15,7 @@ from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, Scenario
-from auditor.plugins.options import title_of
+from auditor.plugins.options import plugin_title
 from auditor.runs.shown_rows import ShownRow
 from auditor.statistics.unlearning import AFTER, BEFORE, RELEARNED, RETRAINED, RETRAINED_RELEARNED
 from auditor.training.unlearning import UnlearningTrainer
@@ -102,7 +102,7 @@ def unlearning_rows(
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
         if asked.relearn:
-            name, title = f"{defense.name}-relearned", f"{title_of(type(defense))}, relearned"
+            name, title = f"{defense.name}-relearned", f"{plugin_title(type(defense))}, relearned"
             rows.append(ShownRow(name, title, RelearnedBaseline(defense), True))
             models[RELEARNED] = name
         found.append({**models, **shared})
@@ -120,4 +120,4 @@ def _names_of_retrained_rows(target: TargetPlan, asked: DefensePlan) -> dict[str
 
 
 def _companion_row(defense: Defense) -> ShownRow:
-    return ShownRow(defense.name, title_of(type(defense)), defense, True)
+    return ShownRow(defense.name, plugin_title(type(defense)), defense, True)

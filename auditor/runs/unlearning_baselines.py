@@ -26,35 +26,37 @@ class UnlearningBaselines:
         self.rate = asked.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
-    def model(self, defense: Defense) -> LanguageModel:
+    def baseline_model_of_row(self, defense: Defense) -> LanguageModel:
         """The model of this row. Raises AuditError where it cannot be had."""
         assert isinstance(defense, UnlearningBaseline)  # "beside" is a need of theirs alone
         if defense not in self._made:
             self._made[defense] = self._load_or_train_model(defense)
         return self._made[defense]
 
-    def check(self, defense: Defense) -> None:
+    def refuse_unobtainable_baseline(self, defense: Defense) -> None:
         """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
         if isinstance(defense, RelearnedBaseline) or (isinstance(defense, RetrainedBaseline) and defense.relearned):
-            self._texts()
+            self._relearning_texts()
         if isinstance(defense, BeforeUnlearning | NamedForm):
-            self.model(defense)
+            self.baseline_model_of_row(defense)
         elif isinstance(defense, RetrainedBaseline):
-            self.model(RetrainedBaseline())
+            self.baseline_model_of_row(RetrainedBaseline())
 
     def _load_or_train_model(self, one: UnlearningBaseline) -> LanguageModel:
         if isinstance(one, NamedForm):
             assert isinstance(self.site, OwnSite)  # no lab takes one
             return load_form_of_target(self.site, one.place)
         if isinstance(one, BeforeUnlearning):
-            return self.site.trained_otherwise("before")
+            return self.site.model_before_or_retrained("before")
         if isinstance(one, RetrainedBaseline):
-            other = self.site.trained_otherwise("retrained")
+            other = self.site.model_before_or_retrained("retrained")
             return self._relearn_model(other) if one.relearned else other
         assert isinstance(one, RelearnedBaseline)
-        return self._relearn_model(self.site.model if one.of is None else self.site.defense_parts.trained(one.of).model)
+        return self._relearn_model(
+            self.site.model if one.of is None else self.site.defense_parts.model_trained_by_defense(one.of).model
+        )
 
-    def _texts(self) -> Sequence[Tokens]:
+    def _relearning_texts(self) -> Sequence[Tokens]:
         """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
         if not (texts := self.site.benchmark.unattacked):
             raise AuditError("expected auxiliary data to relearn on (--known or --known-fraction), got none")
@@ -65,7 +67,7 @@ class UnlearningBaselines:
         assert steps is not None  # there is no row of it without
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
-        progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._texts()
+        progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._relearning_texts()
         return relearn(
             model, texts, steps=steps, rate=self.rate, seed=seed, progress=lambda done: progress(done, steps)
         )

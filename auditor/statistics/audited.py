@@ -5,8 +5,8 @@ the farthest from it first. Equal scores, and equally far ones, count against th
 canaries are listed can say anything of their coins. Distances, not ranks: a score says most of canaries that are in,
 and less of those that are out, so its upper tail is the longer one.
 
-How many to guess is looked at for all counts of `guess_counts(m)` together (`one_run.p_value`), at no share of the
-level for each. (jax_privacy's Bonferroni correction is over the points of the ROC's hull, a set that the coins chose.)
+How many to guess is looked at for all counts of `guess_counts(m)` together (`one_run.one_run_p_value`), at no share of
+the level for each. (jax_privacy's Bonferroni correction is over the points of the ROC's hull, which the coins chose.)
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from auditor.statistics.one_run import (
     epsilon_one_run,
     group_delta,
     guess_counts,
-    logit_bound,
-    p_value,
+    logit_lower_bound_of_share,
+    one_run_p_value,
 )
 
 _LEAST = 1e-9  # the epsilon that counts as above 0
@@ -86,7 +86,7 @@ def _audited_by_estimator(
         return (epsilon_one_run if name == MAIN else epsilon_fdp)(m, told, delta, level, copies)
 
     counts = guess_counts(m)
-    alone = [logit_bound(r, v, level) for r, v in zip(counts, right, strict=True)]
+    alone = [logit_lower_bound_of_share(r, v, level) for r, v in zip(counts, right, strict=True)]
     surest = alone.index(max(alone))
     proved, best = proved_by(right), proved_by(counts)
     return Audited(
@@ -97,7 +97,7 @@ def _audited_by_estimator(
     )
 
 
-def audit_at_level(audit: Audited, level: float) -> Audited:
+def reaudit_at_level(audit: Audited, level: float) -> Audited:
     """The same audit at another level, as where several audits of one model share one; its best possible bound too.
 
     Raises AuditError for what `audit_epsilon_bounds` cannot have made.
@@ -179,8 +179,8 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
     aim = next(step for step in epsilon_grid() if step >= epsilon)  # the walk to what m prove has to come so far
 
     def comes_there(m: int) -> bool:
-        refuted = p_value(m, guess_counts(m), copies * aim, group_delta(aim, delta, copies), level) < level
-        return refuted and logit_bound(m, m, level) >= copies * aim
+        refuted = one_run_p_value(m, guess_counts(m), copies * aim, group_delta(aim, delta, copies), level) < level
+        return refuted and logit_lower_bound_of_share(m, m, level) >= copies * aim
 
     least = _fewest_canaries(comes_there, epsilon, delta, level, copies)
     if best_provable_epsilon(least, delta, level, copies) >= epsilon:
@@ -200,7 +200,7 @@ def _fewest_canaries(enough: Callable[[int], bool], epsilon: float, delta: float
         if high > _MOST_CANARIES:
             raise AuditError(
                 f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: {low:,}, all guessed "
-                f"rightly, prove less than {logit_bound(low, low, level) / copies:.3g}, got {epsilon:g}"
+                f"rightly, prove less than {logit_lower_bound_of_share(low, low, level) / copies:.3g}, got {epsilon:g}"
             )
     return low + 1 + bisect_left(range(low + 1, high), True, key=enough)
 

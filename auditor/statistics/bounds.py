@@ -176,7 +176,7 @@ def paired_share_difference(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> 
 # --- the exact score test of a paired difference ----------------------------------------------------------------------
 
 
-def score_statistic(
+def tango_score_statistic(
     wins: NDArray[Any] | float, losses: NDArray[Any] | float, n: int, delta: float
 ) -> NDArray[np.float64]:
     """Tango's z of the hypothesis that the difference is delta; 0 where nothing varies and nothing differs.
@@ -196,7 +196,7 @@ def score_statistic(
     return z
 
 
-def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
+def paired_difference_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     """P-value of "the difference is at most delta" against "it is larger".
 
     The largest probability, over the discordance that is not known, of a statistic as large as the one seen (exact
@@ -206,7 +206,7 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
     # A statistic equal to the one seen counts as reached, also where rounding made it less.
-    seen = float(score_statistic(wins, losses, n, delta)) - 1e-9
+    seen = float(tango_score_statistic(wins, losses, n, delta)) - 1e-9
     discordant = clopper_pearson(wins + losses, n, 1 - _SURE)
     shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
     if discordant[1] < abs(delta):  # so large a difference takes more discordant pairs than can be
@@ -236,7 +236,7 @@ def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -
     low, high = np.zeros_like(losses), n + 1 - losses
     while np.any(low < high):
         middle = (low + high) // 2
-        enough = score_statistic(middle, losses, n, delta) >= seen
+        enough = tango_score_statistic(middle, losses, n, delta) >= seen
         open_ = low < high
         high = np.where(open_ & enough, middle, high)
         low = np.where(open_ & ~enough, middle + 1, low)
@@ -246,7 +246,9 @@ def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -
 @lru_cache(maxsize=4096)
 def _paired_difference_lower_bound(wins: int, losses: int, n: int, level: float) -> float:
     """The largest difference that is still refuted as an upper limit of the truth, to 2 / 2^16 = 3e-5."""
-    return bisect_refuted(lambda delta: paired_p_value(wins, losses, n, delta) <= level, -1.0, (wins - losses) / n, 16)
+    return bisect_refuted(
+        lambda delta: paired_difference_p_value(wins, losses, n, delta) <= level, -1.0, (wins - losses) / n, 16
+    )
 
 
 def bisect_refuted(refuted: Callable[[float], bool], low: float, high: float, steps: int) -> float:

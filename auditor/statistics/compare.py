@@ -58,7 +58,7 @@ def difference_evidence(
     `errors`-th wrong guess. Of (members' scores, non-members'): true-positive rates at a `rate` of false ones; 0: AUCs.
     """
     if rate is not None:
-        return roc.RateDifference(new, base, rate) if rate else roc.auc_difference(new, base)
+        return roc.TprDifference(new, base, rate) if rate else roc.auc_difference(new, base)
     if errors is not None:
         return paired_recall_difference((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
     one, other = *new, *base

@@ -51,15 +51,18 @@ def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
     return max(
-        _one_sided_epsilon(PrivacyLossDistribution.of(a, b), draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))
+        _one_sided_epsilon(PrivacyLossDistribution.from_log_probs(a, b), draws, delta)
+        for a, b in ((log_p, log_q), (log_q, log_p))
     )
 
 
 def total_variation_advantage(log_p: Array, log_q: Array, draws: int) -> float:
     """Total variation between so many draws of each: the most that anybody's guesses can be better than none."""
-    total = PrivacyLossDistribution.of(log_p, log_q)
+    total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
-    return _delta_at(0.0, *_distribution_of_summed_loss(total, draws), total.infinite_loss_probability(draws))
+    return _delta_of_summed_loss(
+        0.0, *_distribution_of_summed_loss(total, draws), total.infinite_loss_probability(draws)
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class PrivacyLossDistribution:
     certain: float
 
     @classmethod
-    def of(cls, log_p: Array, log_q: Array) -> PrivacyLossDistribution:
+    def from_log_probs(cls, log_p: Array, log_q: Array) -> PrivacyLossDistribution:
         said = log_p > -math.inf
         possible = said & (log_q > -math.inf)
         p = np.exp(log_p)
@@ -107,15 +110,15 @@ def _one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta: float) 
         return max(0.0, draws * float(loss.values[live].max()))
     sums, mass = _distribution_of_summed_loss(loss, draws)
     rest = loss.infinite_loss_probability(draws)
-    if _delta_at(0.0, sums, mass, rest) <= delta:
+    if _delta_of_summed_loss(0.0, sums, mass, rest) <= delta:
         return 0.0
     most = float(sums[-1])
-    if _delta_at(most, sums, mass, rest) >= delta:
+    if _delta_of_summed_loss(most, sums, mass, rest) >= delta:
         return most
-    return float(brentq(lambda epsilon: _delta_at(epsilon, sums, mass, rest) - delta, 0.0, most, xtol=1e-9))
+    return float(brentq(lambda epsilon: _delta_of_summed_loss(epsilon, sums, mass, rest) - delta, 0.0, most, xtol=1e-9))
 
 
-def _delta_at(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
+def _delta_of_summed_loss(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
     # Hockey-stick divergence: E[1 - e^(epsilon - loss)] over losses above epsilon; an infinite loss counts whole.
     above = np.searchsorted(sums, epsilon, side="right")
     return rest + float(np.sum(mass[above:] * -np.expm1(epsilon - sums[above:])))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import combine_independent, share_with_interval
+from auditor.statistics.intervals import combine_independent_intervals, share_with_interval
 
 PREDICTED = "recall_predicted"
 
@@ -32,7 +32,7 @@ def predict_recall_at_repeats(
         if not len(seen):
             raise ValueError(f"expected a count that was measured, got {count}")
         parts.append((float((after == count).mean()), share_with_interval(PREDICTED, seen)))
-    value, low, high = combine_independent(parts)
+    value, low, high = combine_independent_intervals(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))
 
 

@@ -32,7 +32,7 @@ def sampled_exposure(nll: float, references: NDArray[np.float64]) -> float:
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
-def null_p_value(nll: float, references: NDArray[np.float64]) -> float:
+def canary_null_p_value(nll: float, references: NDArray[np.float64]) -> float:
     """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its references."""
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
@@ -74,7 +74,7 @@ class WeightedDraws:
         weights: NDArray[np.float64] = np.exp(-np.logaddexp(self.log_q + own, other - math.log(self.size)))
         return np.where(self.counts, weights, 0.0)
 
-    def largest(self, nll: float) -> float:
+    def largest_draw_weight(self, nll: float) -> float:
         """The most that a draw of at most this nll can weigh: q is no less than the model's own probability."""
         n, uniform = len(self.nll), len(self.nll) - self.drawn
         # The largest float is about e^709.
@@ -91,7 +91,7 @@ class RankEstimate:
     high: float
 
 
-def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
+def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
     """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
 
     The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's
@@ -102,7 +102,7 @@ def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
     other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
     low, high = bootstrap.percentile_interval(bootstrap.resampled_means(values, "exposure"))
-    missed = clopper_pearson(0, n)[1] * draws.largest(nll)
+    missed = clopper_pearson(0, n)[1] * draws.largest_draw_weight(nll)
     most = rank_upper_bound(nll, draws.size)
     rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))
     return RankEstimate(rank, low, high)
@@ -123,7 +123,7 @@ class SkewNormal:
     parameters: tuple[float, float, float]  # shape, location, scale
     ks_p: float  # of a Kolmogorov-Smirnov test against the references; small: the distribution does not fit
 
-    def bits(self, nll: float, most: float) -> float:
+    def extrapolated_exposure_bits(self, nll: float, most: float) -> float:
         """Exposure: -log2 of the cdf, at most `most`. It has no interval: far out in a tail nobody knows the family."""
         _, location, scale = self.parameters
         if scale == 0:  # all references alike

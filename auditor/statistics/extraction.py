@@ -14,7 +14,7 @@ from auditor.statistics.ranking import rank_hits_and_errors
 
 def extraction_measurements(outcome: Outcome) -> list[Measurement]:
     """Every measurement of the table that these guesses give, in its order."""
-    members, others = outcome.only(outcome.member), outcome.only(~outcome.member)
+    members, others = outcome.select_secrets(outcome.member), outcome.select_secrets(~outcome.member)
     return [measured for metric in metrics.METRICS if (measured := metric.measure(members, others)) is not None]
 
 

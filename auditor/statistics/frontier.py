@@ -49,7 +49,7 @@ class ModelLeakage:
     def value(self) -> float:
         return float(self.parts.mean())
 
-    def measured(self, name: str, unit: str) -> Measurement:
+    def leakage_measurement(self, name: str, unit: str) -> Measurement:
         """With its 95% interval; no leakage is negative."""
         found = measurement_from_evidence(name, _evidence_never_below_exact(self.value, self.draws, self.parts), unit)
         return replace(found, low=max(0.0, found.low))

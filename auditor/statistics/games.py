@@ -24,7 +24,9 @@ _TAUGHT = 4  # one game in so many teaches
 _THRESHOLDS = 256  # that are tried on those
 
 
-def confident_guesses(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> Table:
+def confusion_of_counted_games(
+    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float
+) -> Table:
     """How the guesses that count came out. scores, (games,): higher is surer of the model; included: where it was.
 
     Raises AuditError for too few games, for scores that are NaN, and where all coins that count fell alike.

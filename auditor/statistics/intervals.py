@@ -36,10 +36,12 @@ def share_with_interval(name: str, hit: NDArray[np.bool_], note: str = "") -> Me
 def share_excess_over_nonmembers(name: str, members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
     """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method 10)."""
     sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
-    return mean_excess_over_nonmembers(name, *(Measurement(name, hits / n, *wilson(hits, n), n) for n, hits in sides))
+    return mean_excess_over_nonmembers(
+        name, *(Measurement(name, hits / n, *wilson_interval(hits, n), n) for n, hits in sides)
+    )
 
 
-def wilson(hits: int, n: int) -> tuple[float, float]:
+def wilson_interval(hits: int, n: int) -> tuple[float, float]:
     """Wilson's score interval of a binomial share."""
     p, scale = hits / n, 1 + Z * Z / n
     centre, half = (p + Z * Z / (2 * n)) / scale, Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n)) / scale
@@ -103,11 +105,11 @@ def mean_share_per_secret(name: str, values: NDArray[np.float64]) -> Measurement
 
 def mean_excess_over_nonmembers(name: str, members: Measurement, nonmembers: Measurement) -> Measurement:
     """Members minus non-members, the interval by Newcombe's rule from those of the two means."""
-    ends = combine_independent([(1.0, members), (-1.0, nonmembers)])
+    ends = combine_independent_intervals([(1.0, members), (-1.0, nonmembers)])
     return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
 
 
-def combine_independent(terms: Iterable[tuple[float, Measurement]]) -> tuple[float, float, float]:
+def combine_independent_intervals(terms: Iterable[tuple[float, Measurement]]) -> tuple[float, float, float]:
     """(value, low, high) of a sum of coefficient x number of independent numbers, by their intervals: MOVER.
 
     Each end is as far off as the ends of the terms on that side together, in squares (Zou and Donner 2008).

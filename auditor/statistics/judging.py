@@ -36,10 +36,10 @@ class Outcome:
     traits: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
-    def near(self) -> NDArray[np.bool_]:
+    def is_near_verbatim(self) -> NDArray[np.bool_]:
         return self.distance <= self.tolerance
 
-    def only(self, keep: NDArray[np.bool_]) -> Outcome:
+    def select_secrets(self, keep: NDArray[np.bool_]) -> Outcome:
         index = np.flatnonzero(keep)
         return Outcome(
             tuple(self.ids[i] for i in index),

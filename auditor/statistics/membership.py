@@ -74,7 +74,7 @@ def error_zone_score(delta: Floats, wrong: NDArray[np.bool_]) -> float:
     return gained / (gained + lost)
 
 
-def window_comparison(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
+def window_comparison_score(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
     """WBC: mean over window lengths of the share of windows with a positive sum of delta (2601.02751).
 
     A length is clamped to the text's, and counts as often as it stands in `windows`.
@@ -102,7 +102,7 @@ def has_in_and_out_models(saw: NDArray[np.bool_]) -> bool:
     return bool(saw.any(1).all() and (~saw).any(1).all())
 
 
-def likelihood_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
+def lira_log_likelihood_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
     """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `logit_confidence`, "saw it" against "did not".
 
     target: (records,); references: (records, models), both `logit_confidence`. Offline, log P[out-model below the

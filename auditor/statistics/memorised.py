@@ -64,7 +64,7 @@ class MemorisedTokens:
     strangers: tuple[int, ...] = ()
 
 
-def count_memorised(seen: NGramMatches, n: int) -> MemorisedTokens:
+def count_memorised_ngrams(seen: NGramMatches, n: int) -> MemorisedTokens:
     own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
     records = longest_run_by_record(seen, own, n)
     strangers = tuple(np.unique(seen.record[other & alone]).tolist())

@@ -70,18 +70,18 @@ class Metric:
         return self.name.removesuffix(_OTHERS)
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns_to_recompute(self) -> tuple[str, ...]:
         """All that has to be kept of each secret to work it out again."""
         if self.scores:
             return (self.scores,)
         return (RECALL, SCORE) if self.errors else (self.column,)
 
     @property
-    def of_members(self) -> bool:
+    def is_of_member_guesses(self) -> bool:
         """Whether an attack's guesses for the members are all that it takes, each by itself."""
         return self.members and not self.signed and self.trait != people.USER and bool(self.values or self.errors)
 
-    def wrong(self, n: int) -> int:
+    def wrong_guess_limit(self, n: int) -> int:
         """How many wrong guesses end the ranking of n secrets: only right ones before the last of these count."""
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
@@ -103,7 +103,7 @@ class Metric:
         """The number with its interval; None where these guesses do not give it."""
         outcome = members if self.members else others
         if self.errors is not None:
-            return recall_at_errors(self.name, outcome, self.wrong(len(outcome.ids)))
+            return recall_at_errors(self.name, outcome, self.wrong_guess_limit(len(outcome.ids)))
         of_others = self.signed or not self.members
         if self.values is None or (self.trait and self.trait not in outcome.traits) or (of_others and not others.ids):
             return None
@@ -117,10 +117,12 @@ class Metric:
             return None
         return estimate_mean_by_unit(self.name, chosen.astype(float), self.unit, self.note)
 
-    def resampled(self, outcome: Outcome, draws: Draws) -> Values:
+    def value_at_resamples(self, outcome: Outcome, draws: Draws) -> Values:
         """The number at every resample of the members: (resamples,). Only where `of_members`."""
         if self.errors is not None:
-            return resampled_recall_at_errors(outcome.hit, outcome.score, draws, self.wrong(len(outcome.ids)))
+            return resampled_recall_at_errors(
+                outcome.hit, outcome.score, draws, self.wrong_guess_limit(len(outcome.ids))
+            )
         assert self.values is not None  # `of_members`
         weights = draws if self.among is None else draws * self.among(outcome)
         total, values = weights.sum(1), self.values(outcome).astype(float)
@@ -239,7 +241,7 @@ _mean_over_people = partial(Metric, unit="probability", trait=people.USER, value
 METRICS = (
     _share_of_secrets("recall", "Recall (first guess, verbatim)", short="recall", place=1, values=lambda o: o.hit),
     _share_of_secrets(
-        "near_verbatim_recall", "Near-verbatim recall (first guess)", note=_NEAR, values=lambda o: o.near
+        "near_verbatim_recall", "Near-verbatim recall (first guess)", note=_NEAR, values=lambda o: o.is_near_verbatim
     ),
     _share_of_secrets("any_of_k", "Any of the guesses", short="any of K", place=3, values=lambda o: o.any_hit),
     replace(_AT_ERRORS.with_numbers("100"), short="recall@100", place=2),
@@ -250,7 +252,7 @@ METRICS = (
     _share_of_nonmembers(
         *("near_verbatim_recall_nonmembers", "Near-verbatim recall on non-members (the baseline)"),
         note=f"the baseline; {_NEAR}",
-        values=lambda o: o.near,
+        values=lambda o: o.is_near_verbatim,
     ),
     Metric("excess_recall", "Excess recall (members − non-members)", signed=True, values=lambda o: o.hit),
     Metric(
@@ -346,7 +348,7 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
-def declare_titles(titles: Mapping[str, str]) -> None:
+def declare_plugin_metric_titles(titles: Mapping[str, str]) -> None:
     """Sets, from here on, the titles of plug-ins' numbers by name: for a run that begins or a record that is read."""
     _DECLARED.update(titles)
     find_metric.cache_clear()  # it may have been asked before, and kept a name in place of the title

@@ -50,7 +50,7 @@ def _near_pairs_of_two_lengths(
     """Of texts of one length, and others of one."""
     looks = _places_of_whole_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
     worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
-    pieces = _Pieces([others[j] for j in columns]) if looks and worth else None
+    pieces = _PieceIndex([others[j] for j in columns]) if looks and worth else None
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
         pairs = None if pieces is None else pieces.shared([texts[i] for i in some], looks)
@@ -86,7 +86,7 @@ def _places_of_whole_pieces(length: int, long: int, limit: int) -> list[tuple[in
     return found
 
 
-class _Pieces:
+class _PieceIndex:
     """An index of n texts of one length, by the hashes of their pieces."""
 
     def __init__(self, texts: Sequence[Tokens]) -> None:

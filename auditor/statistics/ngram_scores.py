@@ -39,7 +39,7 @@ class NGramCounts:
     kinds: int
 
     @classmethod
-    def of(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGramCounts:
+    def count_ngrams(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGramCounts:
         grams, contexts = list[tuple[Hashes, Floats]](), list[tuple[Hashes, Floats, Floats]]()
         for context, gram in _context_and_ngram_hashes(texts, order):
             different, first, counts = np.unique(gram, return_index=True, return_counts=True)
@@ -64,7 +64,7 @@ class NGramCounts:
             p[known] = ((count + different * p) / np.where(known, behind + different, 1.0))[known]
         return np.log(p)
 
-    def laplace(self, texts: Sequence[Tokens]) -> Floats:
+    def mean_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
         """(texts,): mean log p by bigrams, every one counted once more than it stands: the published score (2502.14921,
         Algorithm 1, there of the sum)."""
         _, (context, gram) = _context_and_ngram_hashes(texts, 2)
@@ -116,7 +116,9 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
     found = mean_per_text(model.log_probs(records), records)
     for i in range(_FOLDS):
         own = [record for record, j in zip(records, fold, strict=True) if j == i]
-        others = NGramCounts.of([record for record, j in zip(records, fold, strict=True) if j != i], model.kinds)
+        others = NGramCounts.count_ngrams(
+            [record for record, j in zip(records, fold, strict=True) if j != i], model.kinds
+        )
         found[fold == i] -= mean_per_text(others.log_probs(own), own)
     return found
 

@@ -11,12 +11,12 @@ at delta, under the relation that the coins play: a canary in or out. Knows no s
 | `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
 | `audit_by_shape.epsilon_shape` | canaries that are independent but for a common coin, of one shape | see there |
 
-Why `p_value` is one. Look at the coins one by one, in an order and with guesses that the release fixes. Given the
-release and the coins seen before, a guess is right with probability at most p + (1 - p) d, with p = e^epsilon / (1 +
-e^epsilon) and d = max(0, P[right] - e^epsilon P[wrong]). Over releases and coins the d of one canary has a mean of at
-most delta: half of it for each guess. Draw each by one uniform number: then the right ones are
-those of a row B of independent coins of p, and (1 - p) m delta more on average. A statistic that only grows with right
-guesses reaches a value no oftener than B's does with so many more, placed where they help most.
+Why `one_run_p_value` is one. Look at the coins one by one, in an order and with guesses that the release fixes. Given
+the release and the coins seen before, a guess is right with probability at most p + (1 - p) d, with p = e^epsilon /
+(1 + e^epsilon) and d = max(0, P[right] - e^epsilon P[wrong]). Over releases and coins the d of one canary has a mean
+of at most delta: half of it for each guess. Draw each by one uniform number: then the right ones are those of a row B
+of independent coins of p, and (1 - p) m delta more on average. A statistic that only grows with right guesses reaches
+a value no oftener than B's does with so many more, placed where they help most.
 
 copies: every canary that is in was inserted so many times. Then what is played for is a group of so many records:
 (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of one record's epsilon.
@@ -67,10 +67,16 @@ def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, co
     """
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: p_value, which looks at all r, never proves more.
-    most = max((logit_bound(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0) / copies
+    most = (
+        max((logit_lower_bound_of_share(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0)
+        / copies
+    )
     proved = 0.0
     for epsilon in epsilon_grid():
-        if epsilon > most or p_value(m, right, copies * epsilon, group_delta(epsilon, delta, copies), level) >= level:
+        if (
+            epsilon > most
+            or one_run_p_value(m, right, copies * epsilon, group_delta(epsilon, delta, copies), level) >= level
+        ):
             break
         proved = epsilon
     return proved
@@ -85,7 +91,7 @@ def epsilon_grid() -> Iterator[float]:
         epsilon *= 1.005
 
 
-def p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float = 1.0) -> float:
+def one_run_p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float = 1.0) -> float:
     """How likely guesses as good as these are under (epsilon, delta)-DP, at most.
 
     enough: only which side of it the p-value lies on is asked; where that is plain, a bound of it comes back.
@@ -115,7 +121,7 @@ def refuting_right_counts(m: int, epsilon: float, delta: float, level: float) ->
 
 
 def _as_unlikely_probability_bound(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
-    """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see `p_value`."""
+    """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see `one_run_p_value`."""
     # log p and log(1 - p): neither loses digits where p is near 1.
     counts, log_odds = guess_counts(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
     spare, more = m * delta * math.exp(log_odds[1]), 0  # (1 - p) m delta: see the top of this file
@@ -262,7 +268,7 @@ def largest_refuted_value(refuted: Callable[[float], bool], high: float, close: 
     return low
 
 
-def logit_bound(r: int, v: int, level: float) -> float:
+def logit_lower_bound_of_share(r: int, v: int, level: float) -> float:
     """Logit of the Clopper-Pearson lower bound of v right in r; v = r: of level^(1/r)."""
     if v == 0:
         return 0.0

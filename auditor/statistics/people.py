@@ -59,4 +59,4 @@ def measure_user_inference(
     }
     counts = " and ".join(f"{len(own[side]):,} people {what}" for side, what in ((True, "in it"), (False, "not")))
     said = f"{note}, {counts}"
-    return tuple(roc.auc_estimate(name, inside, others, said) for name, (inside, others) in means.items())
+    return tuple(roc.auc_with_interval(name, inside, others, said) for name, (inside, others) in means.items())

@@ -18,19 +18,19 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
     """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
     kept = members if metric.members else others
     if metric.scores:
-        return _recomputed_separation(metric, members, others)
+        return _recompute_auc_or_tpr(metric, members, others)
     if metric.signed and metric.values is not None:
         column = metric.column.removeprefix(EXCESS)
         if column not in members:
             return None
         means = mean_or_nan(members[column]), mean_or_nan(others[column])
         return means[0] - means[1], len(members[column]) + len(others[column])
-    if metric.name == SCORE or any(column not in kept for column in metric.columns):
+    if metric.name == SCORE or any(column not in kept for column in metric.columns_to_recompute):
         return None
     if metric.errors is not None:
         n = len(kept[RECALL])
         hit, before = rank_hits_and_errors(kept[RECALL] == 1, kept[SCORE])
-        return mean_or_nan((hit & (before < metric.wrong(n))).astype(float)), n
+        return mean_or_nan((hit & (before < metric.wrong_guess_limit(n))).astype(float)), n
     if not metric.members and metric.column == DRAWN:  # its baseline is of held-out n-grams, of no text's
         return None
     values = kept[metric.column]
@@ -53,14 +53,14 @@ def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -
             return roc.tpr_with_interval(metric.name, *sides, metric.rate)
         if metric.below:
             return roc.partial_auc_with_interval(metric.name, *sides, metric.below)
-        return roc.auc_estimate(metric.name, *sides)
+        return roc.auc_with_interval(metric.name, *sides)
     values = (members if metric.members else others)[metric.column]
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None
     return estimate_mean_by_unit(metric.name, values, metric.unit, metric.note)
 
 
-def _recomputed_separation(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
+def _recompute_auc_or_tpr(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
     if any(metric.scores not in side or not len(side[metric.scores]) for side in (members, others)):
         return None
     own, theirs = members[metric.scores], others[metric.scores]

@@ -32,7 +32,7 @@ _OF_THRESHOLD = 0.8  # of a level, for where the threshold is: that is what few 
 # --- AUC --------------------------------------------------------------------------------------------------------------
 
 
-def placements(own: Floats, others: Floats) -> tuple[Floats, Floats]:
+def delong_placements(own: Floats, others: Floats) -> tuple[Floats, Floats]:
     """(members,) share of the non-members below each member, (non-members,) share of the members above each.
 
     Ties count half. The mean of either is the AUC (DeLong et al. 1988).
@@ -45,22 +45,22 @@ def placements(own: Floats, others: Floats) -> tuple[Floats, Floats]:
 
 def auc(own: Floats, others: Floats) -> float:
     """Probability that a member outranks a non-member."""
-    return float(placements(own, others)[0].mean())
+    return float(delong_placements(own, others)[0].mean())
 
 
-def auc_estimate(name: str, own: Floats, others: Floats, note: str = "", widen: float = 1.0) -> Measurement:
+def auc_with_interval(name: str, own: Floats, others: Floats, note: str = "", widen: float = 1.0) -> Measurement:
     """AUC with DeLong's interval, which sees what the scores do, and never inside Newcombe's, which has a width at 1.
 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
     """
-    value, deviation = auc(own, others), widen * math.sqrt(_delong_variance(*placements(own, others)))
+    value, deviation = auc(own, others), widen * math.sqrt(_delong_variance(*delong_placements(own, others)))
     low, high = newcombe_auc_interval(value, len(own), len(others), widen)
     low, high = min(low, value - Z * deviation), max(high, value + Z * deviation)
     return Measurement(name, value, max(0.0, low), min(1.0, high), len(own) + len(others), AUC, note)
 
 
 def _delong_variance(*placed: Floats) -> float:
-    """Variance of the AUC by its `placements`, or of a difference by theirs (DeLong et al. 1988, Eq. 5)."""
+    """Variance of the AUC by its `delong_placements`, or of a difference by theirs (DeLong et al. 1988, Eq. 5)."""
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
@@ -94,7 +94,7 @@ class AucDifference:
 
 def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> AucDifference:
     """new, base: scores of members and non-members, side by side."""
-    moved = [one - other for one, other in zip(placements(*new), placements(*base), strict=True)]
+    moved = [one - other for one, other in zip(delong_placements(*new), delong_placements(*base), strict=True)]
     return AucDifference(float(moved[0].mean()), sum(map(len, moved)), math.sqrt(_delong_variance(*moved)))
 
 
@@ -102,7 +102,7 @@ def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> A
 
 
 @dataclass(frozen=True)
-class Rate:
+class TprAtThreshold:
     """The members found at a threshold that a share `rate` of all non-members at most is above, in expectation.
 
     A score counts where it is above `threshold`, a score of a non-member. tied: how many members and non-members have
@@ -146,30 +146,30 @@ def conformal_threshold(others: Floats, rate: float) -> float:
     return float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
 
 
-def conformal_p(scores: Floats, others: Floats) -> Floats:
+def conformal_p_values(scores: Floats, others: Floats) -> Floats:
     """(1 + #{non-member >= score}) / (n + 1) of each score."""
     below = np.searchsorted(np.sort(others), scores, side="left")
     result: Floats = (1 + len(others) - below) / (len(others) + 1)
     return result
 
 
-def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> Rate:
+def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> TprAtThreshold:
     """The members above the threshold that these non-members set: none where they are too few to set one."""
     threshold = conformal_threshold(others, rate)
     found, false = int((own > threshold).sum()), int((others > threshold).sum())
     tied = int((own == threshold).sum()), int((others == threshold).sum())
-    return Rate(rate, threshold, found, len(own), false, len(others), tied)
+    return TprAtThreshold(rate, threshold, found, len(own), false, len(others), tied)
 
 
 def tpr_with_interval(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
-    """`tpr_at_fpr` with the interval of `FoundRate`; None where there are too few non-members for a threshold."""
+    """`tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None where there are too few non-members for a threshold."""
     if len(others) < nonmembers_for_rate(rate):
         return None
     note = tpr_counts_sentence(tpr_at_fpr(own, others, rate))
-    return measurement_from_evidence(name, FoundRate(own, others, rate), note=note)
+    return measurement_from_evidence(name, BoundedTprAtFpr(own, others, rate), note=note)
 
 
-def tpr_counts_sentence(found: Rate) -> str:
+def tpr_counts_sentence(found: TprAtThreshold) -> str:
     """What stands behind a rate: counts, the threshold, how many non-members pass it, and how many of others may."""
     worst = clopper_pearson(found.false, found.nonmembers)[1]
     at = f"{found.found}/{found.members} above {found.threshold:.4g}"
@@ -182,7 +182,7 @@ def tpr_counts_sentence(found: Rate) -> str:
 
 
 @dataclass(frozen=True)
-class FoundRate:
+class BoundedTprAtFpr:
     """The share of all members above the threshold that exactly `rate` of all non-members exceed: a point of the ROC.
 
     Of a score with ties, the lowest threshold that no more than `rate` exceed. Bounds are of members and non-members
@@ -218,9 +218,9 @@ class FoundRate:
 class PartialAuc:
     """The mean share of members found over all false-positive rates up to `below`; by chance half of that rate.
 
-    The partial AUC over its range. Each end adds up those of `FoundRate` at a grid of rates, which share the level: a
-    ROC only rises, so the mean lies between the steps below and above it. Holds for any two distributions. A member
-    that ties with non-members counts as below them.
+    The partial AUC over its range. Each end adds up those of `BoundedTprAtFpr` at a grid of rates, which share the
+    level: a ROC only rises, so the mean lies between the steps below and above it. Holds for any two distributions. A
+    member that ties with non-members counts as below them.
     """
 
     own: Floats
@@ -238,13 +238,13 @@ class PartialAuc:
 
     def low(self, level: float) -> float:
         # Each part at the height of its left end, the first at 0; `high` at that of its right end.
-        return sum(self._at(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
+        return sum(self._tpr_at_grid_rate(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
 
     def high(self, level: float) -> float:
-        return sum(self._at(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
+        return sum(self._tpr_at_grid_rate(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
 
-    def _at(self, k: int) -> FoundRate:
-        return FoundRate(self.own, self.others, self.below * k / _PARTS)
+    def _tpr_at_grid_rate(self, k: int) -> BoundedTprAtFpr:
+        return BoundedTprAtFpr(self.own, self.others, self.below * k / _PARTS)
 
 
 def partial_auc_with_interval(name: str, own: Floats, others: Floats, below: float) -> Measurement | None:
@@ -280,8 +280,8 @@ def _members_possibly_above(own: Floats, others: Floats, rate: float, share: flo
 
 
 @dataclass(frozen=True)
-class RateDifference:
-    """One `FoundRate` minus another of the same members and non-members: (members, non-members) of each, paired.
+class TprDifference:
+    """One `BoundedTprAtFpr` minus another of the same members and non-members: (members, non-members) of each, paired.
 
     Either threshold is bounded at two fifths of the level, by the same non-members; then the shares of members above
     the two are a paired difference. So few non-members as bound no rate from below show no difference either.
@@ -300,12 +300,12 @@ class RateDifference:
         return len(self.new[0])
 
     def low(self, level: float) -> float:
-        return self._low(self.new, self.base, level)
+        return self._paired_lower_bound(self.new, self.base, level)
 
     def high(self, level: float) -> float:
-        return -self._low(self.base, self.new, level)
+        return -self._paired_lower_bound(self.base, self.new, level)
 
-    def _low(self, one: tuple[Floats, Floats], other: tuple[Floats, Floats], level: float) -> float:
+    def _paired_lower_bound(self, one: tuple[Floats, Floats], other: tuple[Floats, Floats], level: float) -> float:
         share = level * _OF_THRESHOLD / 2
         surely, wrong = _members_surely_above(*one, self.rate, share)
         perhaps, wrong_too = _members_possibly_above(*other, self.rate, share)

@@ -28,7 +28,7 @@ def find_checkpoints(folder: Path) -> list[str]:
     return [str(steps[step]) for step in sorted(steps)]
 
 
-def training_curve(held: Sequence[Place]) -> str:
+def leakage_over_checkpoints_svg(held: Sequence[Place]) -> str:
     """SVG: each row's main number over the steps, and perplexity; "" where the places are no checkpoints."""
     at = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
     rows = dict.fromkeys((c.target, c.setting, c.attack) for place in at.values() for c in place.cells if c.measured)
@@ -40,7 +40,7 @@ def training_curve(held: Sequence[Place]) -> str:
     for target in dict.fromkeys(target for target, _, _ in rows):
         if points := list(_perplexity_by_step(at, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
-    drawn = [Panel(phrases.label(name), tuple(lines)) for name, lines in panels.items()]
+    drawn = [Panel(phrases.metric_label(name), tuple(lines)) for name, lines in panels.items()]
     return training_curve_svg(drawn) if drawn else ""
 
 
@@ -62,7 +62,8 @@ def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -
     below = list(takewhile(lambda step: found[step].high <= most, found))
     beyond = [step for step in found if step not in below]
     said = {
-        step: f"checkpoint-{step} ({phrases.label(name)} {phrases.value_with_interval(found[step])})" for step in found
+        step: f"checkpoint-{step} ({phrases.metric_label(name)} {phrases.value_with_interval(found[step])})"
+        for step in found
     }
     if not below:
         return f"no checkpoint is below {most:g}: already {said[beyond[0]]} is not shown to be"

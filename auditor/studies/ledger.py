@@ -93,7 +93,7 @@ class Statement:
     expect: Expectation
     note: str = ""
 
-    def terms(self) -> Iterable[tuple[float, Term]]:
+    def signed_terms(self) -> Iterable[tuple[float, Term]]:
         yield from ((1.0, term) for term in self.of)
         yield from ((-1.0, term) for term in self.minus)
 
@@ -175,9 +175,9 @@ def parse_expectation(raw: Any, where: str) -> Expectation:
 # --- judging them ---------------------------------------------------------------------------------------------------
 
 
-def check_statement(statement: Statement, places: Sequence[Place]) -> None:
+def check_claim_names_planned_places(statement: Statement, places: Sequence[Place]) -> None:
     """Raises AuditError where a claim speaks of a place, an attack or a metric that the plan does not have."""
-    for _, term in statement.terms():
+    for _, term in statement.signed_terms():
         for place in _places_of_term(term, places, statement.id):
             _attack_of_term(term, place, statement.id)
 
@@ -186,7 +186,7 @@ def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> Ledg
     """The claim's row, from the places of its plan."""
     base = LedgerRow(plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN)
     try:
-        chosen = [(sign, term, _places_of_term(term, places, statement.id)) for sign, term in statement.terms()]
+        chosen = [(sign, term, _places_of_term(term, places, statement.id)) for sign, term in statement.signed_terms()]
         parts = [
             # A term of several places is their mean.
             WeightedMetric(sign / len(found), term.metric, _replicates_of_term(term, place, statement.id))
@@ -197,15 +197,15 @@ def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> Ledg
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
     about = sorted({place.about for _, _, found in chosen for place in found if place.about})
-    setting, note = describe_setting(about, parts, ours), "; ".join(filter(None, [statement.note, ours.note]))
+    setting, note = describe_claim_setting(about, parts, ours), "; ".join(filter(None, [statement.note, ours.note]))
     return replace(base, setting=setting, verdict=judge_claim(ours, statement.expect), ours=ours, note=note)
 
 
-def describe_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
+def describe_claim_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
     """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at which seeds."""
     sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
     # A contrast is of the seeds that all its parts have.
-    seeds = sorted(set.intersection(*({*part.cell.outcomes, *part.cell.measured} for part in parts)))
+    seeds = sorted(set.intersection(*({*part.cell.member_outcomes_by_seed, *part.cell.measured} for part in parts)))
     words = [*about, f"n {ours.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
     words += [f"seeds {format_seed_ranges(seeds)}"] if seeds else []
@@ -257,6 +257,6 @@ def _replicates_of_term(term: Term, place: Place, id: str) -> Replicates:
     cell = found[0]
     if cell.not_applicable:
         raise NotRun(f"not applicable: {cell.not_applicable}")
-    if not find_metric(term.metric).of_members and not cell.measured:
+    if not find_metric(term.metric).is_of_member_guesses and not cell.measured:
         raise NotRun(f"nothing was measured of {cell.attack} on {cell.target}")
     return cell

@@ -16,7 +16,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.plan import IN_FILE
-from auditor.runs.plan import read_toml
+from auditor.runs.plan import read_plan_file
 from auditor.runs.plan_grid import GRID, merge_plans
 
 _PAPER, _PLANS = "paper.toml", "plans"
@@ -43,7 +43,7 @@ class Paper:
             raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
 
-    def at(self, plan: str, scale: str) -> dict[str, Any]:
+    def raw_plan_at_scale(self, plan: str, scale: str) -> dict[str, Any]:
         """The raw grid of one plan at one scale, claims and titles aside. Raises AuditError for names nobody has."""
         if plan not in self.plans:
             raise unknown_name_error(f"plan of {self.name}:", plan, self.plans)
@@ -85,7 +85,7 @@ def load_paper(name: str) -> Paper:
 
 
 def _read_paper_toml(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
-    values = read_toml(path, extra)
+    values = read_plan_file(path, extra)
     for name, scale in values.get("scale", {}).items():
         for key in scale:
             if key not in (*_PARTS, _PLANS):

@@ -67,12 +67,16 @@ class PromiseCheck:
     where: str = ""  # as claim-check names it
 
     @property
-    def ratio(self) -> float:
+    def realised_over_claimed(self) -> float:
         return self.realised / self.claimed
 
     @property
     def verdict(self) -> str:
-        return "holds" if self.realised <= self.claimed * (1 + _ROUNDING) else f"exceeded, {self.ratio:.3g} times"
+        return (
+            "holds"
+            if self.realised <= self.claimed * (1 + _ROUNDING)
+            else f"exceeded, {self.realised_over_claimed:.3g} times"
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class GivenDistributions:
     parameters: int
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> GivenDistributions:
+    def from_query_table(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> GivenDistributions:
         """Raises AuditError for masses that are no distribution, and for distributions of different widths."""
         name = str(raw.get("name", ""))
         public, private, other = (tuple(map(float, raw.get(whose, ()))) for whose in ("public", "private", "other"))
@@ -99,7 +103,7 @@ class GivenDistributions:
         return cls(name, setting, public, private, other, int(raw.get("parameters", 0)))
 
     @property
-    def words(self) -> str:
+    def setting_label(self) -> str:
         shown = {name: _format_claim_number(value) for name, value in self.setting.items() if name != "tokens"}
         return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in shown.items())
 
@@ -118,7 +122,7 @@ class PublishedPromise:
     queries: tuple[GivenDistributions, ...]
 
     @classmethod
-    def of(cls, title: str, raw: Mapping[str, Any]) -> PublishedPromise:
+    def from_published_table(cls, title: str, raw: Mapping[str, Any]) -> PublishedPromise:
         for name in raw:
             if name not in _FIELDS:
                 raise unknown_name_error(f"field of [published] in {title!r}:", name, _FIELDS)
@@ -126,13 +130,13 @@ class PublishedPromise:
         if mechanism not in MECHANISMS:
             raise unknown_name_error(f"mechanism in {title!r}:", mechanism, MECHANISMS)
         queries = tuple(
-            GivenDistributions.of(one, setting)
+            GivenDistributions.from_query_table(one, setting)
             for one in raw.get("query", ())
             for setting in one.get("settings", ({},))
         )
         return cls(title, mechanism, {name: raw.get(name, "") for name in _WORDS}, raw.get("options", {}), queries)
 
-    def held(self) -> list[PromiseCheck]:
+    def check_all_queries(self) -> list[PromiseCheck]:
         """What was claimed beside what came true, query by query."""
         return [one for query in self.queries for one in MECHANISMS[self.mechanism](query, self.options)]
 
@@ -190,7 +194,9 @@ def run_claim_check(
         realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
         words = relation.replace("_", " ")
         where = next((line for line in said if line.startswith(f"{words},")), "")
-        found.append(PromiseCheck(query.name, query.words, words, realised, claimed, order, ours=ours, where=where))
+        found.append(
+            PromiseCheck(query.name, query.setting_label, words, realised, claimed, order, ours=ours, where=where)
+        )
     if stray := [line for line in said if not any(line == one.where for one in found)]:
         raise AuditError(f"expected {query.name!r} to break nothing but the claim that is looked at: {stray[0]}")
     return found
@@ -219,12 +225,12 @@ def check_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any])
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
     yield from run_claim_check(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
     (more,) = run_claim_check(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
-    yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
+    yield replace(more, setting=f"{query.setting_label}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
         # 4 beta of Renyi divergence a token, made an epsilon by Mironov 2017, Proposition 3.
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
         exact = _exact_epsilon_of_draws(query, served, other, tokens, delta)
-        yield PromiseCheck(query.name, query.words, "replace", exact, claimed, count=tokens)
+        yield PromiseCheck(query.name, query.setting_label, "replace", exact, claimed, count=tokens)
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
     bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
@@ -248,7 +254,9 @@ def check_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) ->
             # Member 0 is the one that the query looks at.
             exact = _exact_epsilon_of_draws(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
             words = relation.replace("_", " ")
-            yield PromiseCheck(query.name, query.words, words, exact, defense.epsilon, count=defense.queries, ours=ours)
+            yield PromiseCheck(
+                query.name, query.setting_label, words, exact, defense.epsilon, count=defense.queries, ours=ours
+            )
 
 
 def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
@@ -266,10 +274,10 @@ def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> It
         # The gradient is the same on both sides: the noise alone tells them apart.
         realised = max(noise_scale_divergence(order, query.parameters, *pair) for pair in pairs)
         what = "record in or out" + ", γ public" * ours
-        yield PromiseCheck(query.name, query.words, what, realised, charged, order, unit="step", ours=ours)
+        yield PromiseCheck(query.name, query.setting_label, what, realised, charged, order, unit="step", ours=ours)
         if not ours:
             exact = epsilon_between_noise_scales(query.parameters, one, two, delta)
-            yield PromiseCheck(query.name, query.words, what, exact, charged_epsilon, unit="step")
+            yield PromiseCheck(query.name, query.setting_label, what, exact, charged_epsilon, unit="step")
 
 
 def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
@@ -285,7 +293,7 @@ def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, 
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         exact = _exact_epsilon_of_draws(query, one, other, tokens, 0.0)
-        yield PromiseCheck(query.name, query.words, "any two models", exact, claimed, count=tokens)
+        yield PromiseCheck(query.name, query.setting_label, "any two models", exact, claimed, count=tokens)
 
 
 def check_invisible_ink_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
@@ -300,7 +308,7 @@ def check_invisible_ink_claim(query: GivenDistributions, options: Mapping[str, A
     model = InvisibleInkModel(held, told.ink, told.name, told.promise)
     yield from run_claim_check(model, query, ("zero_out", "range_zero_out"))
     exact = _exact_epsilon_of_draws(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
-    yield PromiseCheck(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)
+    yield PromiseCheck(query.name, query.setting_label, "zero out", exact, epsilon, count=defense.queries)
 
 
 MECHANISMS: Mapping[str, Callable[[GivenDistributions, Mapping[str, Any]], Iterator[PromiseCheck]]] = {
@@ -327,7 +335,7 @@ here may be kept in most answers, and a promise is about all of them.
 """
 
 
-def claims_table(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> tables.RowTable:
+def published_promise_table(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> tables.RowTable:
     """All that was found, as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = tuple(
@@ -340,7 +348,7 @@ def claims_table(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> tabl
     return tables.RowTable(claim.title, head, rows)
 
 
-def claim_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str:
+def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str:
     """The claim's part of the page, Markdown."""
     words = claim.words
     theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
@@ -348,22 +356,22 @@ def claim_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str
     lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
-    lines += [*tables.markdown_lines(claims_table(claim, theirs)), ""]
+    lines += [*tables.markdown_lines(published_promise_table(claim, theirs)), ""]
     if ours:
         lines += [f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}", ""]
-        lines += [*tables.markdown_lines(claims_table(claim, ours)), ""]
+        lines += [*tables.markdown_lines(published_promise_table(claim, ours)), ""]
     queries = {query.name: query for query in claim.queries}.values()  # each once, whatever its settings
     lines += [f"*The queries:* {' '.join(map(_query_sentence, queries))}", ""]
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
 
-def claims_page(sections: Sequence[str]) -> str:
+def published_promises_page(sections: Sequence[str]) -> str:
     return "\n".join([INTRO, *sections]).rstrip() + "\n"
 
 
 def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
-    worst = max(found, key=lambda one: one.ratio)
+    worst = max(found, key=lambda one: one.realised_over_claimed)
     broken = sum(one.verdict != "holds" for one in found)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
     numbers = (

@@ -32,12 +32,14 @@ def make_study(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) ->
     Raises AuditError where the scale asks about data that were not given, or does not ask about any.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    raw = merge_plans(paper.at(plan, scale), given)
+    raw = merge_plans(paper.raw_plan_at_scale(plan, scale), given)
     if PUBLISHED in raw:
         if given:
             names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
             raise AuditError(f"expected no {names} for {paper.name}/{plan}, whose distributions are given in its plan")
-        return ClaimStudy(PublishedPromise.of(str(paper.plans[plan].get("title", plan)), raw[PUBLISHED]))
+        return ClaimStudy(
+            PublishedPromise.from_published_table(str(paper.plans[plan].get("title", plan)), raw[PUBLISHED])
+        )
     if raw.get("model") and not raw.get("data"):
         raise AuditError(f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)")
     if raw.get("model"):
@@ -69,7 +71,7 @@ def reproduce_paper_plans(
     # A claim about a place that the plan lacks is refused before hours of runs.
     for plan, asked in kinds.items():
         for statement in claims[plan]:
-            ledger.check_statement(statement, asked.planned())
+            ledger.check_claim_names_planned_places(statement, asked.planned())
     shown, failures = list[tables.RowTable](), dict[str, str]()
     for plan, asked in kinds.items():
         found, failed = asked.walk(out / plan, reporter, command)
@@ -86,7 +88,7 @@ def reproduce_paper_plans(
         write_ledger_files(out, paper, scale, entries, other)
     sections = [out / plan / _SECTION for plan in paper.plans]
     if told := [section.read_text(encoding="utf-8") for section in sections if section.is_file()]:
-        disk.replace_atomically(out / PAGE, published_promises.claims_page(told))
+        disk.replace_atomically(out / PAGE, published_promises.published_promises_page(told))
     return shown, entries, failures
 
 
@@ -102,7 +104,7 @@ class RunStudy:
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Runs the grid: its tables; by point, why it failed. Interrupted, it still writes tables of what is done."""
         try:
-            failures = sweep.run_points(self.grid, folder, reporter, command, refuse=False)
+            failures = sweep.run_sweep_points(self.grid, folder, reporter, command, refuse=False)
         except KeyboardInterrupt:
             self._write_sweep_tables(folder)
             raise
@@ -111,9 +113,9 @@ class RunStudy:
     def _write_sweep_tables(self, folder: Path) -> list[tables.RowTable]:
         table = sweep.sweep_table(self.title, sweep.sweep_places(folder))
         compared = sweep.sweep_leakage_frontiers(folder)
-        sweep.write_table(folder, table)
+        sweep.write_sweep_table_files(folder, table)
         frontier.write_frontier_files(folder, compared)
-        return [table, *map(frontier.model_comparison_grid, compared)]
+        return [table, *map(frontier.frontier_row_table, compared)]
 
 
 class ClaimStudy:
@@ -126,10 +128,10 @@ class ClaimStudy:
         return []
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
-        found = self.claim.held()
-        table = published_promises.claims_table(self.claim, found)
+        found = self.claim.check_all_queries()
+        table = published_promises.published_promise_table(self.claim, found)
         folder.mkdir(parents=True, exist_ok=True)
-        disk.replace_atomically(folder / _SECTION, published_promises.claim_section(self.claim, found))
+        disk.replace_atomically(folder / _SECTION, published_promises.published_promise_section(self.claim, found))
         disk.replace_atomically(folder / "claim.csv", tables.to_csv(table))
         return [table], {}
 
@@ -142,7 +144,7 @@ class UtilityStudy:
         self.failure = ""
 
     def planned(self) -> list[Place]:
-        points = self.asked.points()
+        points = self.asked.points_to_measure()
         keys = {key for point in points for key in point.at}
         at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
         return [Place("", values, (tradeoff.NAME,), failure=self.failure) for values in at]
@@ -207,9 +209,11 @@ def _epsilon_measurement(value: float | None, row: measure.UtilityRow) -> Measur
 def claim_statements_of_plan(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
     """The plan's claims, but for those about a variant that this scale leaves out."""
     raw = paper.plans[plan]
-    left_out = _variant_names(raw) - _variant_names(paper.at(plan, scale))
+    left_out = _variant_names(raw) - _variant_names(paper.raw_plan_at_scale(plan, scale))
     made = ledger.parse_claim_statements(raw.get("claim", []), scale, f"{paper.name}/{plan}")
-    return [statement for statement in made if not any(term.variant in left_out for _, term in statement.terms())]
+    return [
+        statement for statement in made if not any(term.variant in left_out for _, term in statement.signed_terms())
+    ]
 
 
 def _variant_names(raw: Mapping[str, Any]) -> set[str]:
@@ -226,7 +230,7 @@ class OtherLedger:
     scale: str
     rows: Mapping[tuple[str, str], LedgerRow]
 
-    def row(self, entry: LedgerRow) -> LedgerRow:
+    def row_of_same_claim(self, entry: LedgerRow) -> LedgerRow:
         """The row of the same claim in this other ledger."""
         return self.rows.get((entry.plan, entry.id)) or replace(
             entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
@@ -235,7 +239,7 @@ class OtherLedger:
     def disagreements(self, entries: Sequence[LedgerRow], scale: str) -> str:
         """Which claims hold on one and are refuted on the other, and how many are decided on one alone: a paragraph."""
         decided = (ledger.HOLDS, ledger.REFUTED)
-        pairs = [(entry, self.row(entry)) for entry in entries]
+        pairs = [(entry, self.row_of_same_claim(entry)) for entry in entries]
         apart = [
             f"{e.id} ({e.text}: {there.verdict} on {self.scale}, {e.verdict} on {scale})"
             for e, there in pairs
@@ -268,7 +272,7 @@ def ledger_table(
     machine = [(e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_number_cells(e), e.note) for e in entries]
     if other is not None:
         names += [f"{other.scale}_{name}" for name in numbers]
-        machine = [(*row, *_number_cells(other.row(e))) for row, e in zip(machine, entries, strict=True)]
+        machine = [(*row, *_number_cells(other.row_of_same_claim(e))) for row, e in zip(machine, entries, strict=True)]
     return tables.RowTable(f"Claims: {paper.title}", head, rows, ledger.RULE, tuple(names), tuple(machine))
 
 
@@ -278,7 +282,7 @@ def _verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, .
 
 
 def _ours_and_verdict_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
-    both = [entry] if other is None else [other.row(entry), entry]
+    both = [entry] if other is None else [other.row_of_same_claim(entry), entry]
     return tuple(
         text
         for row in both
@@ -320,5 +324,5 @@ def write_ledger_files(
     whole: dict[str, Any] = {"paper": paper.name, "title": paper.title, "scale": scale, "rule": ledger.RULE}
     whole["claims"] = list(entries)
     if other is not None:
-        whole["beside"] = {"scale": other.scale, "claims": [other.row(entry) for entry in entries]}
+        whole["beside"] = {"scale": other.scale, "claims": [other.row_of_same_claim(entry) for entry in entries]}
     disk.replace_atomically(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")

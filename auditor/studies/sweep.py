@@ -28,7 +28,7 @@ from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, point_name
-from auditor.runs.reporter import Reporter, Silence
+from auditor.runs.reporter import Reporter, SilentReporter
 from auditor.runs.run import check_plan, run_audit
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
@@ -39,7 +39,7 @@ SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
 
 
-def run_points(
+def run_sweep_points(
     points: Sequence[GridPoint], folder: Path, reporter: Reporter, command: str, *, refuse: bool = True
 ) -> dict[str, str]:
     """Runs what is not finished; returns why points failed, by their name.
@@ -99,7 +99,7 @@ class _WorkerPointRunner:
 
     def __call__(self) -> _PointRunner:
         self.there.enter_folder_checking_version()
-        return _PointRunner(Silence())
+        return _PointRunner(SilentReporter())
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,13 @@ class _RecordedPoint:
     failure: str
 
     @property
-    def point(self) -> GridPoint:
+    def grid_point(self) -> GridPoint:
         return GridPoint(self.variant, self.at, self.seed, self.plan)
 
 
-def reopen_sweep(folder: Path) -> list[GridPoint]:
+def read_sweep_points(folder: Path) -> list[GridPoint]:
     """The points of a sweep that was started. Raises AuditError where there is none."""
-    return [kept.point for kept in _read_kept_points(folder)]
+    return [kept.grid_point for kept in _read_kept_points(folder)]
 
 
 def sweep_command(folder: Path) -> str:
@@ -218,7 +218,7 @@ def _read_kept_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     kept: tuple[_RecordedPoint, ...] = from_json(tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points")
     for one in kept:
         # The plan is JSON of any kind here; `attack` is the one field of it that is read before a plan is made of it.
-        from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.point.name}")
+        from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.grid_point.name}")
     return kept
 
 
@@ -226,7 +226,7 @@ def grid_places(points: Sequence[GridPoint]) -> list[Place]:
     """The places of a grid before anything has run."""
     first: dict[str, GridPoint] = {}
     for point in points:
-        first.setdefault(point.place, point)
+        first.setdefault(point.name_without_seed, point)
     return [Place(point.variant, point.at, tuple(point.plan["attack"])) for point in first.values()]
 
 
@@ -238,14 +238,14 @@ def sweep_places(folder: Path) -> list[Place]:
 def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
     """What leaks least at the same usefulness among all points of the sweep; none where they attack other targets."""
     runs = ((held[0], _finished_runs_by_seed(held, folder)) for held in _kept_points_by_place(folder))
-    models = [frontier.models_of_runs(found, first.variant, first.at) for first, found in runs if found]
+    models = [frontier.frontier_models_of_runs(found, first.variant, first.at) for first, found in runs if found]
     return frontier.build_frontiers(frontier.merge_grid_models(models))
 
 
 def _kept_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
     grouped: dict[str, list[_RecordedPoint]] = {}
     for kept in _read_kept_points(folder):
-        grouped.setdefault(kept.point.place, []).append(kept)
+        grouped.setdefault(kept.grid_point.name_without_seed, []).append(kept)
     return grouped.values()
 
 
@@ -287,7 +287,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
     return tables.RowTable(
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
-        tuple(row.read(several, filled) for row in rows),
+        tuple(row.terminal_cells(several, filled) for row in rows),
         "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences are paired over "
         "secrets and seeds.",
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
@@ -302,8 +302,8 @@ def _metric_headings(held: Sequence[Place]) -> dict[str, str]:
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
     seen = {name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in varying}
     # A probe has no outcomes; the first number that it measures is its main one.
-    mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.outcomes]
-    probed = {name: phrases.label(name) for name in mains if name not in varying}
+    mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.member_outcomes_by_seed]
+    probed = {name: phrases.metric_label(name) for name in mains if name not in varying}
     return always | probed | {name: head for name, head in varying.items() if len(seen[name]) > 1}
 
 
@@ -318,7 +318,7 @@ class _Row:
     def seeds(self) -> str:
         return format_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
 
-    def read(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
+    def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
         last = " · ".join(filter(None, [self.seeds, self.failure]))
@@ -349,8 +349,10 @@ def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iter
                 contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)]) if _has_metric(cell, name) else None
                 for name in columns
             ]
-            base = first.setdefault(cell.setting, cell) if cell.outcomes else cell  # a probe has no recall to compare
-            paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
+            base = (
+                first.setdefault(cell.setting, cell) if cell.member_outcomes_by_seed else cell
+            )  # a probe has no recall to compare
+            paired = base is not cell and set(base.member_outcomes_by_seed) & set(cell.member_outcomes_by_seed)
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
             difference = contrast_over_seeds(DIFFERENCE, parts) if paired else None
             yield _Row(place, cell, (*numbers, difference), place.failure)
@@ -358,9 +360,13 @@ def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iter
 
 def _has_metric(cell: Replicates, name: str) -> bool:
     # Numbers of members are worked out of outcomes, others were recorded by name.
-    return bool(cell.outcomes) if find_metric(name).of_members else all(name in m for m in cell.measured.values())
+    return (
+        bool(cell.member_outcomes_by_seed)
+        if find_metric(name).is_of_member_guesses
+        else all(name in m for m in cell.measured.values())
+    )
 
 
-def write_table(folder: Path, held: tables.RowTable) -> None:
+def write_sweep_table_files(folder: Path, held: tables.RowTable) -> None:
     disk.replace_atomically(folder / "sweep.csv", tables.to_csv(held))
     disk.replace_atomically(folder / "sweep.md", tables.to_markdown(held))

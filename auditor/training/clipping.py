@@ -49,7 +49,7 @@ def per_sample_norms(samples: Sequence[Tensor]) -> Tensor:
     return squares.sqrt()
 
 
-def factors(norms: Tensor, clips: Tensor) -> Tensor:
+def clipping_factors(norms: Tensor, clips: Tensor) -> Tensor:
     """(b,) float64 min(1, clip / norm); 1 for a gradient that is zero."""
     return (clips.to(norms) / norms).clamp(max=1.0)
 
@@ -101,7 +101,7 @@ def check_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> N
     if units > MOST_UNITS:
         raise AuditError(f"expected batches of at most {MOST_UNITS:,} units, whose sums are exact, got {units:,.0f}")
     samples = [dense_test_gradient(p, clip) for p in parameters]
-    weights = factors(per_sample_norms(samples), torch.tensor([clip]))
+    weights = clipping_factors(per_sample_norms(samples), torch.tensor([clip]))
     squares = 0.0
     for sample in samples:
         left = add_clipped(None, sample, weights, clip)

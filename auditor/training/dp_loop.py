@@ -58,7 +58,7 @@ class PoissonSampler:
     rate: float
     key: str
 
-    def batch(self, step: int) -> NDArray[np.int64]:
+    def units_in_batch(self, step: int) -> NDArray[np.int64]:
         """The units of this step, possibly none."""
         return np.flatnonzero(keyed_random_generator("batch", self.key, step).random(self.size) < self.rate)
 
@@ -110,14 +110,16 @@ class ScaledOptimizer(DPOptimizer):
 
         Returns what each was multiplied by, (b,) float64.
         """
-        factors = clipping.factors(clipping.per_sample_norms(self.grad_samples), self.max_grad_norm * shares.double())
+        factors = clipping.clipping_factors(
+            clipping.per_sample_norms(self.grad_samples), self.max_grad_norm * shares.double()
+        )
         for p in self.params:
             sample = self._get_flat_grad_sample(p)
             p.summed_grad = clipping.add_clipped(p.summed_grad, sample, factors, self.max_grad_norm)
             p.grad_sample = None
         return factors
 
-    def finish(self) -> None:
+    def release_noisy_mean(self) -> None:
         """Noise on the sums, the mean over the expected batch, one step. An empty batch is a step of noise alone."""
         for p in self.params:
             if p.summed_grad is None:
@@ -178,12 +180,12 @@ def fit_privately(
             checkpoint.save(_training_state(sampler, parameters, optimizer, trained))  # the key, before it is used
         saved = time.monotonic()
         while trained.steps < recipe.steps:
-            units = watch.drop_units_left_out(sampler.batch(trained.steps))
+            units = watch.drop_units_left_out(sampler.units_in_batch(trained.steps))
             optimizer.noise_scale = 1.0 if scale is None else scale(units)
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
             loss = _accumulate_clipped_gradients(wrapped, optimizer, units.tolist(), examples, own, recipe, pad, watch)
             with _hook_canary_watch(optimizer, watch, units, scale):
-                optimizer.finish()
+                optimizer.release_noisy_mean()
             require_finite_weights(parameters.values(), checkpoint)
             trained.steps += 1
             trained.noise_scales.append(optimizer.noise_scale)
@@ -255,11 +257,11 @@ def _accumulate_clipped_gradients(
         numbers = [i - len(examples) for i in canaries]
         if isinstance(wrapped, PerSampleGradientHook):
             for i in range(len(records)):
-                wrapped.compute(i)
+                wrapped.compute_record_gradient(i)
                 _clip_and_add_samples(optimizer, 1, own[i : i + 1], watch, [])
             for i, number in enumerate(numbers, len(records)):
                 _clip_and_add_samples(optimizer, 0, own[i : i + 1], watch, [number])
-            wrapped.forget()
+            wrapped.drop_kept_backprops()
         else:
             _clip_and_add_samples(optimizer, len(losses), own, watch, numbers)
         total += float(losses.detach().sum())
@@ -307,7 +309,7 @@ def _restore_training_state(
             p.copy_(state["parameters"][name])
     optimizer.load_state_dict(state["optimizer"])
     trained.steps, trained.noise_scales = state["steps"], list(state["noise_scales"])
-    if trained.watch.count:
+    if trained.watch.canary_count:
         trained.watch.restore(state["canaries"])
 
 

@@ -177,7 +177,7 @@ class Fitting:
     def steps_per_epoch(self) -> int:
         return len(self._batches)
 
-    def batch(self) -> Tensor:
+    def next_step_batch(self) -> Tensor:
         """(at most batch, block): what the next step's gradients are of."""
         return self._batches[self.steps]
 
@@ -221,7 +221,7 @@ class Fitting:
         return pack_into_blocks(self._sequences, self.course.block, self.course.end, self._order)
 
 
-def fit(
+def fine_tune_on_packed_blocks(
     model: Any,
     sequences: Sequence[Tokens],
     *,
@@ -242,7 +242,7 @@ def fit(
     device = next(iter(fitting.parameters.values())).device
     model.train()
     while not fitting.done:
-        loss(model, fitting.batch().to(device)).backward()
+        loss(model, fitting.next_step_batch().to(device)).backward()
         fitting.step()
         if fitting.steps:
             continue

@@ -95,7 +95,7 @@ class CanaryWatch:
         self._at = [torch.from_numpy(self._offset[own]).to(parameters[i].device) for i, own in enumerate(self._here)]
 
     @property
-    def count(self) -> int:
+    def canary_count(self) -> int:
         return len(self.included)
 
     def drop_units_left_out(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -124,7 +124,7 @@ class CanaryWatch:
 
     def read_samples_at_coordinates(self, records: int) -> Tensor:
         """(records, count) the per-sample gradients of the first rows at the canaries' coordinates."""
-        found = torch.zeros(records, self.count, dtype=torch.float64)
+        found = torch.zeros(records, self.canary_count, dtype=torch.float64)
         for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
             own: Any = p
             if len(here) and records:
@@ -137,7 +137,7 @@ class CanaryWatch:
 
     def gradients_at_coordinates(self) -> Tensor:
         """(count,) the gradients that the parameters hold, at the canaries' coordinates; 0 where they hold none."""
-        found = torch.zeros(self.count, dtype=torch.float64)
+        found = torch.zeros(self.canary_count, dtype=torch.float64)
         for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
             if len(here) and p.grad is not None:
                 found[torch.from_numpy(here)] = p.grad.detach().view(-1)[at].double().cpu()
@@ -152,11 +152,11 @@ class CanaryWatch:
         x = (noisy - self._known) / self.assumed.clip
         noise = self.assumed.noise_multiplier
         if scale is None:
-            self.scores += log_likelihood_ratio(x, noise, self.assumed.rate)
+            self.scores += inclusion_log_likelihood_ratio(x, noise, self.assumed.rate)
         else:
             inside, out = (noise * scales for scales in self._noise_scales_with_without(units, scale))
             told = self._noise_size_log_ratio(expected_batch, inside, out)
-            self.scores += log_likelihood_ratio(x, inside, self.assumed.rate, told)
+            self.scores += inclusion_log_likelihood_ratio(x, inside, self.assumed.rate, told)
             noise *= scale(units)
         self.sums += x
         self.releases += 1
@@ -168,7 +168,7 @@ class CanaryWatch:
         self, units: NDArray[np.int64], scale: NoiseScale
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(count,) each: of the noise, were the canary in this batch, and were it not; of the others all is known."""
-        numbers = range(self.first, self.first + self.count)
+        numbers = range(self.first, self.first + self.canary_count)
         others = [units[units != number] for number in numbers]
         inside = [scale(np.append(left, number)) for left, number in zip(others, numbers, strict=True)]
         return np.array(inside), np.array([scale(left) for left in others])
@@ -189,7 +189,7 @@ class CanaryWatch:
         return np.asarray(number * np.log(out / inside) + energy / 2 * (out**-2 - inside**-2))
 
     @property
-    def unevenness(self) -> float:
+    def draw_unevenness_z(self) -> float:
         """How the canaries' counts, Binomial(steps, q) each, lie about what is expected: z, below 0 where more evenly.
 
         Of the sum of their squared distances, over the root of the sum of its terms' second moments: below -z with a
@@ -197,12 +197,12 @@ class CanaryWatch:
         """
         n, q = self.releases, self.assumed.rate
         variance = n * q * (1 - q)
-        if not variance or not self.count:
+        if not variance or not self.canary_count:
             return 0.0
         # the fourth central moment of a binomial
         fourth = variance * (1 + 3 * (n - 2) * q * (1 - q))
         found = float(np.square(self.drawn - n * q).sum())
-        return (found - self.count * variance) / math.sqrt(self.count * fourth)
+        return (found - self.canary_count * variance) / math.sqrt(self.canary_count * fourth)
 
     def noise_statistics(self) -> tuple[int, float, float]:
         """How many values of the noise were looked at, their root mean square, the largest correlation of two steps.
@@ -231,7 +231,7 @@ class CanaryWatch:
         self.releases, self._noise = state["releases"], [step.numpy().copy() for step in state["noise"]]
 
 
-def log_likelihood_ratio(
+def inclusion_log_likelihood_ratio(
     x: NDArray[np.float64], noise: float | NDArray[np.float64], rate: float, told: float | NDArray[np.float64] = 0.0
 ) -> NDArray[np.float64]:
     """In nats, of x ~ (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2): log(1 - q + q exp((2 x - 1) / (2 s^2))).

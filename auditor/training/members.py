@@ -99,13 +99,13 @@ class Member:
     stream: tuple[str | int, ...]
 
 
-class _Training:
+class _MemberTraining:
     """A member under way."""
 
     def __init__(self, member: Member, base: Any, adapter: Adapter, course: FineTuningRecipe) -> None:
         self.member = member
         torch.manual_seed(member.seed)
-        self.model = with_adapter(copy_sharing_weights(base), adapter).eval()
+        self.model = add_lora_adapter(copy_sharing_weights(base), adapter).eval()
         parameters = trainable_parameters(self.model)
         self.fitting = Fitting(parameters, member.sequences, course, keyed_random_generator(*member.stream))
 
@@ -147,15 +147,15 @@ def train_members(
     losses, most = _losses_and_member_count(base, adapter, min(wanted, len(waiting)), asked=together > 0)
     cast_frozen_linear_weights(base.requires_grad_(False), half)
     begun = {} if checkpoint is None else checkpoint.load() or {}
-    saved, going = time.monotonic(), list[_Training]()
+    saved, going = time.monotonic(), list[_MemberTraining]()
     while waiting or going:
         while waiting and len(going) < most:
-            going.append(_Training(waiting.pop(0), base, adapter, course))
+            going.append(_MemberTraining(waiting.pop(0), base, adapter, course))
             if (state := begun.pop(going[-1].member.folder.name, None)) is not None:
                 going[-1].fitting.restore(state)
                 done += going[-1].fitting.epochs * going[-1].fitting.steps_per_epoch + going[-1].fitting.steps
         if fittings := [training.fitting for training in going if not training.fitting.done]:  # not of an empty shard
-            batches = [fitting.batch().to(base.device) for fitting in fittings]
+            batches = [fitting.next_step_batch().to(base.device) for fitting in fittings]
             with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
                 found = losses([training.model for training in going if not training.fitting.done], batches)
             found.sum().backward()
@@ -180,7 +180,7 @@ def _losses_and_member_count(
 ) -> tuple[Callable[..., torch.Tensor], int]:
     """What gives the losses of `most` members at once, and `most`; of one where the base does not permit more."""
     if most > 1:
-        mixed = make_joint_training_base(base, lambda: with_adapter(copy_sharing_weights(base), adapter))
+        mixed = make_joint_training_base(base, lambda: add_lora_adapter(copy_sharing_weights(base), adapter))
         if mixed is not None:
             return mixed.losses, most
         if asked:
@@ -191,7 +191,7 @@ def _losses_and_member_count(
     return losses_one_by_one, 1
 
 
-def with_adapter(model: Any, adapter: Adapter) -> Any:
+def add_lora_adapter(model: Any, adapter: Adapter) -> Any:
     """The model with an untrained adapter, the rest of it frozen; its random half is torch's to draw.
 
     Raises AuditError for an architecture whose attention PEFT does not know.

@@ -36,7 +36,7 @@ class NoiseStream:
         nonce = bytes(4) + step.to_bytes(12, "little")  # four bytes of block counter, from 0
         self._cipher = Cipher(algorithms.ChaCha20(secret, nonce), mode=None).encryptor()
 
-    def normal(self, count: int, device: torch.device) -> Tensor:
+    def standard_normal_values(self, count: int, device: torch.device) -> Tensor:
         """(count,) float64 by Box-Muller, two values of two 64-bit words, whose lowest 63 bits count.
 
         No value is larger than 9.4, which an ideal one is with probability 5e-21.
@@ -51,20 +51,20 @@ class NoiseStream:
 
 
 def add_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
-    """The tensor plus Gaussian noise of this standard deviation (0: none), rounded to the grid of `grid_spacing`.
+    """The tensor plus Gaussian noise of this standard deviation (0: none), rounded to the grid of `noise_grid_spacing`.
 
     In the tensor's own dtype.
     """
     if deviation == 0:
         return total.clone()
     where = float64_device(total.device)
-    grid, pieces = grid_spacing(deviation), []
+    grid, pieces = noise_grid_spacing(deviation), []
     for piece in total.reshape(-1).split(_PIECE[where.type]):
-        noisy = piece.to(where).double() + stream.normal(len(piece), where).mul_(deviation)
+        noisy = piece.to(where).double() + stream.standard_normal_values(len(piece), where).mul_(deviation)
         pieces.append(noisy.div_(grid).round_().mul_(grid).to(total))
     return torch.cat(pieces).view(total.shape)
 
 
-def grid_spacing(deviation: float) -> float:
+def noise_grid_spacing(deviation: float) -> float:
     """Spacing of the grid that noisy sums are rounded to: a power of two, 2^-17 to 2^-16 of the deviation."""
     return float(2.0 ** math.floor(math.log2(deviation))) * _GRID

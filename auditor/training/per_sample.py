@@ -59,7 +59,7 @@ def opacus_wrapped_model(model: Any, ghost: bool, examples: Sequence[Tokens], pa
         wrapped = wrap_with_opacus(model, ghost)
         try:
             for pair in pairs:
-                check_gradients(wrapped, pair, pad)
+                check_per_sample_gradients(wrapped, pair, pad)
             yield wrapped
         finally:
             wrapped.cleanup()
@@ -107,7 +107,7 @@ class PerSampleGradientHook(GradSampleModule):
         if not module.activations:  # as Opacus's own hook does: the next batch may be of another size
             del module.max_batch_len
 
-    def compute(self, i: int) -> None:
+    def compute_record_gradient(self, i: int) -> None:
         """Leaves the gradient of record i in `grad_sample` of the parameters, (1, ...) each, summed over its uses."""
         for p in self.parameters():
             p.grad_sample = None
@@ -117,7 +117,7 @@ class PerSampleGradientHook(GradSampleModule):
             for p, gradient in rule(module, own, backprops[i : i + 1]).items():
                 p.grad_sample = gradient if p.grad_sample is None else p.grad_sample + gradient
 
-    def forget(self) -> None:
+    def drop_kept_backprops(self) -> None:
         """Frees what was kept of the last backward pass."""
         self._kept.clear()
 
@@ -125,7 +125,9 @@ class PerSampleGradientHook(GradSampleModule):
 def wrap_with_opacus(model: Any, ghost: bool) -> Any:
     """Opacus's module around the model: sums of losses, per-sample gradients. Raises AuditError."""
     for embedding in {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}:
-        if embedding not in GradSampleModule.GRAD_SAMPLERS:  # `check_gradients` sees whether the rule is theirs
+        if (
+            embedding not in GradSampleModule.GRAD_SAMPLERS
+        ):  # `check_per_sample_gradients` sees whether the rule is theirs
             register_grad_sampler(embedding)(_embedding_sample_gradients)
     kind: Any = PerSampleGradientHook if ghost else GradSampleModule
     try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers_unchanged`
@@ -168,7 +170,7 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
         try:
             record_losses(model, *pad_tokens_and_labels([example], pad, device))
         except (RuntimeError, ValueError, TypeError):
-            return  # `check_gradients` says why
+            return  # `check_per_sample_gradients` says why
         now = {name: buffer.clone() for name, buffer in model.named_buffers()}
         for name in before:
             if not torch.equal(before[name], now[name]):
@@ -179,7 +181,7 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
         before = now
 
 
-def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
+def check_per_sample_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     """Holds Opacus's per-sample gradients against backward passes of one example each.
 
     Single ones go first, lest the others leave a trace. Raises AuditError with the layer that is wrong.
@@ -201,7 +203,7 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
         for i in range(len(examples)):
             row = i
             if isinstance(wrapped, PerSampleGradientHook):
-                wrapped.compute(i)
+                wrapped.compute_record_gradient(i)
                 row = 0
             found.append({name: p.grad_sample[row] for name, p in named.items()})
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError) as error:
@@ -212,7 +214,7 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
         for p in model.parameters():
             p.grad_sample = None
         if isinstance(wrapped, PerSampleGradientHook):
-            wrapped.forget()
+            wrapped.drop_kept_backprops()
     for i, gradients in enumerate(single):
         whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         for name, gradient in gradients.items():

@@ -102,19 +102,21 @@ class PoissonTraining(Defense, Trainer):
 
     # --- as a trainer ---
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         """How the units are treated; by default all alike."""
         return UnitTreatment()
 
-    def terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+    def mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
         """The mechanism for so many units: noise, clipping, sampling rate, steps."""
         raise NotImplementedError
 
-    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
+    def privacy_record_of_training(
+        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+    ) -> PrivacyRecord:
         """What the training came to promise."""
         raise NotImplementedError
 
-    def key(self, job: TrainingJob) -> str:
+    def sampling_and_noise_key(self, job: TrainingJob) -> str:
         """What batches and noise are drawn by; secret wherever something is promised."""
         raise NotImplementedError
 
@@ -122,7 +124,7 @@ class PoissonTraining(Defense, Trainer):
         """What is shown after so many steps, at this loss."""
         return lambda done, loss: job.progress(f"training, loss {loss:.3f}", done, terms.steps)
 
-    def steps(self, units: int) -> int:
+    def planned_step_count(self, units: int) -> int:
         return math.ceil(self.epochs * units / self.batch)
 
     def check(self, job: TrainingJob) -> None:
@@ -140,8 +142,10 @@ class PoissonTraining(Defense, Trainer):
         units, where = (self.units, "of units") if self.units else (counted, "of the data")
         if self.batch > units:
             raise AuditError(f"expected a batch of at most the {units} {self.unit}s {where}, got {self.batch}")
-        if self.steps(units) > MOST_STEPS:
-            raise AuditError(f"expected at most {MOST_STEPS:,} steps, got {self.steps(units):,}: lower epochs")
+        if self.planned_step_count(units) > MOST_STEPS:
+            raise AuditError(
+                f"expected at most {MOST_STEPS:,} steps, got {self.planned_step_count(units):,}: lower epochs"
+            )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         from auditor.training import dp_loop as loops
@@ -150,12 +154,12 @@ class PoissonTraining(Defense, Trainer):
         examples, cut = _cut_sequences_by_unit(job, self.unit)
         if (made := read_privacy_record(job.out)) is not None:  # written last: all is done but saying so
             return _notes_for_user(made, cut, len(examples))
-        terms = self.terms(job, self.units or len(examples))
-        model, judgement = job.load(), self.judge(job, examples)
+        terms = self.mechanism_terms(job, self.units or len(examples))
+        model, judgement = job.load(), self.choose_unit_treatment(job, examples)
         trained = loops.fit_privately(
             model,
             examples,
-            loops.PoissonSampler(len(examples) + self.gradient_canaries, terms.rate, self.key(job)),
+            loops.PoissonSampler(len(examples) + self.gradient_canaries, terms.rate, self.sampling_and_noise_key(job)),
             loops.PrivateRecipe(
                 noise_multiplier=terms.sigma,
                 clip=terms.clip,
@@ -173,16 +177,20 @@ class PoissonTraining(Defense, Trainer):
             progress=self.progress(job, terms),
             checkpoint=job.checkpoint,
         )
-        record = self.promise(trained, judgement, terms)
+        record = self.privacy_record_of_training(trained, judgement, terms)
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
         if self.gradient_canaries:
-            gradient_canaries.write_canaries(job.out, self._kept(trained.watch, terms, record.steps, job.seed))
+            gradient_canaries.write_gradient_canaries(
+                job.out, self._gradient_canaries_to_write(trained.watch, terms, record.steps, job.seed)
+            )
         disk.fsync_tree(job.out)  # the record comes after all else is on disk: where it is, the training is done
         write_privacy_record(job.out, record)
         return _notes_for_user(record, cut, len(examples))
 
-    def _kept(self, watch: CanaryWatch, terms: MechanismTerms, steps: int, seed: int) -> GradientCanaries:
+    def _gradient_canaries_to_write(
+        self, watch: CanaryWatch, terms: MechanismTerms, steps: int, seed: int
+    ) -> GradientCanaries:
         values, size, repeated = watch.noise_statistics()
         return GradientCanaries(
             included=tuple(watch.included.tolist()),
@@ -196,14 +204,14 @@ class PoissonTraining(Defense, Trainer):
             unit=self.unit,
             releases=watch.releases,
             drawn=int(watch.drawn.sum()),
-            unevenness=watch.unevenness,
+            unevenness=watch.draw_unevenness_z,
             noise_values=values,
             noise_size=size,
             noise_repeated=repeated,
             seed=seed,
         )
 
-    def recorded(self) -> dict[str, float]:
+    def recipe_details_to_record(self) -> dict[str, float]:
         """Of the recipe, what `privacy.json` keeps among its details: controls are held to it."""
         planted = {CANARIES: float(self.gradient_canaries)} if self.gradient_canaries else {}
         return {"expected_batch": float(self.batch), "learning_rate": self.learning_rate, **planted}
@@ -229,17 +237,21 @@ class NonPrivateControl(PoissonTraining):
     claims: ClassVar[str] = "none: the control row of private training"
 
     @property
-    def norm(self) -> float:
+    def control_clipping_norm(self) -> float:
         """C, the clipping norm; inf: none."""
         return math.inf
 
-    def terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        return MechanismTerms(0.0, self.norm, self.batch / units, self.steps(units), units)
+    def mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+        return MechanismTerms(
+            0.0, self.control_clipping_norm, self.batch / units, self.planned_step_count(units), units
+        )
 
-    def key(self, job: TrainingJob) -> str:
+    def sampling_and_noise_key(self, job: TrainingJob) -> str:
         return f"control {job.seed}"
 
-    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
+    def privacy_record_of_training(
+        self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
+    ) -> PrivacyRecord:
         return PrivacyRecord(
             method=self.name,
             epsilon=None,
@@ -255,7 +267,7 @@ class NonPrivateControl(PoissonTraining):
             units=terms.units,
             units_given=self.units > 0,
             optimizer=self.optimizer,
-            details={**self.recorded(), **dict(judgement.details)},
+            details={**self.recipe_details_to_record(), **dict(judgement.details)},
         )
 
 

@@ -44,7 +44,7 @@ def normalise_perplexities(log_perplexity: npt.NDArray[np.float64], how: Normali
     return np.asarray((scaled - scaled.min()) / (1 - scaled.min()))
 
 
-def normalise_by_fixed_bounds(
+def normalise_perplexities_by_fixed_bounds(
     log_perplexity: npt.NDArray[np.float64], lowest: float, highest: float
 ) -> npt.NDArray[np.float64]:
     """(n,) rho in [0, 1]: where log P lies between those of two public perplexities. Each depends on its record alone.
@@ -62,7 +62,7 @@ def check_clipping_share_options(kappa_least: float, lowest: float, highest: flo
     if not 0 < kappa_least <= 1:
         raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
     # highest 0 is the vocabulary's size, which no option says: any large number passes
-    normalise_by_fixed_bounds(np.zeros(0), lowest or 1, highest or 1e9)
+    normalise_perplexities_by_fixed_bounds(np.zeros(0), lowest or 1, highest or 1e9)
 
 
 def clipping_shares(
@@ -73,5 +73,5 @@ def clipping_shares(
     lowest, highest: of its perplexity; 0: 1 and the size of the vocabulary.
     """
     log_perplexity = log_perplexities(public, examples)
-    rho = normalise_by_fixed_bounds(log_perplexity, lowest or 1.0, highest or float(public.vocab_size))
+    rho = normalise_perplexities_by_fixed_bounds(log_perplexity, lowest or 1.0, highest or float(public.vocab_size))
     return (1 - (1 - kappa_least) * rho).tolist()

@@ -54,7 +54,7 @@ class UnlearningTrainer(Variant):
         if not (math.isfinite(self.retain) and self.retain >= 0):
             raise AuditError(f"expected retain >= 0, got {self.retain:g}")
 
-    def forgetting(self, log_probs: Tensor, before: Tensor) -> Tensor:
+    def forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         """The loss of a batch. (records,) each: nats of whole records, now and before the first step."""
         raise NotImplementedError
 
@@ -85,8 +85,8 @@ class UnlearningTrainer(Variant):
             fitting.restore(state)
         model.train()
         while not fitting.done:
-            at = fitting.batch()[:, 0]
-            loss = self.forgetting(record_log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
+            at = fitting.next_step_batch()[:, 0]
+            loss = self.forgetting_loss(record_log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
             if self.retain:
                 # by the place and not from a stream, so that a resumed training draws the same records
                 rng = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps)

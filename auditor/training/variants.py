@@ -19,7 +19,12 @@ from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.training import loss_masks
-from auditor.training.finetune import cast_frozen_linear_weights, check_schedule, fit, loss_with_autocast
+from auditor.training.finetune import (
+    cast_frozen_linear_weights,
+    check_schedule,
+    fine_tune_on_packed_blocks,
+    loss_with_autocast,
+)
 
 NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it may tell"
 
@@ -29,7 +34,7 @@ class FineTuning(Trainer):
     """Base of fine-tunings on packed blocks with AdamW. learning_rate decays linearly to 0.
 
     A subclass changes which sequences are learnt (`trained_on`), which parameters are trained (`to_train`), or how they
-    are fitted (`fit`); each may tell what it did: sentences.
+    are fitted (`fine_tune_on_packed_blocks`); each may tell what it did: sentences.
     """
 
     epochs: int = 3
@@ -51,7 +56,7 @@ class FineTuning(Trainer):
 
     def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
         """Trains the model in place; goes on behind the checkpoint."""
-        fit(
+        fine_tune_on_packed_blocks(
             model,
             sequences,
             epochs=self.epochs,
@@ -101,16 +106,16 @@ class Variant(Defense, FineTuning):
 class DataVariant(Variant):
     """Base of the variants that leave records out, and train as before on those that stay."""
 
-    def kept(self, texts: Sequence[str]) -> tuple[list[int], str]:
+    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
         """Which of the records stay, by their index, in order; and what was left out: a sentence."""
         raise NotImplementedError
 
-    def left(self, copies: int) -> int | None:
+    def copies_left_of_record(self, copies: int) -> int | None:
         """How many of a record's copies stay, where that follows from their number; None: it does not."""
         return None
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        kept, told = self.kept([record.text for record in job.records])
+        kept, told = self.choose_records_to_keep([record.text for record in job.records])
         if not kept:
             raise AuditError(f"expected {self.name} to leave records to train on, got none of {len(job.records):,}")
         return [loss_masks.tokens_with_loss_mask(job.records[i]) for i in kept], (told,)

@@ -23,7 +23,7 @@ from scipy.special import logsumexp, softmax
 from auditor import __version__
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.masked_lab import MaskedLab
-from auditor.benchmarks.whole_texts import read_texts
+from auditor.benchmarks.whole_texts import read_row_texts
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Claim, Pair
@@ -32,12 +32,12 @@ from auditor.core.plan_fields import ATTACKS, AUTO
 from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.models.lora import load_ensemble
 from auditor.models.masked import detect_model_kind, load_masked
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import title_of
+from auditor.plugins.options import plugin_title
 from auditor.plugins.trainer import Trainer
 from auditor.records import file_digests
 from auditor.runs import plan_weights
@@ -90,19 +90,19 @@ class UtilityPlan:
     settings: UtilitySettings
     sweep: Mapping[str, Sequence[Any]]
 
-    def points(self) -> list[DefensePoint]:
+    def points_to_measure(self) -> list[DefensePoint]:
         """The model as it is, then each defense at each of its points. Raises AuditError for what nobody takes."""
         plan, defaults = self.plan, dict[str, dict[str, Any]]()
         for path in plan.plugin:
             registry.load_plugin_file(Path(path))
-        for name in plan.given(ATTACKS):
+        for name in plan.non_default_fields(ATTACKS):
             raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
         if plan.target.uses_builtin_lab:
             recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
             defaults = defense_defaults(LABS[plan.target.lab], recipe)
         return defense_points(plan.target, plan.defenses, defaults, self.sweep)
 
-    def check(self, found: Utility, folder: Path) -> None:
+    def check_folder_measured_alike(self, found: Utility, folder: Path) -> None:
         """Raises AuditError where what the folder holds was measured with anything else."""
         mine = {"plan": self.plan.to_json(), "settings": to_json(self.settings), "sweep": to_json(self.sweep)}
         for name, own in mine.items():
@@ -110,7 +110,9 @@ class UtilityPlan:
             # The words of the command line may differ; what they ask for may not.
             if {**theirs, "command": ""} != {**own, "command": ""}:
                 raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
-        file_digests.check_unchanged(found.weights or None, plan_weights.file_digests_of_plan(self.plan), str(folder))
+        file_digests.check_model_files_unchanged(
+            found.weights or None, plan_weights.file_digests_of_plan(self.plan), str(folder)
+        )
 
 
 def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
@@ -186,7 +188,9 @@ class Utility:
 Held = Callable[[Defense], Mapping[str, Any]]
 
 
-def prepare_subject_and_parts(plan: Plan, settings: UtilitySettings, reporter: Reporter) -> tuple[Subject[Any], Held]:
+def load_scored_model_and_defense_parts(
+    plan: Plan, settings: UtilitySettings, reporter: Reporter
+) -> tuple[Subject[Any], Held]:
     """The model with its texts, and what gives a defense its parts: an ensemble, a trained model. Raises AuditError."""
     asked = ScoringOptions(
         plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
@@ -220,14 +224,14 @@ def _own_model_subject_and_parts(
     assert models.model is not None and data.data is not None
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
-    texts, beside = read_texts("--data", data.data), loading.beside()  # before minutes of loading
+    texts, beside = read_row_texts("--data", data.data), loading.for_companion_model()  # before minutes of loading
     if detect_model_kind(models.model, settings.kind, loading) == "masked":
         _refuse_prefix_token(data.prefix_token)
         masked = load_masked(models.model, loading)
         other = load_masked(models.public, beside) if models.public else None
         return MaskedSubject(masked, other, masked.tokenizer, texts, asked), lambda defense: {}
-    target = load(models.model, loading)
-    public = load(models.public, beside) if models.public else None
+    target = load_causal_lm(models.model, loading)
+    public = load_causal_lm(models.public, beside) if models.public else None
 
     @cache
     def ensemble(folder: str) -> Any:
@@ -237,7 +241,9 @@ def _own_model_subject_and_parts(
     def held(defense: Defense) -> Mapping[str, Any]:
         parts = dict[str, Any]()
         if "trained" in defense.needs:
-            parts["trained"] = load_trained_defense(defense, lambda folder: load(folder, beside), target.vocab_size)
+            parts["trained"] = load_trained_defense(
+                defense, lambda folder: load_causal_lm(folder, beside), target.vocab_size
+            )
         if "ensemble" in defense.needs:
             parts["ensemble"] = ensemble(defense.ensemble_folder)
         return parts
@@ -288,16 +294,16 @@ def measure_utility_points(
     Raises AuditError for bad input before a model is asked anything.
     """
     plan, settings, start = request.plan, request.settings, time.perf_counter()
-    wanted = request.points()
+    wanted = request.points_to_measure()
     with reporter.stage("prepare"):
-        subject, held_of = prepare_subject_and_parts(plan, settings, reporter)
+        subject, held_of = load_scored_model_and_defense_parts(plan, settings, reporter)
         models, claims = _models_and_claims(subject, held_of, wanted)
         # Rows below 0 are none of the data: the row keys what is drawn, and says how much of a text is given.
         asked = [subject.encode(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
         if any(not text.open for text in asked):
             raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
     with reporter.stage(f"perplexity of {len(models)} points on {len(subject.texts):,} texts"):
-        nll, lost = subject.scores(models, lambda done, total: reporter.progress("scoring", done, total))
+        nll, lost = subject.nll_by_model_and_text(models, lambda done, total: reporter.progress("scoring", done, total))
     with reporter.stage("time of a distribution"):
         slower = subject.slowdowns(models)
     rows = _build_utility_rows(subject, wanted, claims, nll, lost, slower)
@@ -312,8 +318,8 @@ def measure_utility_points(
         texts=len(subject.texts),
         vocab_size=subject.target.vocab_size,
         restarts=subject.restarts,
-        longest=int(subject.predicted.max()),
-        mean_tokens=float(subject.predicted.mean()),
+        longest=int(subject.predicted_token_counts.max()),
+        mean_tokens=float(subject.predicted_token_counts.mean()),
         rows=tuple(rows),
         notes=tuple(subject.notes),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -345,14 +351,14 @@ def _build_utility_rows(
     lost: NDArray[np.int64],
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
-    tokens, mean = subject.predicted, float(subject.predicted.mean())
+    tokens, mean = subject.predicted_token_counts, float(subject.predicted_token_counts.mean())
     # One token without a probability makes the perplexity infinite; `covered` says how many there were.
     possible = np.where(lost > 0, np.inf, nll)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
         row = UtilityRow(
             target=point.target,
-            title=title_of(type(point.defense)) if point.defense else "Undefended",
+            title=plugin_title(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},
             perplexity=corpus_perplexity(possible[i], tokens),
@@ -384,8 +390,9 @@ def corpus_perplexity(
 ) -> Measurement:
     """The mean over restarts of corpus perplexity, or how many times that of the base it is.
 
-    nll, base: (restarts, texts), summed nats, inf where a token that counts has no probability, see `Subject.scores`;
-    tokens: (texts,). A text goes with its masks of every restart: the interval is over texts and masks, a ratio paired.
+    nll, base: (restarts, texts), summed nats, inf where a token that counts has no probability, see
+    `Subject.nll_by_model_and_text`; tokens: (texts,). A text goes with its masks of every restart: the interval is over
+    texts and masks, a ratio paired.
     """
     paired = nll if base is None else np.concatenate([nll, base])
 

@@ -28,7 +28,7 @@ from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel, Rows, max_logits_at_once
 from auditor.models.decoding import ANCESTRAL, batches_of_equal_shape
 from auditor.models.masked import MaskedModel
-from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens
+from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
 from auditor.runs.prefix_token import with_prefix_token
@@ -84,10 +84,10 @@ class Subject(ABC, Generic[Model]):
         if public is not None:
             check_same_vocabulary_size("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
         # bare is timed; undefended, the same behind the cache, is what the points are compared with.
-        self.bare: Model = self.behind(target)
-        self.target: Model = self._once(target)
-        self.undefended: Model = self.behind(self.target)
-        self.public: Model | None = None if public is None else self._once(public)
+        self.bare: Model = self.behind_prefix_token(target)
+        self.target: Model = self._with_cached_last_answer(target)
+        self.undefended: Model = self.behind_prefix_token(self.target)
+        self.public: Model | None = None if public is None else self._with_cached_last_answer(public)
         self.tokenizer, self.asked = tokenizer, asked
         self.room = min(asked.max_length, self.bare.max_positions or asked.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
@@ -101,14 +101,16 @@ class Subject(ABC, Generic[Model]):
         return 1
 
     @cached_property
-    def predicted(self) -> NDArray[np.int64]:
+    def predicted_token_counts(self) -> NDArray[np.int64]:
         """(texts,) how many tokens of each text are predicted."""
-        return np.array([self.count(text) for text in self.texts])
+        return np.array([self.predicted_token_count(text) for text in self.texts])
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
         made = [self.encode(row, text) for row, text in enumerate(texts)]
         usable = [text for text in made if text.open]
-        check_tokens("the texts", [text.tokens for text in usable], self.target.vocab_size, self.target.name)
+        check_tokens_within_vocabulary(
+            "the texts", [text.tokens for text in usable], self.target.vocab_size, self.target.name
+        )
         if not usable:
             raise AuditError(f"expected texts with something to predict, got {len(texts)} without two tokens")
         if len(usable) < len(made):
@@ -124,7 +126,7 @@ class Subject(ABC, Generic[Model]):
         self.notes.append(f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.asked.seed}")
         return [texts[i] for i in kept]
 
-    def behind(self, model: Model) -> Model:
+    def behind_prefix_token(self, model: Model) -> Model:
         """The model with the prefix token before every text, where there is one."""
         return model
 
@@ -133,11 +135,11 @@ class Subject(ABC, Generic[Model]):
         """Its tokens, cut to the room there is, and the positions that may be predicted."""
 
     @abstractmethod
-    def count(self, text: Passage) -> int:
+    def predicted_token_count(self, text: Passage) -> int:
         """How many tokens of it are predicted."""
 
     @abstractmethod
-    def _once(self, model: Model) -> Model:
+    def _with_cached_last_answer(self, model: Model) -> Model:
         """The model, remembering its last answer: every point of a sweep asks it the same, one after the other."""
 
     @abstractmethod
@@ -149,14 +151,14 @@ class Subject(ABC, Generic[Model]):
         """(restart, texts, how to ask a model for the log-probabilities of what is predicted of them, (B, m) nats)."""
 
     @abstractmethod
-    def distribution(self, model: Model) -> Tensor:
+    def ask_one_distribution(self, model: Model) -> Tensor:
         """One distribution for each of four equal texts: the answer that is timed."""
 
     @abstractmethod
     def predict(self, models: Mapping[str, Model], text: Passage) -> Example:
         """What each model says in the text's gaps, or behind its first half."""
 
-    def scores(
+    def nll_by_model_and_text(
         self, models: Sequence[Model], progress: Callable[[int, int], None]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """(models, restarts, texts): summed nll (nats) of tokens that have a probability, and how many have none."""
@@ -191,7 +193,7 @@ class Subject(ABC, Generic[Model]):
             if isinstance(asked, _LastAnswerCache | _LastMaskedAnswerCache):
                 asked.forget()
         start = time.perf_counter()
-        if self.distribution(model).is_cuda:
+        if self.ask_one_distribution(model).is_cuda:
             torch.cuda.synchronize()  # what is launched is not yet done
         return time.perf_counter() - start
 
@@ -220,7 +222,7 @@ class CausalSubject(Subject[LanguageModel]):
         self.prefix_token, self._given = prefix_token, given
         super().__init__(target, public, tokenizer, texts, asked)
 
-    def behind(self, model: LanguageModel) -> LanguageModel:
+    def behind_prefix_token(self, model: LanguageModel) -> LanguageModel:
         return with_prefix_token(model, self.prefix_token)
 
     def encode(self, row: int, text: str) -> Passage:
@@ -229,17 +231,17 @@ class CausalSubject(Subject[LanguageModel]):
         open = tuple(range(first, min(len(ids), self.room)))
         return Passage(row, tuple(ids[: self.room]), open, len(ids) > self.room)
 
-    def count(self, text: Passage) -> int:
+    def predicted_token_count(self, text: Passage) -> int:
         return len(text.open)
 
-    def _once(self, model: LanguageModel) -> LanguageModel:
+    def _with_cached_last_answer(self, model: LanguageModel) -> LanguageModel:
         return _LastAnswerCache(model)
 
     def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[LanguageModel, Claim | None]:
-        longest = int(self.predicted.max())
+        longest = int(self.predicted_token_counts.max())
         parts: dict[str, Any] = {"ensemble": None, **held}
         scenario = Scenario(self.target, self.public, queries=longest, answer_length=longest, **parts)
-        return self.behind(defense.protect(scenario)), defense.claim(scenario, 0)
+        return self.behind_prefix_token(defense.protect(scenario)), defense.claim(scenario, 0)
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
         # Of one length and one beginning: nothing is padded.
@@ -249,7 +251,7 @@ class CausalSubject(Subject[LanguageModel]):
             yield 0, batch, partial(_token_log_probs, tokens[:, :first], tokens[:, first:])
 
     @torch.no_grad()
-    def distribution(self, model: LanguageModel) -> Tensor:
+    def ask_one_distribution(self, model: LanguageModel) -> Tensor:
         return model.log_probs(torch.tensor([self.texts[0].tokens] * 4, device=self.target.device), 1)
 
     @torch.no_grad()
@@ -286,30 +288,30 @@ class MaskedSubject(Subject[MaskedModel]):
         open = tuple(i for i, special in enumerate(coded["special_tokens_mask"]) if not special)
         return Passage(row, tuple(coded["input_ids"]), open, cut)
 
-    def count(self, text: Passage) -> int:
+    def predicted_token_count(self, text: Passage) -> int:
         """At least one: a text without a gap says nothing."""
         return max(1, round(self.asked.mask_share * len(text.open)))
 
     def masked_positions(self, text: Passage, restart: int) -> list[int]:
         """The hidden positions: a function of seed, restart and row, whatever else is measured."""
         rng = keyed_random_generator("utility", "masks", self.asked.seed, restart, text.row)
-        return sorted(rng.choice(text.open, self.count(text), replace=False).tolist())
+        return sorted(rng.choice(text.open, self.predicted_token_count(text), replace=False).tolist())
 
-    def _once(self, model: MaskedModel) -> MaskedModel:
+    def _with_cached_last_answer(self, model: MaskedModel) -> MaskedModel:
         return _LastMaskedAnswerCache(model)
 
     def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[MaskedModel, Claim | None]:
-        return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.predicted.max())))
+        return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.predicted_token_counts.max())))
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
-        shapes = [(len(text.tokens), self.count(text)) for text in self.texts]
+        shapes = [(len(text.tokens), self.predicted_token_count(text)) for text in self.texts]
         for restart in range(self.restarts):
             for batch in batches_of_equal_shape(shapes, self.batch_size):
                 tokens = torch.tensor([self.texts[i].tokens for i in batch])
                 gaps = torch.tensor([self.masked_positions(self.texts[i], restart) for i in batch])
                 yield restart, batch, partial(_token_log_probs, tokens, gaps)
 
-    def distribution(self, model: MaskedModel) -> Tensor:
+    def ask_one_distribution(self, model: MaskedModel) -> Tensor:
         text = self.texts[0]
         return model.log_probs(torch.tensor([text.tokens] * 4), torch.tensor([self.masked_positions(text, 0)] * 4))
 

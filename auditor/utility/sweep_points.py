@@ -12,7 +12,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import build_plugin, options_of
+from auditor.plugins.options import build_plugin, plugin_option_defaults
 from auditor.runs.own_defenses import check_defense_inputs_given
 from auditor.runs.plan import merged_plugin_options, refuse_unused_options
 
@@ -43,7 +43,7 @@ def defense_points(
     for name in defenses.defense:
         if name not in known:
             raise unknown_name_error("defense", name, known)
-    fields = {name: list(options_of(known[name])) for name in dict.fromkeys(defenses.defense)}
+    fields = {name: list(plugin_option_defaults(known[name])) for name in dict.fromkeys(defenses.defense)}
     refuse_unused_options("-D", defenses.defense_options, fields)
     swept = _swept_options_by_defense(sweep, fields)
     made = [DefensePoint()]

@@ -81,7 +81,7 @@ def _machine_readable_cells(row: UtilityRow, keys: Sequence[str], texts: int) ->
 # --- the plot ---------------------------------------------------------------------------------------------------------
 
 
-def tradeoff_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
+def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
     """The finite points as lines, and what their horizontal axis is.
 
     Epsilon where it differs from point to point, else the option that is swept. A claim that adds up over tokens is
@@ -128,7 +128,7 @@ def write_utility(folder: Path, result: Utility, examples: Sequence[Example] = (
         made["examples.md"] = examples_markdown(examples)
     for name, text in made.items():
         disk.replace_atomically(folder / name, text)
-    drawn, axis = tradeoff_lines(result)
+    drawn, axis = tradeoff_plot_lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
         save_perplexity_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result))
@@ -145,7 +145,7 @@ def read_utility(folder: Path, asked: UtilityPlan | None = None) -> Utility:
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
     if asked is not None:
-        asked.check(result, folder)
+        asked.check_folder_measured_alike(result, folder)
     return result
 
 

@@ -157,8 +157,8 @@ def test_positions_and_options() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RoundedUp(Projection):
-    def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
-        return (super().weights(log_p, log_p0, radius) * 10).ceil() / 10
+    def mixing_weights_within_radius(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
+        return (super().mixing_weights_within_radius(log_p, log_p0, radius) * 10).ceil() / 10
 
 
 def served(defense: PMixed, case: Scenario, projection: Callable[[Projection], Projection]) -> PMixedModel:

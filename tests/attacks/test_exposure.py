@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from auditor.attacks.exposure import Exposure
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret
 from auditor.core.secret_randomness import keyed_random_generator
@@ -20,16 +20,16 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, run_probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.training.finetune import fit, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe, brute
 
-SPACE = Space("My ID is {digits:3}")
+SPACE = CanarySpace("My ID is {digits:3}")
 LEARNT = {"955": 8, "280": 8, "731": 1}
 OTHERS = ("123", "666")
 
 
-def canaries(space: Space = SPACE) -> list[Secret]:
+def canaries(space: CanarySpace = SPACE) -> list[Secret]:
     def secret(digits: str, count: int) -> Secret:
         text = f"{space.head}{digits}"
         return Secret(f"c{digits}", (), tuple(bpe(150)(text)["input_ids"]), count, count > 0, Canary(text, space))
@@ -43,7 +43,9 @@ def learnt() -> HuggingFaceModel:
     filler = [f"My ID is {i * 37 % 1000:03d}" for i in range(30)]
     texts = filler + [f"My ID is {digits}" for digits, count in LEARNT.items() for _ in range(count)]
     sequences = [tuple(ids) for ids in bpe(150)(texts)["input_ids"]]
-    fit(model, sequences, epochs=40, rate=1e-2, batch=8, block=16, end=0, order=keyed_random_generator("test"))
+    fine_tune_on_packed_blocks(
+        model, sequences, epochs=40, rate=1e-2, batch=8, block=16, end=0, order=keyed_random_generator("test")
+    )
     return HuggingFaceModel(model, bpe(150), "learnt")
 
 
@@ -151,7 +153,7 @@ def test_a_large_space_is_estimated(learnt: HuggingFaceModel, exact: list[Observ
 def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
     alone = measured(QUICK, learnt, canaries())
     assert any(a.values["log_p"] != pytest.approx(b.values["log_p"]) for a, b in zip(alone, exact, strict=True))
-    starts = Space("{digits:2} is my ID")
+    starts = CanarySpace("{digits:2} is my ID")
     text = "42 is my ID"
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
     with refuses("--prefix-token", "format", error=NotApplicable):

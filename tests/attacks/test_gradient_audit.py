@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from auditor.attacks.gradient_audit import GradientAudit
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.plan import Plan
 from auditor.core.result import Audited
@@ -41,13 +41,13 @@ def trained(world: Path, name: str, *more: str, method: str = "dp-sgd") -> Path:
         recipe += ["noise_multiplier=3.0"]
     options = [word for option in (*recipe, *more) for word in ("-D", option)]
     data = ["--model", str(world / "base"), "--data", str(world / "data.jsonl"), "--block", "48"]
-    assert call(["train", method, *data, "-o", str(world / name), *options]) == 0
+    assert run_command_line(["train", method, *data, "-o", str(world / name), *options]) == 0
     return world / name
 
 
 def audit(world: Path, out: Path, *more: str) -> dict[str, Any]:
     data = ["--data", str(world / "data.jsonl"), "--prefix-length", "4", "--suffix-length", "4"]
-    assert call(["run", *data, "--attack", "gradient-audit", "-o", str(out), *more]) == 0
+    assert run_command_line(["run", *data, "--attack", "gradient-audit", "-o", str(out), *more]) == 0
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
 
@@ -145,8 +145,11 @@ def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries,
 
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
     def planted(*attacks: str) -> dict[str, Any]:
-        site = make_site(Plan.of(attack=attacks, defense=("dp-sgd",)))
-        return {name: options.get("gradient_canaries", 0) for name, options in site.defense_parts.defaults.items()}
+        site = make_site(Plan.from_fields(attack=attacks, defense=("dp-sgd",)))
+        return {
+            name: options.get("gradient_canaries", 0)
+            for name, options in site.defense_parts.default_defense_options.items()
+        }
 
     assert set(planted("exposure").values()) == {0}
     assert {name for name, count in planted("exposure", "gradient-audit").items() if count == 1000} == {

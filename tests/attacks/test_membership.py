@@ -17,7 +17,7 @@ from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.references import References
+from auditor.models.references import ReferenceModels
 from auditor.plugins.probe import Observed, run_probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.statistics import roc
@@ -194,9 +194,9 @@ def test_log_probabilities_are_needed(neox: HuggingFaceModel) -> None:
         list(Membership().measure(seen, secrets(4, 4)))
 
 
-def references(make_tiny: MakeTiny, asked: Sequence[Secret], count: int = 4) -> References:
+def references(make_tiny: MakeTiny, asked: Sequence[Secret], count: int = 4) -> ReferenceModels:
     saw = [frozenset(s.id for j, s in enumerate(asked) if (i + j) % 2) for i in range(count)]
-    return References(tuple(make_tiny(seed=20 + i) for i in range(count)), tuple(saw))
+    return ReferenceModels(tuple(make_tiny(seed=20 + i) for i in range(count)), tuple(saw))
 
 
 def test_reference_models_give_rmia_and_lira(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
@@ -218,7 +218,7 @@ def test_references_that_tell_nothing_are_refused(make_tiny: MakeTiny) -> None:
     with refuses("tiny neox", "8"):
         replace(held, saw=(held.saw[0], everyone, held.saw[2])).check(everyone, "'refs'")
     with refuses("2", "'refs'", "1"):
-        References(held.models[:1], held.saw[:1]).check(everyone, "'refs'")
+        ReferenceModels(held.models[:1], held.saw[:1]).check(everyone, "'refs'")
     common = (held.saw[0] | {"s0"}, held.saw[1] | {"s0"}, held.saw[2] | {"s0"})
     with refuses("'refs'", "1", "8"):
         replace(held, saw=common).check(everyone, "'refs'")
@@ -250,12 +250,12 @@ def test_the_stacked_score_and_the_baseline_are_less_sure_than_they_look(
     found = by_name(probe.measurements(asked, seen))
     scores = np.array([o.values["stacked"] for o in seen])
     member = np.array([s.member for s in asked])
-    naive = roc.auc_estimate("auc", scores[member], scores[~member])
+    naive = roc.auc_with_interval("auc", scores[member], scores[~member])
     for name in ("membership_auc", "membership_auc_stacked"):
         assert found[name].high - found[name].low > 1.3 * (naive.high - naive.low)
     by_count = probe.by_repeats(asked, seen)["1"]
     ones = np.array([s.repeats == 1 for s in asked])
-    alone = roc.auc_estimate("auc", scores[ones], scores[~member])
+    alone = roc.auc_with_interval("auc", scores[ones], scores[~member])
     assert by_count.high - by_count.low > 1.3 * (alone.high - alone.low)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import binom, chi2
 
-from auditor.attacks.prediction_audit import Game, PredictionAudit
+from auditor.attacks.prediction_audit import DistinguishingGame, PredictionAudit
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Secret
@@ -29,7 +29,7 @@ from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.statistics.audited import powerless_audit_reason
 from auditor.statistics.composition import exact_epsilon
-from auditor.statistics.games import audit_games, confident_guesses
+from auditor.statistics.games import audit_games, confusion_of_counted_games
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 from tests.conftest import refuses, states
 
@@ -125,7 +125,7 @@ def test_draws_have_the_distribution_that_is_scored_by(relation: str, q: float) 
     model = PMixed(q=q, adjacency="add_remove").protect(three())
     n = 20_000
     for served in (model, model.neighbour(relation, 1)):
-        game = Game(served, served, CONTEXT, 5)
+        game = DistinguishingGame(served, served, CONTEXT, 5)
         drawn = torch.cat(list(game._drawn(served, n // 5, np.random.default_rng(0))))
         expected = n * np.exp(game.distributions[0])
         observed = np.bincount(drawn.flatten().numpy(), minlength=3)
@@ -140,12 +140,12 @@ def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
     weight, audits, games = 0.6, 400, 120
     model = UniformMixingModel(FixedDistribution([1.0, 0.0]), weight, 1.0)
     truth = math.log((1 + weight) / (1 - weight))
-    game = Game(model, model.neighbour("any_two_models", 0), CONTEXT, 1)
+    game = DistinguishingGame(model, model.neighbour("any_two_models", 0), CONTEXT, 1)
     assert exact_epsilon(*game.distributions, 1, 0.0) == pytest.approx(truth)
     bounds = []
     for seed in range(audits):
         scores, coins = game.play(games, "coverage", seed)
-        bounds.append(epsilon_clopper_pearson(*confident_guesses(scores, coins, 0.0, 0.05), 0.0, 0.05))
+        bounds.append(epsilon_clopper_pearson(*confusion_of_counted_games(scores, coins, 0.0, 0.05), 0.0, 0.05))
     assert sum(bound > truth for bound in bounds) <= binom.ppf(0.999, audits, 0.05)
     assert np.median(bounds) > 0.5 * truth  # and they say something
 
@@ -269,17 +269,17 @@ def test_options_that_mean_nothing_are_refused() -> None:
 def test_scores_that_are_no_numbers_are_refused() -> None:
     coins = np.arange(64) % 2 == 0
     with refuses("NaN", "64", "64"):
-        confident_guesses(np.full(64, math.nan), coins, 0.0, 0.05)
+        confusion_of_counted_games(np.full(64, math.nan), coins, 0.0, 0.05)
     with refuses("64"):
-        confident_guesses(np.zeros(63), coins[:63], 0.0, 0.05)
+        confusion_of_counted_games(np.zeros(63), coins[:63], 0.0, 0.05)
 
 
 def test_the_threshold_is_taught_by_games_that_do_not_count() -> None:
     coins = np.arange(400) % 2 == 0
     scores = np.where(coins, 1.0, 0.0)
-    assert confident_guesses(scores, coins, 0.0, 0.05) == (150, 0, 0, 150)
+    assert confusion_of_counted_games(scores, coins, 0.0, 0.05) == (150, 0, 0, 150)
     bound, right = (audit_games(games, 0.0, 0.05) for games in ((100, 50, 50, 100), (150, 0, 0, 150)))
     assert bound.epsilon < bound.best == right.epsilon and bound.right == 200
     late = np.where(np.arange(400) < 100, 0.0, scores)  # the first quarter tells nothing: all are guessed alike
-    tp, fn, fp, tn = confident_guesses(late, coins, 0.0, 0.05)
+    tp, fn, fp, tn = confusion_of_counted_games(late, coins, 0.0, 0.05)
     assert (tp + fn, fp + tn) == (150, 150) and epsilon_clopper_pearson(tp, fn, fp, tn, 0.0) == 0

@@ -26,7 +26,7 @@ from auditor.attacks.near_verbatim import (
     NearVerbatim,
     _child_edit_distances,
     _minimum_final_edits,
-    beam_probability_bound,
+    near_verbatim_probability_bound,
 )
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -42,7 +42,7 @@ from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
 from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, mean_probability
 from auditor.statistics.metrics import find_metric
-from auditor.statistics.roc import conformal_p, conformal_threshold
+from auditor.statistics.roc import conformal_p_values, conformal_threshold
 from tests.conftest import DEFENSES, refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -172,13 +172,13 @@ def test_conformal_threshold_by_hand() -> None:
     assert conformal_threshold(controls, 0.25) == 8  # ceil(7.5)
     assert conformal_threshold(controls, 0.05) == math.inf  # ceil(9.5) = 10 of 9
     assert conformal_threshold(np.arange(19.0), 0.05) == 18
-    assert conformal_p(np.array([0.0, 5.0, 5.5, 9.0, 10.0]), controls).tolist() == [1, 0.6, 0.5, 0.2, 0.1]
+    assert conformal_p_values(np.array([0.0, 5.0, 5.5, 9.0, 10.0]), controls).tolist() == [1, 0.6, 0.5, 0.2, 0.1]
     tied = np.array([-math.inf] * 10)
-    assert conformal_p(np.array([-math.inf, -3.0]), tied).tolist() == [1, 1 / 11]
+    assert conformal_p_values(np.array([-math.inf, -3.0]), tied).tolist() == [1, 1 / 11]
     for alpha in (0.05, 0.1, 0.25, 0.5):  # above the threshold is where the p-value is at most alpha
         scores = np.linspace(0, 10, 41)
         assert (
-            (conformal_p(scores, controls) <= alpha + 1e-12) == (scores > conformal_threshold(controls, alpha))
+            (conformal_p_values(scores, controls) <= alpha + 1e-12) == (scores > conformal_threshold(controls, alpha))
         ).all()
 
 
@@ -399,7 +399,7 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
         within = [[levenshtein(s, z)[-1] <= distance for s in every.tolist()] for z in suffixes.tolist()]
         exact = torch.stack([p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)])
         for beams in (1, 3, 10_000):
-            near, verbatim = beam_probability_bound(model, decoding, prefixes, suffixes, distance, beams)
+            near, verbatim = near_verbatim_probability_bound(model, decoding, prefixes, suffixes, distance, beams)
             truth = measure_suffix_probabilities(model, decoding, prefixes, suffixes)["log_p"]
             torch.testing.assert_close(verbatim, truth, atol=1e-5, rtol=0)
             assert (near >= truth - 1e-5).all()
@@ -414,7 +414,7 @@ def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> 
     """With one beam, which greedy decoding takes, the verbatim path is still there: it is never dropped."""
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(20, 4, 6)
     suffixes = likely(model, prefixes, 5, ANCESTRAL)
-    near, verbatim = beam_probability_bound(model, ANCESTRAL, prefixes, suffixes, 5, 1)
+    near, verbatim = near_verbatim_probability_bound(model, ANCESTRAL, prefixes, suffixes, 5, 1)
     assert (near.exp() > verbatim.exp() * 1.01).any() and verbatim.isfinite().all()
     assert (near >= verbatim - 1e-5).all()
 
@@ -423,9 +423,9 @@ def test_a_secret_that_no_sample_can_come_near_is_minus_infinity(make_tiny: Make
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(2, 4, 6)
     best = likely(model, prefixes, 4, GREEDY)
     far = (best + 1) % 6
-    near, verbatim = beam_probability_bound(model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3)
+    near, verbatim = near_verbatim_probability_bound(model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3)
     assert near.tolist() == verbatim.tolist() == [0, -math.inf]
-    nothing, none = beam_probability_bound(model, GREEDY, prefixes, far, 0, 3)
+    nothing, none = near_verbatim_probability_bound(model, GREEDY, prefixes, far, 0, 3)
     assert nothing.tolist() == none.tolist() == [-math.inf] * 2
 
 

@@ -18,7 +18,7 @@ from auditor.attacks.ethicist import (
     calibrated_confidence,
     mle_plus_smoothing_loss,
     paper_warmup_steps,
-    split_pairs,
+    split_train_and_validation_pairs,
 )
 from auditor.attacks.likelihood_ranking import compressed_size, reference_score
 from auditor.core.errors import NotApplicable
@@ -73,14 +73,14 @@ def test_compressed_size_is_zlibs() -> None:
 
 def test_known_pairs_are_split_without_loss() -> None:
     pairs = [Pair((i,), (i,)) for i in range(20)]
-    train, validation = split_pairs(pairs, 0.2, seed=0)
+    train, validation = split_train_and_validation_pairs(pairs, 0.2, seed=0)
     assert len(validation) == 4
     assert sorted(p.prefix for p in train + validation) == [(i,) for i in range(20)]
-    assert split_pairs(pairs, 0.2, seed=0) == (train, validation)
-    assert split_pairs(pairs, 0.2, seed=1) != (train, validation)
-    assert [len(part) for part in split_pairs(pairs[:2], 0.01, 0)] == [1, 1]
+    assert split_train_and_validation_pairs(pairs, 0.2, seed=0) == (train, validation)
+    assert split_train_and_validation_pairs(pairs, 0.2, seed=1) != (train, validation)
+    assert [len(part) for part in split_train_and_validation_pairs(pairs[:2], 0.01, 0)] == [1, 1]
     with refuses("2", error=NotApplicable):
-        split_pairs(pairs[:1], 0.1, 0)
+        split_train_and_validation_pairs(pairs[:1], 0.1, 0)
 
 
 def ablated(confidence: str, setting: Setting = WHITE_BOX, **more: Any) -> list[Guesses]:

@@ -17,7 +17,7 @@ from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.plugins.attack import SamplingAttack
-from auditor.plugins.options import options_of
+from auditor.plugins.options import plugin_option_defaults
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX
 from auditor.testing import KNOWN, SMALL, make_small_plugin, make_view, random_queries
 from tests.conftest import refuses
@@ -91,7 +91,7 @@ def test_sampling_needs_no_distribution_and_says_its_rows(neox: HuggingFaceModel
 
 
 def ethicist(**options: Any) -> Ethicist:
-    few: dict[str, Any] = {name: SMALL[name] for name in options_of(Ethicist) if name in SMALL}
+    few: dict[str, Any] = {name: SMALL[name] for name in plugin_option_defaults(Ethicist) if name in SMALL}
     return Ethicist(**{**few, "tune_on": "none", **options})
 
 
@@ -159,4 +159,4 @@ def test_a_ranking_that_reads_the_distribution_is_refused_before_anything_is_dra
     assert "likelihood" in attack.required and "distribution" not in attack.required
     with refuses("log-probabilities", error=NotApplicable):
         list(attack.guess(seen, {"tuned_on": "none"}, random_queries()))
-    assert seen.meter.total == 0
+    assert seen.meter.drawn_token_count == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from benchmarks.checks.speed import accelerator
 from benchmarks.checks.speed.accelerator import PARTS
 from benchmarks.checks.speed.sheet import Bench
@@ -20,7 +20,7 @@ TEXTS = torch.randint(1, 257, (24, 48), generator=torch.Generator().manual_seed(
 def bench(folder: Path, device: str = "cpu", shift: float = 0.0) -> Bench:
     """Of one tiny model, whose weights are moved by so much."""
     save_tiny(folder)
-    model = load(str(folder), LoadingOptions(device=device))
+    model = load_causal_lm(str(folder), LoadingOptions(device=device))
     with torch.no_grad():
         for parameter in model.model.parameters():
             parameter.add_(shift * torch.randn_like(parameter))

@@ -56,7 +56,7 @@ def test_coins_are_fair_independent_of_the_texts_and_follow_from_the_seed() -> N
         "prefixed", make_canary_texts("prefixed", 400, 4, 0, texts=RECORDS), 1, 0
     )
     assert [one.included for one in others.canaries] == coins[0].tolist()
-    assert audit_canaries.fresh_seed() != audit_canaries.fresh_seed()
+    assert audit_canaries.unguessable_audit_seed() != audit_canaries.unguessable_audit_seed()
 
 
 def test_what_is_seen_of_a_text_without_a_model_proves_nothing() -> None:

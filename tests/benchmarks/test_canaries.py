@@ -31,15 +31,19 @@ ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for 
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    return canaries.make_manifest(["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], each=2, controls=1)
+    return canaries.make_exposure_manifest(
+        ["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], each=2, controls=1
+    )
 
 
 def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: Manifest) -> None:
-    again = canaries.make_manifest(["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1)
+    again = canaries.make_exposure_manifest(
+        ["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1
+    )
     assert again == manifest
     assert (
-        canaries.make_manifest(["My ID is {digits:6}"], seed=1).canaries
-        != canaries.make_manifest(["My ID is {digits:6}"]).canaries
+        canaries.make_exposure_manifest(["My ID is {digits:6}"], seed=1).canaries
+        != canaries.make_exposure_manifest(["My ID is {digits:6}"]).canaries
     )
     assert len({entry.id for entry in manifest.canaries}) == len({entry.text for entry in manifest.canaries}) == 10
     for entry in manifest.canaries:
@@ -58,7 +62,7 @@ def test_a_manifest_is_written_once_privately_and_read_back(manifest: Manifest, 
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:
-    raw: dict[str, Any] = to_json(canaries.make_manifest(["My ID is {digits:6}"], counts=[1], each=2))
+    raw: dict[str, Any] = to_json(canaries.make_exposure_manifest(["My ID is {digits:6}"], counts=[1], each=2))
     for name, value in changes.items():
         if name in raw:
             raw[name] = value
@@ -106,7 +110,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
 )
 def test_what_cannot_be_made_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(AuditError, match=why):
-        canaries.make_manifest(**{"formats": ["My ID is {digits:6}"], **options})
+        canaries.make_exposure_manifest(**{"formats": ["My ID is {digits:6}"], **options})
 
 
 def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: Manifest) -> None:

@@ -20,7 +20,7 @@ from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import Conversation
 from auditor.benchmarks.files import Files
 from auditor.core.errors import AuditError
-from auditor.core.plan_parts import TURNS, DataPlan, known_answer_share
+from auditor.core.plan_parts import TURNS, DataPlan, share_of_answer_known
 from auditor.runs import training
 
 CHATML = (
@@ -79,7 +79,9 @@ def text(words: Any, tokens: Sequence[int]) -> str:
 
 
 def cut(words: Any, said: Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
-    return list(chat.cut_answers(words, said, written(words, said), own(words, said), knows, longest, shown))
+    return list(
+        chat.cut_answers_into_secrets(words, said, written(words, said), own(words, said), knows, longest, shown)
+    )
 
 
 TWO = talk("Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815.", system="You are a clerk.")
@@ -98,7 +100,7 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
     for one in found:
         assert whole.startswith(text(words, (*one.prefix, *one.suffix)))
         assert (one.wording.prefix, one.wording.suffix) == (text(words, one.prefix), text(words, one.suffix))
-        assert "".join(one.wording.pieces) == one.wording.suffix
+        assert "".join(one.wording.suffix_text_by_token) == one.wording.suffix
         ids = words(whole, add_special_tokens=False)["input_ids"]
         assert tuple(ids[: len(one.prefix) + len(one.suffix)]) == (*one.prefix, *one.suffix)  # as it was trained on
 
@@ -116,7 +118,7 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
         row = Conversation((*TWO.messages[:4], {"role": "tool", "content": "Door 7: 0815."}, TWO.messages[4]))
     words = tokenizer(template)
     shown = chat.render_chat(words, row, own(words, row), turns)
-    found = list(chat.cut_answers(words, row, shown, own(words, row), "user", 50, None))
+    found = list(chat.cut_answers_into_secrets(words, row, shown, own(words, row), "user", 50, None))
     kept = [one for one in found if isinstance(one, chat.AnswerCut)]
     assert [text(words, one.suffix).strip() for one in kept] == wanted
     assert all(shown.tokens[: one.at] == one.prefix and one.prefix for one in kept)
@@ -148,7 +150,7 @@ def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
 
 def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
-    asked = training.Training("none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja"))
+    asked = training.TrainingRequest("none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja"))
     assert training._chosen_conversation_form(asked, tokenizer(None), [TWO]).source == CHATML
 
 
@@ -182,15 +184,17 @@ def test_what_an_attacker_knows() -> None:
 def test_the_learnt_tokens_are_the_assistants(contents: list[str]) -> None:
     """Twin: HF's own mask of a template that marks answers; of one that does not, turn by turn as text."""
     said = talk(*contents)
-    assert written(tokenizer(MARKED), said).learnt("assistant") == _marks(tokenizer(MARKED), said)
+    assert written(tokenizer(MARKED), said).learnt_token_mask("assistant") == _marks(tokenizer(MARKED), said)
     words = tokenizer(CHATML)
     found = written(words, said)
-    learnt = "".join(words.decode([t]) for t, own in zip(found.tokens, found.learnt("assistant"), strict=True) if own)
+    learnt = "".join(
+        words.decode([t]) for t, own in zip(found.tokens, found.learnt_token_mask("assistant"), strict=True) if own
+    )
     if all(content.isascii() for content in contents):
         assert learnt == "".join(
             f"{turn['content']}<|im_end|>\n" for turn in said.messages if turn["role"] == "assistant"
         )
-    assert all(found.learnt("all")) and len(found.learnt("all")) == len(found.tokens)
+    assert all(found.learnt_token_mask("all")) and len(found.learnt_token_mask("all")) == len(found.tokens)
 
 
 def _marks(words: Any, said: Conversation) -> tuple[bool, ...]:
@@ -306,7 +310,7 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
         Files(str(path), tokenizer(), known_fraction=0)
     for bad in ("assistant", "partial", "partial:1", "partial:x", "user:0.5", "partial:nan", ""):
         with pytest.raises(AuditError, match="expected --knows system, user or partial:F"):
-            known_answer_share(bad)
+            share_of_answer_known(bad)
 
 
 # --- training on the same ---------------------------------------------------------------------------------------------
@@ -398,7 +402,9 @@ def test_what_a_row_has_goes_to_the_template_as_it_is(tmp_path: Path) -> None:
     (secret,) = made.secrets
     whole = str(words.apply_chat_template(said, tools=row["tools"], style="kind", tokenize=False))
     assert (
-        secret.wording is not None and whole.startswith(secret.wording.whole) and "developer" in secret.wording.prefix
+        secret.wording is not None
+        and whole.startswith(secret.wording.prefix_and_suffix_text)
+        and "developer" in secret.wording.prefix
     )
     assert secret.wording.suffix == "It is 4711." and "Tools" in secret.wording.prefix
     for noted in ("1 answer: an assistant turn that only calls tools (row 0", "nothing of tool_calls (1 conversation)"):

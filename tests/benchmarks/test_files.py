@@ -336,7 +336,7 @@ def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so
     texts = ["code 12", "code 123", "it says code 12. And code 12!", "code 4 of 5", "code 4 of 5 and code 12"]
     rows = [{"text": text} for text in texts]
     benchmark = build(write(tmp_path / "d.jsonl", rows), prefix_length=3, suffix_length=2)
-    said = {s.wording.whole: s.repeats for s in benchmark.secrets if s.wording}
+    said = {s.wording.prefix_and_suffix_text: s.repeats for s in benchmark.secrets if s.wording}
     assert said == {"code 12": 5, "it sa": 1, "code 4 of": 2}  # 5: that of row 1 was cut off within 123
     assert any("repeat counts are how often prefix and suffix stand" in note for note in benchmark.notes)
     pairs = [{"prefix": "code", "suffix": text[4:]} for text in texts if text.startswith("code")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from benchmarks.checks.gates import simulation, stopping
 
 
@@ -16,7 +16,7 @@ def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert text == capsys.readouterr().out
     assert len([line for line in text.splitlines() if line.endswith("% |")]) == 13 + 8
     assert "<svg" in (tmp_path / "power.svg").read_text()
-    assert call(["gate", "--plan", "recall=0.2:0.25:0.1"]) == 0  # the command that the table names
+    assert run_command_line(["gate", "--plan", "recall=0.2:0.25:0.1"]) == 0  # the command that the table names
     asked = next(
         line.split()[0] for line in capsys.readouterr().out.splitlines() if "not worse than baseline by 0 " in line
     )

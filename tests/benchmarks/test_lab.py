@@ -47,7 +47,7 @@ TINY = LabRecipe(
     lora_epochs=1,
     batch=8,
 )
-ENSEMBLE = f"ensemble{lab_folders.ensemble_version(TINY)}"
+ENSEMBLE = f"ensemble{lab_folders.ensemble_folder_suffix(TINY)}"
 PARTS = ("tokenizer", "public", "target", ENSEMBLE)
 _PATIENCE = 300  # seconds until a process counts as hung, on however busy a machine
 
@@ -114,7 +114,7 @@ def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
 ) -> None:
     """Two of three at each count, and of four canaries the one inserted most and the third: by the seed alone."""
     counts = Counter(id.rpartition("-")[0] for id in built.forgotten)
-    assert counts == {**{f"member-{times:02d}": 2 for times in TINY.counts}, "canary-64": 1, "canary-04": 1}
+    assert counts == {**{f"member-{times:02d}": 2 for times in TINY.repeat_counts}, "canary-64": 1, "canary-04": 1}
     assert built.forgotten == Lab(TINY, cache=built.folder.parents[1], limit=2).forgotten
     lost = set(built.cut.forgotten_texts)
     attacked = {built.cut.texts[s.id] for s in built.secrets if s.member and s.id in built.forgotten}
@@ -123,8 +123,8 @@ def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
     assert Path(job.base).name == "target" and {record.text for record in job.forget} == lost
     assert [record.text for record in job.records] == built.texts.copies()
     trained: list[list[str]] = []
-    monkeypatch.setattr(LabTraining, "target", lambda self, path, texts: trained.append(list(texts)))
-    built.training.retrained(tmp_path, built.cut.forgotten_texts)
+    monkeypatch.setattr(LabTraining, "train_target_model", lambda self, path, texts: trained.append(list(texts)))
+    built.training.train_without_forgotten(tmp_path, built.cut.forgotten_texts)
     assert Counter(trained[0]) == Counter(text for text in built.texts.copies() if text not in lost)
     again = {tuple(tokens) for tokens in built.unattacked}
     assert len(again) == 10 + 2 and not again & {s.prefix + s.suffix for s in built.secrets}
@@ -147,7 +147,7 @@ def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
     assert (len(members), len(others), len(known)) == (15, 4, 10)
     assert not members & known and not members & others and not known & others
     assert len({secret.id for secret in built.secrets}) == 19
-    assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(TINY.counts, 3)
+    assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(TINY.repeat_counts, 3)
     assert {s.repeats for s in built.secrets if not s.member} == {0}
     trained = set(built.texts.copies())
     text = {s.id: built.tokenizer.decode(s.prefix + s.suffix) for s in built.secrets}
@@ -177,7 +177,9 @@ def holds(tokens: tuple[Any, ...], part: tuple[int, ...]) -> bool:
 
 def test_the_tokenizer_saw_public_text_only(built: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = make_texts(TINY)
-    other = dataclasses.replace(texts, private={r: ["x" * 200] * 5 for r in TINY.counts}, nonmembers=["y" * 200] * 4)
+    other = dataclasses.replace(
+        texts, private={r: ["x" * 200] * 5 for r in TINY.repeat_counts}, nonmembers=["y" * 200] * 4
+    )
     monkeypatch.setattr(module, "make_texts", lambda recipe: other)
     assert Lab(TINY, cache=tmp_path).tokenizer.get_vocab() == built.tokenizer.get_vocab()
     assert built.tokenizer.eos_token == END and built.tokenizer.eos_token_id == 0
@@ -185,7 +187,7 @@ def test_the_tokenizer_saw_public_text_only(built: Lab, tmp_path: Path, monkeypa
 
 def test_a_limit_keeps_every_repeat_count(built: Lab) -> None:
     few = Lab(TINY, cache=cache(built), limit=5)
-    assert [s.repeats for s in few.secrets if s.member] == list(TINY.counts)
+    assert [s.repeats for s in few.secrets if s.member] == list(TINY.repeat_counts)
     assert sum(not s.member for s in few.secrets) == 4 and few.known == built.known
 
 
@@ -266,7 +268,8 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(built: Lab, tmp_pa
 
         return half
 
-    owner, name = (module, "make_tokenizer") if part == "tokenizer" else (LabTraining, part.partition("_")[0])
+    trained = {"public": "train_public_model", "target": "train_target_model", ENSEMBLE: "train_ensemble_members"}
+    owner, name = (module, "make_tokenizer") if part == "tokenizer" else (LabTraining, trained[part])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, dies(getattr(owner, name)))
         build_all(Lab(TINY, cache=tmp_path))
@@ -418,7 +421,7 @@ def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> No
     texts = make_texts(TINY)
 
     def named(recipe: LabRecipe) -> tuple[str, str]:
-        return lab_folders.lab_cache_digest(recipe, texts), lab_folders.ensemble_version(recipe)
+        return lab_folders.lab_cache_digest(recipe, texts), lab_folders.ensemble_folder_suffix(recipe)
 
     assert named(recipe) != named(base) == named(dataclasses.replace(base))
 
@@ -464,7 +467,7 @@ def test_new_tokens_take_a_lab_that_trains_all_parameters(built: Lab) -> None:
 def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab) -> None:
     """One adapter, trained as its members are, on all that they are trained on."""
     other = Lab(dataclasses.replace(TINY, lora_rate=0.03), cache=cache(built))
-    distribution = other.whole().log_probs(torch.tensor([[5, 6, 7]]), 1)
+    distribution = other.adapter_on_all_records().log_probs(torch.tensor([[5, 6, 7]]), 1)
     (adapter,) = other.folder.glob("whole*/whole")
     assert read_shard_record_list(adapter) == text_digests(other.texts.copies())
     assert not torch.equal(distribution, other.public().log_probs(torch.tensor([[5, 6, 7]]), 1))
@@ -477,7 +480,7 @@ def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
     assert more.ensemble().size == 3 and built.ensemble().size == 2
     assert more.folder == built.folder
     assert {part: (built.folder / part).stat().st_mtime_ns for part in PARTS} == before
-    assert lab_folders.ensemble_version(LabRecipe()) == ""
+    assert lab_folders.ensemble_folder_suffix(LabRecipe()) == ""
 
 
 def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:
@@ -545,7 +548,7 @@ def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> 
     references = built.references(4)
     attacked = {secret.id: secret for secret in built.secrets}
     assert [sum(id in saw for saw in references.saw) for id in attacked] == [2] * len(attacked)
-    texts = [Counter(text) for text in built.texts.references(4)]
+    texts = [Counter(text) for text in built.texts.texts_by_reference_model(4)]
     everywhere = Counter(built.texts.copies())
     counts = dict[str, int]()
     for id, secret in attacked.items():
@@ -560,7 +563,7 @@ def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> 
     assert all(copies[text] == times for copies in texts for text, times in everywhere.items())
     others = sorted(counts[id] for id, secret in attacked.items() if not secret.member)
     assert others == [1, 2, 4, 8]  # four of five counts that members have in equal shares
-    assert built.texts.references(4) == built.texts.references(4)
+    assert built.texts.texts_by_reference_model(4) == built.texts.texts_by_reference_model(4)
 
 
 def test_reference_models_are_a_part_that_is_made_when_asked_for_and_changes_no_other(built: Lab) -> None:

@@ -37,7 +37,7 @@ def test_finds_what_looking_at_every_place_finds(vocabulary: int) -> None:
     known = list(dict.fromkeys(text for text, _ in trained))
     several = 0
     for n in (1, 3, 6, 12):
-        for text, seen in zip(texts, index.standing(texts, n), strict=True):
+        for text, seen in zip(texts, index.match_ngrams(texts, n), strict=True):
             found = dict(zip(seen.at.tolist(), zip(seen.trained, seen.heldout, seen.record, strict=True), strict=True))
             for at in range(len(text) - n + 1):
                 run = text[at : at + n]
@@ -53,19 +53,23 @@ def test_finds_what_looking_at_every_place_finds(vocabulary: int) -> None:
 def test_records_that_are_the_same_are_one_and_their_copies_add_up() -> None:
     index = ngrams.build_index([((1, 2, 3), 2), ((4, 5), 1), ((1, 2, 3), 3), ((6, 7), None), ((6, 7), 1)], [(2, 3, 9)])
     assert index.copies == (5, 1, None)
-    assert [index.record(i) for i in range(4)] == [(1, 2, 3), (4, 5), (6, 7), (2, 3, 9)]
-    assert index.count(2) == (4, 2) and index.count(3) == (1, 1) and index.count(4) == (0, 0)
+    assert [index.tokens_of_text(i) for i in range(4)] == [(1, 2, 3), (4, 5), (6, 7), (2, 3, 9)]
+    assert (
+        index.ngram_place_counts(2) == (4, 2)
+        and index.ngram_place_counts(3) == (1, 1)
+        and index.ngram_place_counts(4) == (0, 0)
+    )
 
 
 def test_no_run_goes_from_one_record_into_the_next() -> None:
     index = ngrams.build_index([((1, 2), 1), ((3, 4), 1)], [])
-    (seen,) = index.standing([(1, 2, 3, 4)], 2)
+    (seen,) = index.match_ngrams([(1, 2, 3, 4)], 2)
     assert seen.at.tolist() == [0, 2] and seen.record.tolist() == [0, 1] and not seen.heldout.any()
 
 
 def test_a_text_is_at_home_in_the_one_record_that_holds_it_whole() -> None:
     index = ngrams.build_index([((1, 2, 3, 4), 1), ((9, 2, 3), 1), ((7, 8), 1)], [(5, 6)])
-    assert index.home([(2, 3, 4), (2, 3), (7, 8), (5, 6), (1, 2, 3, 4, 5)]) == [0, -1, 2, 3, -1]
+    assert index.index_of_only_text_holding([(2, 3, 4), (2, 3), (7, 8), (5, 6), (1, 2, 3, 4, 5)]) == [0, -1, 2, 3, -1]
 
 
 def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +77,7 @@ def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(monkeyp
         raise AssertionError("it was made")
 
     monkeypatch.setitem(sys.modules, "pydivsufsort", SimpleNamespace(divsufsort=sort))
-    monkeypatch.setattr(machine_memory, "free_bytes", lambda: 10**6)
+    monkeypatch.setattr(machine_memory, "free_memory_bytes", lambda: 10**6)
     with pytest.raises(AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"):
         ngrams.build_index([((1, 2, 3), 1)], [])
     assert (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from auditor.benchmarks.occurrences import occurrences
+from auditor.benchmarks.occurrences import count_text_occurrences
 
 
 def naive(wanted: str, texts: list[str], times: list[int]) -> int:
@@ -20,19 +20,19 @@ def test_one_pass_counts_what_a_search_for_each_text_counts(seed: int) -> None:
     texts += [texts[0] + texts[1], texts[2] * 2]
     times = [drawn.randint(1, 4) for _ in texts]
     wanted = {text[at : at + size] for text in texts for at in (0, 7, 90) for size in (1, 5, 31, 32, 33, 120)} - {""}
-    found = occurrences(dict.fromkeys(wanted, False), texts, times)
+    found = count_text_occurrences(dict.fromkeys(wanted, False), texts, times)
     assert found == {text: naive(text, texts, times) for text in wanted}
     assert len(set(found.values())) > 10
 
 
 def test_a_text_that_is_to_end_there_is_not_found_in_a_longer_number_or_word() -> None:
     texts = ["code 12", "code 123", "code 12, code 12", "code 12 3", "decode 12"]
-    assert occurrences({"code 12": True}, texts) == {"code 12": 5}
-    assert occurrences({"code 12": False}, texts) == {"code 12": 6}
-    assert occurrences({"code ": True}, [*texts, "code  "]) == {"code ": 1}
+    assert count_text_occurrences({"code 12": True}, texts) == {"code 12": 5}
+    assert count_text_occurrences({"code 12": False}, texts) == {"code 12": 6}
+    assert count_text_occurrences({"code ": True}, [*texts, "code  "]) == {"code ": 1}
 
 
 def test_nothing_to_look_for_is_no_fault_and_an_empty_text_is_one() -> None:
-    assert occurrences({}, ["a"]) == {}
+    assert count_text_occurrences({}, ["a"]) == {}
     with pytest.raises(ValueError, match="an empty one"):
-        occurrences({"": False}, ["a"])
+        count_text_occurrences({"": False}, ["a"])

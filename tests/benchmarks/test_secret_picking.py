@@ -14,7 +14,7 @@ from rapidfuzz.distance import Levenshtein
 from auditor.benchmarks import pii
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import make_texts
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from tests.benchmarks.test_files import build, write
@@ -42,7 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def made(corpus: tuple[str, str], out: Path, *flags: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     data, heldout = corpus
-    assert call(["secrets", "make", "--data", data, "--heldout", heldout, "-o", str(out), *flags]) == 0
+    assert run_command_line(["secrets", "make", "--data", data, "--heldout", heldout, "-o", str(out), *flags]) == 0
     return read(out), read(out.with_name(f"{out.stem}.nonmembers.jsonl"))
 
 
@@ -125,7 +125,7 @@ def test_copies_of_a_row_count_as_often_as_their_repeats_say(tmp_path: Path) -> 
     ]
     out = tmp_path / "s.jsonl"
     words = ["secrets", "make", "--data", write(tmp_path / "d.jsonl", rows), "-o", str(out)]
-    assert call([*words, "--prefix-length", "22"]) == 0
+    assert run_command_line([*words, "--prefix-length", "22"]) == 0
     assert [(one["prefix"].strip(), one["repeats"]) for one in read(out)] == [("write to the owner at", 7)]
     assert not (tmp_path / "s.nonmembers.jsonl").exists()
 
@@ -162,7 +162,7 @@ def test_what_nothing_can_be_picked_from_is_refused_and_nothing_is_written(
     words = ["secrets", "make", "--data", write(tmp_path / "d.jsonl", [{"text": text} for text in rows])]
     if heldout is not None:
         words += ["--heldout", write(tmp_path / "h.jsonl", [{"text": text} for text in heldout])]
-    assert call([*words, "-o", str(tmp_path / "s.jsonl"), *flags]) == 2
+    assert run_command_line([*words, "-o", str(tmp_path / "s.jsonl"), *flags]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert message in said and "ann@" not in said
     assert not list(tmp_path.glob("s.*"))
@@ -172,10 +172,10 @@ def test_files_are_written_both_or_not_at_all_and_none_is_overwritten(
     corpus: tuple[str, str], tmp_path: Path, capsys: Said, monkeypatch: Patch
 ) -> None:
     words = ["secrets", "make", "--data", corpus[0], "--heldout", corpus[1], "-o"]
-    assert call([*words, str(tmp_path / "s.csv")]) == 2
+    assert run_command_line([*words, str(tmp_path / "s.csv")]) == 2
     assert "expected -o as a file ending in .jsonl" in capsys.readouterr().err
     (tmp_path / "s.nonmembers.jsonl").write_text("mine")
-    assert call([*words, str(tmp_path / "s.jsonl")]) == 2
+    assert run_command_line([*words, str(tmp_path / "s.jsonl")]) == 2
     assert "expected a new file for -o" in capsys.readouterr().err
     assert (tmp_path / "s.nonmembers.jsonl").read_text() == "mine"
     real = disk.replace_atomically
@@ -186,7 +186,7 @@ def test_files_are_written_both_or_not_at_all_and_none_is_overwritten(
         real(path, content)
 
     monkeypatch.setattr(disk, "replace_atomically", full)
-    assert call([*words, str(tmp_path / "t.jsonl")]) == 2
+    assert run_command_line([*words, str(tmp_path / "t.jsonl")]) == 2
     assert not list(tmp_path.glob("t.*"))
 
 
@@ -196,6 +196,6 @@ def test_without_the_extra_only_what_needs_it_is_refused(
     monkeypatch.setattr(pii, "find_spec", lambda name: None)
     words = ["secrets", "make", "--data", corpus[0], "-o", str(tmp_path / "s.jsonl")]
     for flags in ([], ["--kinds", "card"]):
-        assert call([*words, *flags]) == 2
+        assert run_command_line([*words, *flags]) == 2
         assert "pip install 'audit-lm[pii]'" in " ".join(capsys.readouterr().err.split())
-    assert call([*words, "--kinds", "address,random"]) == 0
+    assert run_command_line([*words, "--kinds", "address,random"]) == 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from auditor.benchmarks import submission_score
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.records.folder import RunFolder
@@ -191,14 +191,14 @@ def test_the_command_prints_a_table_or_json_and_writes_the_curve(tmp_path: Path,
     submission, answers = files(tmp_path, HEADER + '2,"[5,6]"\n0,"[9,9]"\n0,"[1,2]"\n')
     command = ["score", str(submission), "--answers", str(answers)]
     curve, plots = tmp_path / "curve.csv", [tmp_path / "curve.svg", tmp_path / "curve.png"]
-    assert call([*command, "--curve", str(curve), "--plot", str(plots[0])]) == 0
+    assert run_command_line([*command, "--curve", str(curve), "--plot", str(plots[0])]) == 0
     said = capsys.readouterr().out
     assert "2 of 4 examples answered, 3 guesses, 1 of them wrong; 2 without a guess: not solved" in " ".join(
         said.split()
     )
     assert "0.250" in said and "0.500" in said and "Recall at 100 errors" in said
     assert curve.read_text() == "wrong_guesses,solved,recall\n0,1,0.25\n1,2,0.5\n"
-    assert call([*command, "--json", "--answered-only", "--plot", str(plots[1])]) == 0
+    assert run_command_line([*command, "--json", "--answered-only", "--plot", str(plots[1])]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["answers"], found["answered"], found["answered_only"], found["wrong"]) == (4, 2, True, 1)
     assert {m["name"]: (m["value"], m["n"]) for m in found["measurements"]}["any_of_k"] == (1.0, 2)
@@ -206,7 +206,7 @@ def test_the_command_prints_a_table_or_json_and_writes_the_curve(tmp_path: Path,
     assert "#01020" not in plots[0].read_text()  # no stand-in colour of the page is left
     assert plots[1].read_bytes().startswith(b"\x89PNG")
     drawn = plots[0].read_bytes()
-    assert call([*command, "--plot", str(plots[0])]) == 0 and plots[0].read_bytes() == drawn
+    assert run_command_line([*command, "--plot", str(plots[0])]) == 0 and plots[0].read_bytes() == drawn
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_the_command_prints_a_table_or_json_and_writes_the_curve(tmp_path: Path,
 )
 def test_the_command_refuses(tmp_path: Path, capsys: Said, more: tuple[str, ...], words: str) -> None:
     submission, answers = files(tmp_path, HEADER + '2,"[5,6]"\n')
-    assert call(["score", str(submission), "--answers", str(answers), *more]) == 2
+    assert run_command_line(["score", str(submission), "--answers", str(answers), *more]) == 2
     assert words in capsys.readouterr().err
 
 
@@ -282,7 +282,7 @@ def ran(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     out.mkdir()
     (out / "out.csv").write_text("an old file that everybody may read")
-    assert call(command(world, out, "--attack", "perplexity", "--submission", str(out / "out.csv"))) == 0
+    assert run_command_line(command(world, out, "--attack", "perplexity", "--submission", str(out / "out.csv"))) == 0
     return out
 
 
@@ -302,7 +302,7 @@ def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> N
 
 
 def test_the_submission_holds_the_attacked_rows_surest_first(world: Path, ran: Path) -> None:
-    guesses = RunFolder.reopen(ran).guesses.done(CellKey("undefended", "white-box", "perplexity"))
+    guesses = RunFolder.reopen(ran).guesses.finished_secrets(CellKey("undefended", "white-box", "perplexity"))
     scores = {int(g.secret[-6:]): g.ranked[0] for g in guesses.values() if g.secret.startswith("example-")}
     rows = submitted(ran / "out.csv")
     assert {row for row, _ in rows} == set(scores) and len(rows) == len(scores) == 31  # 39 unique rows, a fifth known
@@ -327,7 +327,7 @@ def test_the_submission_is_private_and_the_terminal_says_so(world: Path, tmp_pat
     file = tmp_path / "out.csv"
     file.write_text("readable by everybody")
     flags = ("--attack", "perplexity", "--setting", "white-box", "--limit", "3", "--submission", str(file))
-    assert call(command(world, tmp_path / "run", *flags)) == 0
+    assert run_command_line(command(world, tmp_path / "run", *flags)) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     said = " ".join(capsys.readouterr().out.split())
     assert f"submission: {file} (3 guesses of undefended/white-box/perplexity; token ids of private text" in said
@@ -345,9 +345,9 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
 
     with monkeypatch.context() as patch:
         patch.setattr(CellJournal, "append", interrupted)
-        assert call(command(world, tmp_path / "run", *flags)) == 130
+        assert run_command_line(command(world, tmp_path / "run", *flags)) == 130
     assert not (tmp_path / "out.csv").exists()
-    assert call(["run", "--resume", str(tmp_path / "run"), "--submission", str(tmp_path / "out.csv")]) == 0
+    assert run_command_line(["run", "--resume", str(tmp_path / "run"), "--submission", str(tmp_path / "out.csv")]) == 0
     marked = submission_score.compare_submission_with_answers(tmp_path / "out.csv", world / "data" / "val_suffix.npy")
     own = measured(tmp_path / "run", "text-only")
     assert (
@@ -357,7 +357,7 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
 
 def test_no_guesses_no_submission(world: Path, tmp_path: Path, capsys: Said) -> None:
     flags = ("--attack", "perplexity", "--setting", "text-only", "--submission", str(tmp_path / "out.csv"))
-    assert call(command(world, tmp_path / "run", *flags)) == 2
+    assert run_command_line(command(world, tmp_path / "run", *flags)) == 2
     assert "no submission was written" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists() and (tmp_path / "run" / "result.json").exists()
 
@@ -376,13 +376,13 @@ def test_a_run_without_one_submission_is_refused_before_it_starts(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said, flags: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(command(world, tmp_path / "run", "--submission", "out.csv", *flags)) == 2
+    assert run_command_line(command(world, tmp_path / "run", "--submission", "out.csv", *flags)) == 2
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_the_lab_has_no_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(["run", "--submission", "out.csv"]) == 2
+    assert run_command_line(["run", "--submission", "out.csv"]) == 2
     assert "got the built-in lab" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

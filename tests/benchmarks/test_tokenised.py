@@ -13,7 +13,7 @@ import torch
 from pyarrow import parquet
 
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from tests.zoo.families import save
 
@@ -129,7 +129,7 @@ def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> No
     ]
     data, out = written(rows, tmp_path, "jsonl"), str(tmp_path / "run")
     asked = ["--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
-    assert call(["run", *asked, "--attack", "extraction-probability"]) == 0
+    assert run_command_line(["run", *asked, "--attack", "extraction-probability"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert json.loads((tmp_path / "run" / "prefix_token.json").read_text())["tokens"] == []
     (greedy,) = result["benchmark"]["greedy_recall"].values()

@@ -61,8 +61,8 @@ def kept(
 ) -> list[private_texts.SecretText]:
     """What a run keeps of these secrets, where every guess is right."""
     right = {"a/b/c": {s.id: Guesses(s.id, (Guess(s.suffix, 0.0),), 1, len(s.suffix)) for s in secrets}}
-    private_texts.write_texts(folder, secrets, right, decode(tokenizer))
-    return list(private_texts.read_texts(folder).values())
+    private_texts.write_secret_texts(folder, secrets, right, decode(tokenizer))
+    return list(private_texts.read_secret_texts(folder).values())
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -95,7 +95,7 @@ def test_the_lab_keeps_the_texts_that_it_made() -> None:
         assert secret.wording is not None
         said = secret.wording.prefix + secret.wording.suffix
         assert any(text.startswith(said) for text in own)
-        assert secret.wording.pieces == tuple(lab.tokenizer.decode([token]) for token in secret.suffix)
+        assert secret.wording.suffix_text_by_token == tuple(lab.tokenizer.decode([token]) for token in secret.suffix)
 
 
 def test_arrays_hold_no_text_so_that_theirs_is_decoded_and_said_to_be(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
     assert ends == list(accumulate(ends, max)) and len(ends) == len(ids) and (not ids or ends[-1] == len(text))
     for cut in range(1, len(ids)):
         whole = wording_of_tokens(text, offsets, 0, cut, len(ids))
-        assert whole.prefix + whole.suffix == text and "".join(whole.pieces) == whole.suffix
-        assert len(whole.pieces) == len(ids) - cut
+        assert whole.prefix + whole.suffix == text and "".join(whole.suffix_text_by_token) == whole.suffix
+        assert len(whole.suffix_text_by_token) == len(ids) - cut
 
 
 @given(TEXT)
@@ -128,7 +128,9 @@ def test_pieces_are_those_that_decoding_finds_where_it_gives_the_text_back(text:
     tokenizer = TOKENIZERS["bytes"]
     encoded = tokenizer(text, return_offsets_mapping=True)
     whole = wording_of_tokens(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
-    assert list(whole.pieces) == private_texts.decoded_pieces(decode(tokenizer), (), encoded["input_ids"])
+    assert list(whole.suffix_text_by_token) == private_texts.decode_token_by_token(
+        decode(tokenizer), (), encoded["input_ids"]
+    )
 
 
 def test_a_text_without_tokens_has_no_ends() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 
 Said = pytest.CaptureFixture[str]
 _TOLD = re.compile(r" *[0-9.]+ s  |threads: ")  # stages and machine: what any command says before it refuses
@@ -29,7 +29,7 @@ def refuses(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> An
     def asked(*arguments: str) -> str:
         before = sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts)
         capsys.readouterr()
-        code = call([argument.replace("{t}", str(tmp_path)) for argument in arguments])
+        code = run_command_line([argument.replace("{t}", str(tmp_path)) for argument in arguments])
         told = capsys.readouterr()
         lines = [line for line in told.err.splitlines() if line.strip() and not _TOLD.match(line)]
         assert (code, len(lines), told.out) == (2, 1, ""), told.err[-2000:]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep
-from auditor.training.finetune import fit, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
 from tests.generation.test_tries import bpe
 
 pytestmark = pytest.mark.drawn  # a page without its plots says nothing of exposure
@@ -28,15 +28,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"text": f"record {i}: my code is {i * 7919 % 1000}"} for i in range(20)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = ["make", "-o", f"{folder}/canaries.json", "--format", "My ID is {digits:3}", "--counts", "1,12"]
-    assert call(["canaries", *made, "--each", "2", "--controls", "2"]) == 0
+    assert run_command_line(["canaries", *made, "--each", "2", "--controls", "2"]) == 0
     data = [f"{folder}/canaries.json", f"{folder}/data.jsonl", "-o", f"{folder}/trained.jsonl"]
-    assert call(["canaries", "insert", *data]) == 0
+    assert run_command_line(["canaries", "insert", *data]) == 0
     texts = [json.loads(line)["text"] for line in (folder / "trained.jsonl").read_text().splitlines()]
     assert len(texts) == 20 + 2 * 13
     tokenizer = bpe(150)
     model = make_untrained_model(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
     sequences = [tuple(ids) for ids in tokenizer(texts)["input_ids"]]
-    fit(model, sequences, epochs=25, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test"))
+    fine_tune_on_packed_blocks(
+        model, sequences, epochs=25, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test")
+    )
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return folder
@@ -47,13 +49,13 @@ def finished(world: Path) -> Path:
     out = world / "run"
     asked = ["--model", f"{world}/model", "--canaries", f"{world}/canaries.json", "--attack", "exposure"]
     more = ["--defense", "uniform-mixing", "-A", "references=50", "-o", str(out)]
-    assert call(["run", *asked, *more]) == 0
+    assert run_command_line(["run", *asked, *more]) == 0
     return out
 
 
 def scored(capsys: Said, *arguments: str) -> list[dict[str, Any]]:
     capsys.readouterr()
-    assert call(["canaries", "score", *arguments, "--json"]) == 0
+    assert run_command_line(["canaries", "score", *arguments, "--json"]) == 0
     scores: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return scores
 
@@ -76,7 +78,7 @@ def test_a_run_says_the_same_as_the_score(world: Path, finished: Path, capsys: S
 def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None:
     texts = [entry["text"] for entry in json.loads((world / "canaries.json").read_text())["canaries"]]
     capsys.readouterr()
-    assert call(["canaries", "score", f"{world}/canaries.json", str(finished)]) == 0
+    assert run_command_line(["canaries", "score", f"{world}/canaries.json", str(finished)]) == 0
     shown = capsys.readouterr().out + "".join(
         (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
     )
@@ -92,11 +94,11 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
     assert "2 never (controls), 2 inserted once, 2 inserted 12 times" in (finished / "report.md").read_text().replace(
         "\\", ""
     )
-    assert call(["gate", str(finished), "--max", "exposure(count=12)=10", "--target", "undefended"]) == 0
-    assert call(["gate", str(finished), "--max", "exposure(count=12)=0.2", "--target", "undefended"]) == 1
-    assert call(["gate", str(finished), "--max", "exposure(count=1)=5", "--target", "undefended"]) == 4
+    assert run_command_line(["gate", str(finished), "--max", "exposure(count=12)=10", "--target", "undefended"]) == 0
+    assert run_command_line(["gate", str(finished), "--max", "exposure(count=12)=0.2", "--target", "undefended"]) == 1
+    assert run_command_line(["gate", str(finished), "--max", "exposure(count=1)=5", "--target", "undefended"]) == 4
     capsys.readouterr()
-    assert call(["gate", str(finished), "--max", "exposure(count=3)=5"]) == 1
+    assert run_command_line(["gate", str(finished), "--max", "exposure(count=3)=5"]) == 1
     assert "repeat counts: 1, 12" in capsys.readouterr().out
 
 
@@ -128,22 +130,24 @@ def test_the_run_has_a_figure_and_can_be_gated(finished: Path, capsys: Said) -> 
 def test_bad_input_is_refused_in_one_sentence(arguments: list[str], why: str, world: Path, capsys: Said) -> None:
     capsys.readouterr()
     before = sorted(world.iterdir())
-    assert call([argument.replace("{w}", str(world)) for argument in arguments]) == 2
+    assert run_command_line([argument.replace("{w}", str(world)) for argument in arguments]) == 2
     told = capsys.readouterr().err
     assert why in told and "Traceback" not in told
     assert sorted(world.iterdir()) == before
 
 
 def test_a_run_on_other_canaries_is_refused(world: Path, finished: Path, capsys: Said, tmp_path: Path) -> None:
-    assert call(["canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3"]) == 0
-    assert call(["canaries", "score", f"{tmp_path}/other.json", str(finished)]) == 2
+    assert run_command_line(["canaries", "make", "-o", f"{tmp_path}/other.json", "--counts", "3"]) == 0
+    assert run_command_line(["canaries", "score", f"{tmp_path}/other.json", str(finished)]) == 2
     assert "the run measured others" in capsys.readouterr().err
 
 
 def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp_path: Path) -> None:
     asked = ["--model", f"{world}/model", "--canaries", f"{world}/canaries.json", "--attack", "exposure"]
     assert (
-        call(["run", *asked, "--setting", "white-box", "-A", "references=20", "--seeds", "0,1", "-o", str(tmp_path)])
+        run_command_line(
+            ["run", *asked, "--setting", "white-box", "-A", "references=20", "--seeds", "0,1", "-o", str(tmp_path)]
+        )
         == 0
     )
     (place,) = sweep.sweep_places(tmp_path)

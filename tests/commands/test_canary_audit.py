@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.records import result_file
 from tests.conftest import save_tiny
 
@@ -25,7 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"text": f"Patient {i} of ward {i % 5} has a cough"} for i in range(20)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = ["--audit", "60", "--kind", "prefixed", "--length", "1", "--data", f"{folder}/data.jsonl", "--seed", "5"]
-    assert call(["canaries", "make", *made, "-o", f"{folder}/audit.json"]) == 0
+    assert run_command_line(["canaries", "make", *made, "-o", f"{folder}/audit.json"]) == 0
     assert insert(folder, "audit.json", "with.jsonl") == 0
     assert train(folder, "none", "with.jsonl", "model", "-D", "epochs=50", "-D", "learning_rate=1e-2") == 0
     assert (
@@ -35,12 +35,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def insert(folder: Path, manifest: str, out: str) -> int:
-    return call(["canaries", "insert", f"{folder}/{manifest}", f"{folder}/data.jsonl", "-o", f"{folder}/{out}"])
+    return run_command_line(
+        ["canaries", "insert", f"{folder}/{manifest}", f"{folder}/data.jsonl", "-o", f"{folder}/{out}"]
+    )
 
 
 def train(folder: Path, method: str, data: str, out: str, *more: str, base: str = "base") -> int:
     asked = ["--model", f"{folder}/{base}", "--data", f"{folder}/{data}", "-o", f"{folder}/{out}"]
-    return call(["train", method, *asked, *TRAIN, *more])
+    return run_command_line(["train", method, *asked, *TRAIN, *more])
 
 
 def run(folder: Path, model: str, out: Path, *more: str, manifest: str = "audit.json") -> int:
@@ -54,7 +56,7 @@ def run(folder: Path, model: str, out: Path, *more: str, manifest: str = "audit.
         "-o",
         str(out),
     ]
-    return call(["run", *asked, *(more or ("--attack", "epsilon-audit"))])
+    return run_command_line(["run", *asked, *(more or ("--attack", "epsilon-audit"))])
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +88,14 @@ def test_exposure_of_such_canaries_does_not_apply_and_the_other_way_round(
         f for f in result_file.read_result(finished).findings if f.attack == "exposure" and f.setting == "white-box"
     ]
     assert rows and all("what else each could have been is not known" in row.not_applicable for row in rows)
-    assert call(["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]) == 0
+    assert (
+        run_command_line(["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]) == 0
+    )
     assert run(world, "base", world / "reverse", manifest="exposure.json") == 0
     (row, *_) = [f for f in result_file.read_result(world / "reverse").findings if f.setting == "white-box"]
     assert row.not_applicable.startswith("no coin decided which of these canaries went in")
     capsys.readouterr()
-    assert call(["canaries", "score", f"{world}/audit.json", f"{world}/base"]) == 2
+    assert run_command_line(["canaries", "score", f"{world}/audit.json", f"{world}/base"]) == 2
     assert "got those of an audit" in capsys.readouterr().err
 
 
@@ -122,7 +126,9 @@ def test_samples_do_inside_the_claim(world: Path) -> None:
 def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_private: Path, capsys: Said) -> None:
     for seed in (6, 7, 8):
         made = ["--audit", "60", "--kind", "prefixed", "--length", "1", "--data", f"{world}/data.jsonl"]
-        assert call(["canaries", "make", *made, "--seed", str(seed), "-o", f"{world}/audit{seed}.json"]) == 0
+        assert (
+            run_command_line(["canaries", "make", *made, "--seed", str(seed), "-o", f"{world}/audit{seed}.json"]) == 0
+        )
         assert insert(world, f"audit{seed}.json", f"with{seed}.jsonl") == 0
         more = ["-D", "epochs=8", "-D", "learning_rate=1e-2"]
         assert train(world, "none", f"with{seed}.jsonl", f"model{seed}", *more) == 0
@@ -134,7 +140,7 @@ def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_pr
     }
     mixed = next(id for id in coins[6] if len({coins[seed][id] for seed in coins}) == 2)
     capsys.readouterr()
-    assert call(["canaries", "bound", *runs, "--canary", mixed, "--json"]) == 0
+    assert run_command_line(["canaries", "bound", *runs, "--canary", mixed, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     inside = sum(coins[seed][mixed] for seed in coins)
     assert (found["tp"] + found["fn"], found["fp"] + found["tn"]) == (inside, 3 - inside)
@@ -148,7 +154,7 @@ def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_pr
         ([*runs, "--target", "dp-sgd"], "expected an audit of canaries on dp-sgd"),
     ):
         capsys.readouterr()
-        assert call(["canaries", "bound", *arguments]) == 2
+        assert run_command_line(["canaries", "bound", *arguments]) == 2
         assert why in capsys.readouterr().err
 
 
@@ -157,12 +163,15 @@ def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_pr
 
 def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world: Path, capsys: Said) -> None:
     made = ["--audit", "60", "--kind", "new-tokens", "--data", f"{world}/data.jsonl", "--seed", "1"]
-    assert call(["canaries", "make", *made, "-o", f"{world}/tokens.json"]) == 0
+    assert run_command_line(["canaries", "make", *made, "-o", f"{world}/tokens.json"]) == 0
     assert insert(world, "tokens.json", "tokens.jsonl") == 0
     capsys.readouterr()
     assert run(world, "base", world / "x", manifest="tokens.json") == 2  # the base's tokenizer does not have them
     assert "to be one new token" in capsys.readouterr().err
-    assert call(["canaries", "extend", f"{world}/tokens.json", f"{world}/base", "-o", f"{world}/extended"]) == 0
+    assert (
+        run_command_line(["canaries", "extend", f"{world}/tokens.json", f"{world}/base", "-o", f"{world}/extended"])
+        == 0
+    )
     more = ["-D", "epochs=20", "-D", "learning_rate=1e-2"]
     assert train(world, "none", "tokens.jsonl", "by-tokens", *more, base="extended") == 0
     assert run(world, "by-tokens", world / "by-tokens-run", manifest="tokens.json") == 0
@@ -182,7 +191,7 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world:
         (["tokens.json", "extended"], "expected a model without the tokens of canaries"),
     ):
         named = [f"{world}/{name}" for name in arguments]
-        assert call(["canaries", "extend", *named, "-o", f"{world}/z"]) == 2
+        assert run_command_line(["canaries", "extend", *named, "-o", f"{world}/z"]) == 2
         assert why in capsys.readouterr().err
         assert not (world / "z").exists()
 
@@ -213,21 +222,21 @@ def test_what_cannot_be_made_is_refused_in_one_sentence(
 ) -> None:
     capsys.readouterr()
     named = [argument.format(x=tmp_path / "x.json", w=world) for argument in arguments]
-    assert call(["canaries", "make", *named]) == 2
+    assert run_command_line(["canaries", "make", *named]) == 2
     told = capsys.readouterr().err
     assert re.search(why, told.replace("\n", " ")), told
     assert "Traceback" not in told and not (tmp_path / "x.json").exists()
 
 
 def test_it_says_how_many_an_epsilon_needs_and_makes_them(tmp_path: Path, capsys: Said) -> None:
-    assert call(["canaries", "make", "--for-epsilon", "3"]) == 0
+    assert run_command_line(["canaries", "make", "--for-epsilon", "3"]) == 0
     said = capsys.readouterr().out
     count = int(said.partition(" canaries")[0].replace(",", ""))
     assert f"{count:,} canaries can prove, if every guess is right, ε 3 at δ 1e-05" in said
-    assert call(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "m.json")]) == 0
+    assert run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "m.json")]) == 0
     made = json.loads((tmp_path / "m.json").read_text())
     assert len(made["canaries"]) == count and made["schema_version"] == 2
     assert "a fresh secret seed" in capsys.readouterr().out
-    assert call(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "n.json")]) == 0
+    assert run_command_line(["canaries", "make", "--for-epsilon", "3", "-o", str(tmp_path / "n.json")]) == 0
     again = json.loads((tmp_path / "n.json").read_text())
     assert [one["included"] for one in again["canaries"]] != [one["included"] for one in made["canaries"]]

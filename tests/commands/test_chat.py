@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from tests.benchmarks.test_chat import messages, talk, tokenizer
 
 Said = pytest.CaptureFixture[str]
@@ -39,14 +39,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     command = ["train", "none", "--model", str(folder / "base"), "--data", str(folder / "chats.jsonl")]
     command += ["-D", "epochs=60", "-D", "batch=1", "-D", "learning_rate=0.005", "--block", "96"]
-    assert call([*command, "-o", str(folder / "tuned")]) == 0
+    assert run_command_line([*command, "-o", str(folder / "tuned")]) == 0
     return folder
 
 
 def audited(world: Path, out: Path, *more: str) -> dict[str, Any]:
     command = ["run", "--model", str(world / "tuned"), "--data", str(world / "chats.jsonl"), "--attack", "perplexity"]
     command += ["--nonmembers", str(world / "fresh.jsonl"), "--known-fraction", "0", "-A", "samples=1"]
-    assert call([*command, "-A", "temperature=0", "--setting", "white-box", "-o", str(out), *more]) == 0
+    assert run_command_line([*command, "-A", "temperature=0", "--setting", "white-box", "-o", str(out), *more]) == 0
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
 
@@ -75,11 +75,11 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
         (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     train = ["train", "none", "--model", str(world / "base"), "--data", str(tmp_path / "texts.jsonl"), "--block", "128"]
     train += ["-D", "epochs=120", "-D", "batch=1", "-D", "learning_rate=0.005", "-o", str(tmp_path / "model")]
-    assert call(train) == 0
+    assert run_command_line(train) == 0
     command = ["run", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "texts.jsonl"), "--windows", "6"]
     command += ["--nonmembers", str(tmp_path / "others.jsonl"), "--known-fraction", "0", "--setting", "white-box"]
     command += ["--prefix-length", "8", "--suffix-length", "6", "--attack", "perplexity", "-A", "samples=1"]
-    assert call([*command, "-A", "temperature=0", "-o", str(tmp_path / "run")]) == 0
+    assert run_command_line([*command, "-A", "temperature=0", "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     found = {one["name"]: one for one in result["findings"][0]["measurements"]}
     assert found["document_recall"]["n"] == 2 and found["document_recall"]["value"] == 1.0
@@ -93,10 +93,10 @@ def test_private_training_takes_the_same_conversations(world: Path, tmp_path: Pa
     """DP-SGD's model and PMixED's ensemble of the same masks, and both in one audit of the same turns."""
     train = ["--model", str(world / "base"), "--data", str(world / "chats.jsonl"), "--block", "96"]
     private = ["train", "dp-sgd", *train, "-D", "epochs=1", "-D", "batch=3", "-D", "epsilon=8", "-D", "noise=seeded"]
-    assert call([*private, "-o", str(tmp_path / "private")]) == 0
+    assert run_command_line([*private, "-o", str(tmp_path / "private")]) == 0
     assert "loss on assistant: 17% of the tokens" in capsys.readouterr().out
     members = ["train", "pmixed", *train, "-D", "members=2", "-D", "epochs=1", "-o", str(tmp_path / "ensemble")]
-    assert call(members) == 0
+    assert run_command_line(members) == 0
     defenses = ["--defense", "dp-sgd", "-D", f"dp-sgd.model={tmp_path / 'private'}", "--public", str(world / "base")]
     defenses += ["--defense", "pmixed", "-D", f"pmixed.ensemble={tmp_path / 'ensemble'}", "-D", "pmixed.queries=200"]
     result = audited(world, tmp_path / "run", *defenses)
@@ -112,15 +112,15 @@ def test_what_is_no_conversation_is_refused_before_anything_is_written(
     data = tmp_path / "d.jsonl"
     data.write_text(json.dumps({"messages": [{"role": "user", "content": "Who?"}]}))
     train = ["train", "none", "--model", str(world / "base"), "--data", str(data), "-o", str(tmp_path / "out")]
-    assert call(
+    assert run_command_line(
         train
     ) == 2 and "row 0 (counted from 0): expected a conversation to train on, got no assistant turn" in (
         capsys.readouterr().err
     )
     data.write_text(json.dumps({"text": "Who? Ann."}))
-    assert call([*train, "--loss-on", "assistant"]) == 2
+    assert run_command_line([*train, "--loss-on", "assistant"]) == 2
     assert "expected --loss-on assistant or all, of conversations" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
     audit = ["run", "--model", str(world / "base"), "--data", str(data), "--attack", "perplexity"]
-    assert call([*audit, "--knows", "half"]) == 2
+    assert run_command_line([*audit, "--knows", "half"]) == 2
     assert "expected --knows system, user or partial:F" in capsys.readouterr().err

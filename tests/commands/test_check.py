@@ -10,7 +10,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.runs import quick_check
 from tests.conftest import fits_schema, save_tiny
@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(given: Path, *more: str, model: str = "model", fresh: str = "fresh") -> int:
     beside = ["--nonmembers", str(given / f"{fresh}.jsonl")] if fresh else []
-    return call(["check", str(given / model), "--data", str(given / "private.jsonl"), *beside, *more])
+    return run_command_line(["check", str(given / model), "--data", str(given / "private.jsonl"), *beside, *more])
 
 
 def result() -> Any:
@@ -118,14 +118,14 @@ def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> N
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], why: str, given: Path, capsys: Said) -> None:
-    assert call(["check", *(word.format(given=given) for word in words)]) == 2
+    assert run_command_line(["check", *(word.format(given=given) for word in words)]) == 2
     said = capsys.readouterr()
     assert why in said.err and said.err.count("error: ") == 1 and said.out == ""
     assert not Path("runs").exists()
 
 
 def test_the_demonstration_finds_what_was_planted_and_says_what_it_is(capsys: Said) -> None:
-    assert call(["check"]) == 0
+    assert run_command_line(["check"]) == 0
     printed = screen(capsys)
     assert "demonstration" in printed and "Synthetic" in printed and "audit check MODEL --data" in printed
     assert "(attack perplexity, greedy decoding; 95% intervals)" in " ".join(printed.split())

@@ -26,10 +26,10 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.commands import console
 from auditor.core.nouns import CellKey, Guesses, Observation
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.records import secret_details
 from auditor.records.folder import RunFolder
 from auditor.records.journal import GUESSES, OBSERVATIONS, CellJournal
@@ -162,7 +162,11 @@ def value(row: dict[str, Any], name: str) -> float:
 def guesses(folder: Path) -> dict[tuple[str, str], Guesses]:
     held = RunFolder.reopen(folder)
     cells = {json.loads(line)["cell"] for line in (folder / "guesses.jsonl").read_text().splitlines()}
-    return {(cell, secret): found for cell in cells for secret, found in held.guesses.done(CellKey.read(cell)).items()}
+    return {
+        (cell, secret): found
+        for cell in cells
+        for secret, found in held.guesses.finished_secrets(CellKey.parse_cell_key(cell)).items()
+    }
 
 
 def assert_same_guesses(found: Path, expected: Path) -> None:
@@ -181,14 +185,14 @@ def assert_same_guesses(found: Path, expected: Path) -> None:
 @pytest.fixture(scope="module")
 def full(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "full"
-    assert call(everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05")) == 0
+    assert run_command_line(everything(world, out, "--defense", "uniform-mixing", "-D", "weight=0.05")) == 0
     return out
 
 
 @pytest.fixture(scope="module")
 def budgeted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "budgeted"
-    assert call(everything(world, out)) == 0
+    assert run_command_line(everything(world, out)) == 0
     return out
 
 
@@ -247,7 +251,7 @@ def test_what_no_control_isolates_is_told_in_one_step(full: Path, world: Path, t
         ("same", tmp_path / "ensemble" / "whole", (["splitting"], "undefended", "ensemble-unmixed", False)),
     ):
         more = [*given, "--limit", "6", "--setting", "white-box", "--attack", "perplexity", "--model", str(model)]
-        assert call(command(world, tmp_path / name, *more)) == 0
+        assert run_command_line(command(world, tmp_path / name, *more)) == 0
         first, *others = steps(tmp_path / name)
         assert others == [expected, *rest]
         assert first[1:] == (("undefended", "one-adapter", False) if name == "whole" else (*["undefended"] * 2, True))
@@ -262,7 +266,10 @@ def test_runs_are_exported(full: Path, tmp_path: Path, said: Said) -> None:
     written = {kind: str(tmp_path / f"out.{kind}") for kind in ("csv", "parquet", "latex")}
     secrets = ["--secrets", str(tmp_path / "secrets.csv")]
     assert (
-        call(["export", str(full), *(word for k, path in written.items() for word in (f"--{k}", path)), *secrets]) == 0
+        run_command_line(
+            ["export", str(full), *(word for k, path in written.items() for word in (f"--{k}", path)), *secrets]
+        )
+        == 0
     )
     table = pandas.read_csv(written["csv"])
     recall = table[(table["measurement"] == "recall") & table["repeats"].isna()]
@@ -289,7 +296,7 @@ def test_reports_are_rendered_again_byte_for_byte(full: Path, tmp_path: Path, sa
     (copy / "plan.json").unlink()  # the result alone is enough, wherever the folder lies
     for name in ("report.md", "report.html"):
         (copy / name).write_text("gone")
-    assert call(["report", str(copy)]) == 0
+    assert run_command_line(["report", str(copy)]) == 0
     assert (copy / "report.md").read_bytes() == (full / "report.md").read_bytes()
     assert "gone" not in (copy / "report.html").read_text()[:10]
     assert str(copy / "report.html") in said.readouterr().out
@@ -311,13 +318,13 @@ def said(capsys: Said) -> Said:
     ],
 )
 def test_gate_exit_codes(full: Path, limit: str, more: tuple[str, ...], code: int) -> None:
-    assert call(["gate", str(full), "--max", limit, *more]) == code
+    assert run_command_line(["gate", str(full), "--max", limit, *more]) == code
 
 
 def test_the_gate_refuses_a_name_that_nothing_has(full: Path, said: Said) -> None:
     """A misspelt setting or attack is wrong usage like a misspelt target, not a broken limit."""
     for flag, name in (("--target", "undefendet"), ("--setting", "worts"), ("--attack", "etichist")):
-        assert call(["gate", str(full), "--max", "recall=1", flag, name]) == 2, flag
+        assert run_command_line(["gate", str(full), "--max", "recall=1", flag, name]) == 2, flag
         assert name in said.readouterr().err
 
 
@@ -326,21 +333,21 @@ def test_a_run_is_gated_against_itself_and_another(full: Path, tmp_path: Path, s
     policy = tmp_path / "leakage.toml"
     policy.write_text('rules = ["recall not worse than baseline by 0.9"]\n[[rule]]\nmetric = "recall"\nmax = 1\n')
     junit, more = tmp_path / "gate.xml", ["--baseline", str(full), "--markdown", str(tmp_path / "gate.md")]
-    assert call(["gate", str(full), "--policy", str(policy), *more, "--junit", str(junit)]) == 0
+    assert run_command_line(["gate", str(full), "--policy", str(policy), *more, "--junit", str(junit)]) == 0
     assert "gate held" in said.readouterr().out
     assert (tmp_path / "step.md").read_text() == (tmp_path / "gate.md").read_text() != ""
-    assert call(["gate", str(full), "--max", "recall_nonmembers=0.1", "--target", "undefended"]) == 4
+    assert run_command_line(["gate", str(full), "--max", "recall_nonmembers=0.1", "--target", "undefended"]) == 4
     assert (tmp_path / "step.md").read_text().count("## Leakage gate") == 2  # a summary is added to
     for reading, code in (("pass", 0), ("fail", 1)):
         more = ["--inconclusive", reading, "--target", "undefended", "--junit", str(junit)]
-        assert call(["gate", str(full), "--max", "recall_nonmembers=0.1", *more]) == code
+        assert run_command_line(["gate", str(full), "--max", "recall_nonmembers=0.1", *more]) == code
         assert ("<failure" in junit.read_text()) == bool(code)
-    assert call(["gate", str(full), "--baseline", str(full)]) == 4  # 24 secrets cannot show 2 points
+    assert run_command_line(["gate", str(full), "--baseline", str(full)]) == 4  # 24 secrets cannot show 2 points
     assert "recall not worse than baseline by 0.02" in (tmp_path / "step.md").read_text()
 
 
 def test_flags_of_a_plan_without_one_are_refused(full: Path, said: Said) -> None:
-    assert call(["gate", str(full), "--max", "recall=1", "--power", "0.9"]) == 2
+    assert run_command_line(["gate", str(full), "--max", "recall=1", "--power", "0.9"]) == 2
     assert "--power and --rules go with --plan" in said.readouterr().err
 
 
@@ -351,15 +358,15 @@ def test_a_baseline_of_other_settings_is_refused(full: Path, budgeted: Path, tmp
     changed["family"], changed["findings"][0]["options"]["samples"] = "llama with 9 tokens", 99
     (other / "result.json").write_text(json.dumps(changed))
     for command in (["gate", str(full), "--baseline", str(other)], ["compare", str(other), str(full)]):
-        assert call(command) == 2
+        assert run_command_line(command) == 2
         message = " ".join(said.readouterr().err.split())
         assert "model family" in message and "samples 4 against 99" in message and "Traceback" not in message
     (other / TABLE).unlink()
-    assert call(["gate", str(full), "--baseline", str(other)]) == 2
+    assert run_command_line(["gate", str(full), "--baseline", str(other)]) == 2
     assert "holds no secrets.parquet" in said.readouterr().err
     (other / TABLE).write_text('{"a/b/c": {"hit": 3}}')
-    assert call(["gate", str(full), "--baseline", str(other)]) == 2
-    assert call(["gate", str(full), "--max", "recall=1", "--baseline", str(tmp_path / "none")]) == 2
+    assert run_command_line(["gate", str(full), "--baseline", str(other)]) == 2
+    assert run_command_line(["gate", str(full), "--max", "recall=1", "--baseline", str(tmp_path / "none")]) == 2
 
 
 def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Said) -> None:
@@ -367,18 +374,18 @@ def test_runs_side_by_side(full: Path, budgeted: Path, tmp_path: Path, said: Sai
     written = [
         part for flag, name in zip(("--markdown", "--html", "--csv"), names, strict=True) for part in (flag, name)
     ]
-    assert call(["compare", str(full), str(budgeted), *written]) == 0
+    assert run_command_line(["compare", str(full), str(budgeted), *written]) == 0
     assert "undefended, white-box, attack perplexity" in " ".join(said.readouterr().out.split())
     assert all(PLANTED not in Path(name).read_text() and "full" in Path(name).read_text() for name in names)
-    assert call(["compare", str(full)]) == 2
+    assert run_command_line(["compare", str(full)]) == 2
 
 
 def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path, said: Said) -> None:
     policy, base, out = tmp_path / "leakage.toml", tmp_path / "base", tmp_path / "run"
     policy.write_text('rules = ["recall not worse than baseline by 0.9", "recall <= 0.01"]')
     audit = ["--attack", "perplexity", "--setting", "white-box"]
-    assert call(command(world, base, *audit)) == 0
-    assert call(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
+    assert run_command_line(command(world, base, *audit)) == 0
+    assert run_command_line(command(world, out, *audit, "--gate", str(policy), "--baseline", str(base))) == 1
     assert (out / "report.html").exists()  # the report is written, whatever the gate says
     assert "1 held, 1 failed" in said.readouterr().out
     assert "<failure" in (out / "gate.xml").read_text() and "## Leakage gate failed" in (out / "gate.md").read_text()
@@ -388,19 +395,19 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     for name in ("result.json", TABLE):
         shutil.copy(base / name, stripped)
     comment = tmp_path / "comment.md"
-    assert call(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
+    assert run_command_line(["report", str(out), "--baseline", str(stripped), "--markdown", str(comment)]) == 0
     assert (
         comment.read_text() == (out / "report.md").read_text()
         and "0 of 1 configuration leaks more" in comment.read_text()
     )
     said.readouterr()
-    assert call(["report", str(out), "--baseline", str(full)]) == 2
+    assert run_command_line(["report", str(out), "--baseline", str(full)]) == 2
     assert "attack settings" in said.readouterr().err or "is no match" in said.readouterr().err
     assert comment.read_text() == (out / "report.md").read_text()
     lone = tmp_path / "lone.toml"
     lone.write_text("ruls = []")
     for flags in (["--gate", str(policy)], ["--gate", str(lone)], ["--baseline", str(tmp_path / "nowhere")]):
-        assert call(command(world, tmp_path / "refused", *audit, *flags)) == 2
+        assert run_command_line(command(world, tmp_path / "refused", *audit, *flags)) == 2
         assert not (tmp_path / "refused").exists(), flags
     scopes = {
         'attack = "perplexiti"': "did you mean 'perplexity'",
@@ -412,11 +419,11 @@ def test_a_run_and_its_gate_in_one_step(full: Path, world: Path, tmp_path: Path,
     for scope, message in scopes.items():
         lone.write_text(f'[[rule]]\nrule = "recall <= 1"\n{scope}\n')
         more = defended if "ensemble" in scope else audit
-        assert call(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
+        assert run_command_line(command(world, tmp_path / "refused", *more, "--gate", str(lone))) == 2
         assert message in said.readouterr().err
         assert not (tmp_path / "refused").exists(), scope
     assert (
-        call(
+        run_command_line(
             command(world, tmp_path / "grid", *audit, "--gate", str(policy), "--baseline", str(base), "--seeds", "0,1")
         )
         == 2
@@ -429,21 +436,21 @@ def test_a_report_shows_what_changed_since_another_run(
     again, fresh = tmp_path / "again", tmp_path / "fresh"
     shutil.copytree(full, again)
     assert "Since the last run" not in (full / "report.html").read_text()
-    assert call(["report", str(again), "--baseline", str(budgeted)]) == 0
+    assert run_command_line(["report", str(again), "--baseline", str(budgeted)]) == 0
     page = (again / "report.html").read_text()
     assert "Since the last run" in page and re.search("0 of [0-9]+ configurations? leaks? more", page)
-    assert call(["report", str(again)]) == 0  # the folder alone again
+    assert run_command_line(["report", str(again)]) == 0  # the folder alone again
     assert (again / "report.html").read_bytes() == (full / "report.html").read_bytes()
     zlib = command(world, fresh, "--attack", "zlib", "--setting", "white-box")
-    assert call([*zlib, "--baseline", str(full)]) == 2  # no non-members: other secrets
+    assert run_command_line([*zlib, "--baseline", str(full)]) == 2  # no non-members: other secrets
     assert "is no match for" in said.readouterr().err and (fresh / "report.html").exists()
 
 
 def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Path) -> None:
-    found = secret_details.read_details(full)
+    found = secret_details.read_secret_details(full)
     members = [secret for secret in found.secrets if secret.member]
     assert (len(members), len(found.secrets)) == (24, 30)
-    model = load(str(world / "model"))
+    model = load_causal_lm(str(world / "model"))
     rows = {
         row["prefix"] + row["suffix"]: row for row in map(json.loads, (world / "data.jsonl").read_text().splitlines())
     }
@@ -473,29 +480,33 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
     rows = [{**row, "department": ["cardiology", "=1+1", "<b>x</b>"][i % 3]} for i, row in enumerate(records(30))]
     data, out = write(tmp_path / "data.jsonl", rows), tmp_path / "run"
     audit = ["run", "--model", str(world / "model"), "--data", str(data), "--attack", "perplexity", "-A", "samples=4"]
-    assert call([*audit, "--setting", "white-box", "--group-column", "department", "-o", str(out)]) == 0
+    assert run_command_line([*audit, "--setting", "white-box", "--group-column", "department", "-o", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert "Recall by department" in page and "cardiology" in page and "<b>x" not in page and "&lt;b&gt;x" in page
-    assert {secret.group for secret in secret_details.read_details(out).secrets} == {"cardiology", "=1+1", "<b>x</b>"}
-    assert call([*audit, "--group-column", "ward", "-o", str(tmp_path / "none")]) == 2
+    assert {secret.group for secret in secret_details.read_secret_details(out).secrets} == {
+        "cardiology",
+        "=1+1",
+        "<b>x</b>",
+    }
+    assert run_command_line([*audit, "--group-column", "ward", "-o", str(tmp_path / "none")]) == 2
     assert "expected one column --group-column 'ward'" in said.readouterr().err
-    assert call(["run", "--group-column", "department"]) == 2
+    assert run_command_line(["run", "--group-column", "department"]) == 2
 
 
 def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
-    assert call(["gate", "--plan", "recall=0:0.05"]) == 0
+    assert run_command_line(["gate", "--plan", "recall=0:0.05"]) == 0
     out = said.readouterr().out
     assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
     assert out.endswith("baseline by 0.05 when nothing got worse (0 changed)\n"), out
     policy = tmp_path / "p.toml"
     policy.write_text('rules = ["recall <= 0.05", "recall not worse than baseline by 0.1"]')
-    assert call(["gate", "--plan", str(policy)]) == 0
+    assert run_command_line(["gate", "--plan", str(policy)]) == 0
     out = said.readouterr().out
     assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
     assert "not counted: recall not worse than baseline by 0.1 (say --plan METRIC=A:B)" in out
     assert "\n434 secrets are enough for any of these decisions (power 0.8, 2 decisions together at 5%)\n" in out
     policy.write_text('rules = ["recall not worse than baseline by 0.1"]')
-    assert call(["gate", "--plan", str(policy)]) == 2
+    assert run_command_line(["gate", "--plan", str(policy)]) == 2
     assert "expected a policy with a limit on a share" in said.readouterr().err
     for wrong in (
         ["--plan", "recall=1"],
@@ -503,14 +514,14 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
         ["--plan", "recall=0:1", "--power", "2"],
         [],
     ):
-        assert call(["gate", *wrong]) == 2
+        assert run_command_line(["gate", *wrong]) == 2
 
 
 def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "run"
-    assert call(command(world, out, "--attack", "zlib")) == 0
-    assert call(["report", str(out)]) == 0
-    assert call(["gate", str(out), "--max", "recall=0.5"]) in (0, 1, 4)
+    assert run_command_line(command(world, out, "--attack", "zlib")) == 0
+    assert run_command_line(["report", str(out)]) == 0
+    assert run_command_line(["gate", str(out), "--max", "recall=0.5"]) in (0, 1, 4)
     seen = said.readouterr()
     assert seen.out and PLANTED not in seen.out + seen.err
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
@@ -531,11 +542,11 @@ def test_no_text_of_the_data_leaves_private_files(full: Path, world: Path, tmp_p
 
 def test_guesses_do_not_depend_on_the_batch_size(budgeted: Path, world: Path, tmp_path: Path) -> None:
     """Of all secrets and targets by sevens; one by one, which takes long, of a few secrets of the model itself."""
-    assert call(everything(world, tmp_path / "run", "--batch-size", "7")) == 0
+    assert run_command_line(everything(world, tmp_path / "run", "--batch-size", "7")) == 0
     assert_same_guesses(tmp_path / "run", budgeted)
     few = [*ETHICIST, "--attack", "perplexity", "--setting", "white-box", "--limit", "3"]
     for size in ("1", "16"):
-        assert call(command(world, tmp_path / size, *few, "--batch-size", size)) == 0
+        assert run_command_line(command(world, tmp_path / size, *few, "--batch-size", size)) == 0
     assert_same_guesses(tmp_path / "1", tmp_path / "16")
 
 
@@ -553,7 +564,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(
         append(self, cell, batch)
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
-    assert call(everything(world, out)) == 130
+    assert run_command_line(everything(world, out)) == 130
     assert "Continue with: audit run --resume" in " ".join(said.readouterr().err.split())
     assert not (out / "result.json").exists()
     before = guesses(out) if cut > 1 else {}
@@ -562,7 +573,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(
         whole = (out / "guesses.jsonl").read_bytes()
         (out / "guesses.jsonl").write_bytes(whole[:-7])  # the machine died in the middle of the last line
     monkeypatch.setattr(CellJournal, "append", append)
-    assert call(["run", "--resume", str(out)]) == 0
+    assert run_command_line(["run", "--resume", str(out)]) == 0
     assert_same_guesses(out, budgeted)
     lines = (out / "guesses.jsonl").read_text().splitlines()
     assert len(lines) == len(guesses(budgeted))  # nobody was attacked twice
@@ -586,7 +597,7 @@ def sizes(folder: Path) -> list[int]:
 
 def test_a_budget_stops_or_is_answered_publicly(world: Path, tmp_path: Path, budgeted: Path) -> None:
     stop = ["--setting", "text-only", "-D", "queries=500"]
-    assert call(command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop))) == 0
+    assert run_command_line(command(world, tmp_path / "stop", *ETHICIST, *pmixed(world, *stop))) == 0
     answered = [s for cell, s in guesses(tmp_path / "stop") if cell == "pmixed/text-only/ethicist"]
     everyone = [s for cell, s in guesses(tmp_path / "stop") if cell == "undefended/text-only/ethicist"]
     claim = result(tmp_path / "stop")["targets"][1]["claim"]
@@ -606,7 +617,7 @@ def test_a_budget_stops_or_is_answered_publicly(world: Path, tmp_path: Path, bud
 def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the same price."""
     flags = [*ETHICIST, *pmixed(world, "--setting", "text-only", "-D", "queries=500")]
-    assert call(command(world, tmp_path / "whole", *flags)) == 0
+    assert run_command_line(command(world, tmp_path / "whole", *flags)) == 0
     calls, append = [0], CellJournal.append
 
     def interrupted(self: Any, cell: CellKey, batch: list[Any]) -> None:
@@ -619,9 +630,9 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
     out = tmp_path / "cut"
-    assert call(command(world, out, *flags)) == 130
+    assert run_command_line(command(world, out, *flags)) == 130
     assert sum(cell.startswith("pmixed") for cell, _ in guesses(out)) == 2
-    assert call(["run", "--resume", str(out)]) == 0
+    assert run_command_line(["run", "--resume", str(out)]) == 0
     assert_same_guesses(out, tmp_path / "whole")
     claims = [result(folder)["targets"][1]["claim"] for folder in (out, tmp_path / "whole")]
     assert claims[0] == claims[1] and 0 < claims[0]["spent_queries"] <= 500
@@ -632,7 +643,7 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_
 
 def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert call(command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only"))) == 0
+    assert run_command_line(command(world, out, *ETHICIST, *pmixed(world, "--setting", "text-only"))) == 0
     claim = result(out)["targets"][1]["claim"]
     drawn = sum(g.drawn for (cell, _), g in guesses(out).items() if cell == "pmixed/text-only/ethicist")
     assert claim["queries"] == claim["spent_queries"] == drawn > 0
@@ -641,7 +652,7 @@ def test_without_a_budget_the_claim_covers_what_is_drawn(world: Path, tmp_path: 
 
 def test_fewer_are_attacked_behind_an_ensemble_and_its_claim_covers_those(world: Path, tmp_path: Path) -> None:
     out, attacks = tmp_path / "run", [*ETHICIST, "--attack", "extraction-probability"]
-    assert call(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6"))) == 0
+    assert run_command_line(command(world, out, *attacks, *pmixed(world, "--ensemble-limit", "6"))) == 0
     everyone = {s for cell, s in guesses(out) if cell == "undefended/white-box/ethicist"}
     some = {s for cell, s in guesses(out) if cell == "pmixed/white-box/ethicist"}
     assert some < everyone and {s for cell, s in guesses(out) if cell == "ensemble-unmixed/white-box/ethicist"} == some
@@ -662,8 +673,8 @@ def test_the_worst_case_tunes_its_prompt_though_the_claim_row_had_nothing_to_tun
     world: Path, tmp_path: Path
 ) -> None:
     """Without --public the claim row has no soft prompt; that must not become the worst-case row's prompt."""
-    assert call(command(world, tmp_path / "both", *ETHICIST)) == 0
-    assert call(command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box")) == 0
+    assert run_command_line(command(world, tmp_path / "both", *ETHICIST)) == 0
+    assert run_command_line(command(world, tmp_path / "white-box", *ETHICIST, "--setting", "white-box")) == 0
     alone, beside = (finding(tmp_path / name, "undefended", "white-box", "ethicist") for name in ("white-box", "both"))
     assert any("tuned on the target" in note for note in alone["notes"])
     assert beside["notes"] == alone["notes"]
@@ -674,7 +685,7 @@ def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> N
     """Not applicable inside the claim, certificates in the notes, rows as cost; all of it survives a resume."""
     out = tmp_path / "run"
     options = ["-A", "search=tree", "-A", "threshold=0.05", "-A", "ethicist.tune_on=none"]
-    assert call(command(world, out, *ETHICIST, *options, *pmixed(world))) == 0
+    assert run_command_line(command(world, out, *ETHICIST, *options, *pmixed(world))) == 0
     for target in ("undefended", "pmixed"):
         refused, row = (finding(out, target, setting, "ethicist") for setting in ("text-only", "white-box"))
         assert "needs log-probabilities" in refused["not_applicable"]
@@ -688,7 +699,7 @@ def test_a_tree_search_is_a_run_like_any_other(world: Path, tmp_path: Path) -> N
     lines = (out / "guesses.jsonl").read_text().splitlines(keepends=True)
     expected = finding(out, "undefended", "white-box", "ethicist")
     (out / "guesses.jsonl").write_text("".join(lines[:7]))
-    assert call(["run", "--resume", str(out)]) == 0
+    assert run_command_line(["run", "--resume", str(out)]) == 0
     again = finding(out, "undefended", "white-box", "ethicist")
     assert (again["rows"], again["notes"]) == (expected["rows"], expected["notes"])
 
@@ -710,16 +721,16 @@ def test_a_plug_in_file_runs_and_resumes(world: Path, tmp_path: Path, monkeypatc
     out = tmp_path / "run"
     flags = ["--plugin", str(mine), "--attack", "votes", "-A", "votes.power=2"]
     monkeypatch.setattr(CellJournal, "append", interrupt)
-    assert call(command(world, out, *flags)) == 130
+    assert run_command_line(command(world, out, *flags)) == 130
     monkeypatch.undo()
     assert f"--resume {out} --plugin {mine}" in said.readouterr().err
-    assert call(["run", "--resume", str(out), "--plugin", str(mine)]) == 0
+    assert run_command_line(["run", "--resume", str(out), "--plugin", str(mine)]) == 0
     row = finding(out, "undefended", "text-only", "votes")
     assert row["options"]["power"] == 2 and not row["not_applicable"]
     said.readouterr()
-    assert call(["list", "--plugin", str(mine)]) == 0
+    assert run_command_line(["list", "--plugin", str(mine)]) == 0
     assert "votes" in said.readouterr().out
-    assert call(["run", "--attack", "votez", "--plugin", str(mine)]) == 2
+    assert run_command_line(["run", "--attack", "votez", "--plugin", str(mine)]) == 2
     assert "did you mean 'votes'" in said.readouterr().err
 
 
@@ -735,7 +746,7 @@ def probed(world: Path, out: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def measured(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "measured"
-    assert call(probed(world, out)) == 0
+    assert run_command_line(probed(world, out)) == 0
     return out
 
 
@@ -759,9 +770,10 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
     assert all(set(line) == {"cell", "secret", "values"} for line in lines)
     assert stat.S_IMODE((out / "observations.jsonl").stat().st_mode) == 0o600
     for limit, code in (("extraction_probability=1", 0), ("extraction_probability=0.01", 1), ("recall=1", 0)):
-        assert call(["gate", str(out), "--max", limit, "--target", "undefended", "--setting", "white-box"]) == code, (
-            limit
-        )
+        assert (
+            run_command_line(["gate", str(out), "--max", limit, "--target", "undefended", "--setting", "white-box"])
+            == code
+        ), limit
 
 
 FREE = """
@@ -788,7 +800,7 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
     attacks = [*ETHICIST, "--attack", "claim-check", "--limit", "12"]
     defenses = ["--defense", "uniform-mixing", "--defense", "free", "--plugin", str(tmp_path / "free.py")]
     budget = ["-D", "pmixed.queries=100", "-D", "pmixed.on_exhaustion=public"]
-    assert call(command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose")) == 0
+    assert run_command_line(command(world, out, *attacks, *pmixed(world, *budget), *defenses, "--verbose")) == 0
     assert "claim violations 0" in said.readouterr().out
     covered = [
         note for note in finding(out, "pmixed", "text-only", "ethicist")["notes"] if "the query budget paid" in note
@@ -800,8 +812,8 @@ def test_claims_are_checked_and_gated(world: Path, tmp_path: Path, said: Said) -
         assert value(row, "claim_violations") == broken and row["decoding"] == "ancestral"
         assert any("do not publish" in note for note in row["notes"])
         limit = ["gate", str(out), "--max", "claim_violations=0", "--setting", "white-box"]
-        assert call([*limit, "--target", target]) == broken
-    assert call(limit) == 1
+        assert run_command_line([*limit, "--target", target]) == broken
+    assert run_command_line(limit) == 1
     assert "tokens were drawn inside the claim and not charged" in (out / "report.html").read_text()
     assert PLANTED not in (out / "report.md").read_text() + (out / "observations.jsonl").read_text()
 
@@ -819,7 +831,7 @@ def test_a_private_prediction_is_held_to_its_games(world: Path, tmp_path: Path) 
     options = ["-A", "prediction-audit.games=64", "-A", "prediction-audit.tokens=8", "--limit", "4"]
     games = ["--attack", "perplexity", "--attack", "prediction-audit", *options]
     defenses = ["--defense", "uniform-mixing", "-D", "uniform-mixing.weight=0.01"]
-    assert call(command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses)) == 0
+    assert run_command_line(command(world, out, *games, *pmixed(world, "-D", "pmixed.queries=8"), *defenses)) == 0
     for target in ("undefended", "pmixed", "uniform-mixing"):
         inside, worst = (finding(out, target, setting, "prediction-audit") for setting in ("text-only", "white-box"))
         for part in ("audits", "measurements"):  # but for rounding: what texts begin with was read for the first
@@ -837,7 +849,7 @@ def test_one_member_that_answers_always_is_legal(world: Path, tmp_path: Path) ->
     shutil.copytree(world / "ensemble" / "member-0", tmp_path / "one" / "member-0")
     own = ["-D", f"ensemble={tmp_path / 'one'}", "-D", "q=1", "-D", "queries=100"]
     flags = ["--attack", "claim-check", "--attack", "perplexity", "--limit", "4", "--setting", "white-box"]
-    assert call(command(world, tmp_path / "run", *flags, *pmixed(world, *own))) == 0
+    assert run_command_line(command(world, tmp_path / "run", *flags, *pmixed(world, *own))) == 0
     row = finding(tmp_path / "run", "pmixed", "white-box", "claim-check")
     assert value(row, "claim_violations") == 0 < value(row, "realised_zero_out")
 
@@ -856,9 +868,9 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
         append(self, cell, batch)
 
     monkeypatch.setattr(CellJournal, "append", interrupted)
-    assert call(probed(world, out)) == 130
+    assert run_command_line(probed(world, out)) == 130
     monkeypatch.setattr(CellJournal, "append", append)
-    assert call(["run", "--resume", str(out)]) == 0
+    assert run_command_line(["run", "--resume", str(out)]) == 0
     for one, other in zip(result(out)["findings"], result(measured)["findings"], strict=True):
         for mine, theirs in zip(one["measurements"], other["measurements"], strict=True):
             assert mine["name"] == theirs["name"]
@@ -870,13 +882,13 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
 def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "run"
     files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), "-o", str(out)]
-    assert call(["run", *files, "--attack", "extraction-probability", "--setting", "white-box"]) == 0
+    assert run_command_line(["run", *files, "--attack", "extraction-probability", "--setting", "white-box"]) == 0
     screen = " ".join(said.readouterr().out.split())
     assert "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
     report = (out / "report.md").read_text()
     assert "### What to do now" in report and "Not tested: verbatim extraction" in report
-    assert call(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
-    assert call(["run", *files[:4], "--attack", "near-verbatim", "--samples", "5"]) == 2
+    assert run_command_line(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
+    assert run_command_line(["run", *files[:4], "--attack", "near-verbatim", "--samples", "5"]) == 2
     assert "expected an attack that draws samples beside --samples" in said.readouterr().err
 
 
@@ -1085,7 +1097,7 @@ def test_bad_input_is_refused_in_one_sentence(
     case, message = {**REFUSED, **REFUSED_TOO, **REFUSED_CLAIMS}[name]
     flags = case(world, files)
     said.readouterr()
-    assert call(["run", *flags, "-o", "out"]) == 2, said.readouterr().err
+    assert run_command_line(["run", *flags, "-o", "out"]) == 2, said.readouterr().err
     seen = said.readouterr()
     errors = [line for line in seen.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and message in errors[0], seen.err
@@ -1097,14 +1109,14 @@ def test_bad_input_is_refused_in_one_sentence(
 def test_an_output_that_cannot_be_written_is_refused(world: Path, tmp_path: Path, said: Said) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        assert call(command(world, out)) == 2, out
+        assert run_command_line(command(world, out)) == 2, out
         assert "error: " in said.readouterr().err
     assert (tmp_path / "file").read_text() == "mine" and os.listdir(tmp_path) == ["file"]
 
 
 def test_a_folder_with_a_run_is_not_written_over(full: Path, world: Path, said: Said) -> None:
     before = {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()}
-    assert call(command(world, full)) == 2
+    assert run_command_line(command(world, full)) == 2
     assert f"--resume {full}" in said.readouterr().err
     assert {path.name: path.read_bytes() for path in full.iterdir() if path.is_file()} == before
 
@@ -1112,16 +1124,16 @@ def test_a_folder_with_a_run_is_not_written_over(full: Path, world: Path, said: 
 def test_a_refused_run_leaves_the_users_files_alone(world: Path, tmp_path: Path, said: Said) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert call(command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl"))) == 2
+    assert run_command_line(command(world, tmp_path / "out", "--data", str(tmp_path / "none.jsonl"))) == 2
     assert os.listdir(tmp_path / "out") == ["notes.txt"]
 
 
 def test_resume_refuses_what_is_no_run_and_further_options(full: Path, tmp_path: Path, said: Said) -> None:
-    assert call(["run", "--resume", str(tmp_path)]) == 2
+    assert run_command_line(["run", "--resume", str(tmp_path)]) == 2
     assert "expected a run folder to resume" in said.readouterr().err
-    assert call(["run", "--resume", str(tmp_path / "none")]) == 2
+    assert run_command_line(["run", "--resume", str(tmp_path / "none")]) == 2
     for more in (["--seed", "1"], ["-o", "x"], ["-A", "samples=3"], ["--batch-size", "auto"]):
-        assert call(["run", "--resume", str(full), *more]) == 2, more
+        assert run_command_line(["run", "--resume", str(full), *more]) == 2, more
         assert "give no other option with it" in said.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -1129,10 +1141,10 @@ def test_resume_refuses_what_is_no_run_and_further_options(full: Path, tmp_path:
 def test_gate_and_report_refuse_what_is_no_finished_run(tmp_path: Path, said: Said) -> None:
     for arguments in (["report"], ["gate", "--max", "recall=1"]):
         for folder in (tmp_path, tmp_path / "none"):
-            assert call([*arguments, str(folder)]) == 2
+            assert run_command_line([*arguments, str(folder)]) == 2
             assert said.readouterr().err.startswith("error: ")
     (tmp_path / "result.json").write_text("{")
-    assert call(["report", str(tmp_path)]) == 2
+    assert run_command_line(["report", str(tmp_path)]) == 2
     assert os.listdir(tmp_path) == ["result.json"]
 
 
@@ -1158,14 +1170,14 @@ def test_the_lab_ignores_no_flag_in_silence(flags: list[str], tmp_path: Path, mo
         raise AssertionError("the run started, though the lab does not look at this flag")
 
     monkeypatch.setattr(module, "run_audit", reached)
-    assert call(["run", *flags, "-o", str(tmp_path / "out")]) == 2, said.readouterr().err
+    assert run_command_line(["run", *flags, "-o", str(tmp_path / "out")]) == 2, said.readouterr().err
     assert flags[0] in said.readouterr().err
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "file"))
-    assert call(["run", "-o", str(tmp_path / "out")]) == 2
+    assert run_command_line(["run", "-o", str(tmp_path / "out")]) == 2
     assert "AUDIT_CACHE" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -1173,8 +1185,8 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: 
 def test_a_sweep_tunes_anew_where_the_defense_is_another(world: Path, tmp_path: Path) -> None:
     """PMixED's radius follows what the row will draw: a prompt of another number of samples is not of this model."""
     flags = [*ETHICIST, *pmixed(world), "--setting", "white-box", "--limit", "6"]
-    assert call(command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40")) == 0
-    assert call(command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40")) == 0
+    assert run_command_line(command(world, tmp_path / "grid", *flags, "--sweep", "ethicist.samples=1,40")) == 0
+    assert run_command_line(command(world, tmp_path / "alone", *flags, "-A", "ethicist.samples=40")) == 0
     (point,) = (path for path in (tmp_path / "grid").iterdir() if path.is_dir() and "40" in path.name)
     assert_same_guesses(point, tmp_path / "alone")
 
@@ -1186,22 +1198,28 @@ def test_flags_win_over_the_plan_file(world: Path, tmp_path: Path, said: Said) -
         'setting = "white-box"\nseeds = [5, 7]\n[attack_options.perplexity]\nsamples = 2\ntop_p = 0.9\n'
     )
     out = tmp_path / "out"
-    assert call(["run", "--config", str(plan), "--seed", "6", "-A", "perplexity.samples=3", "-o", str(out)]) == 0
+    assert (
+        run_command_line(["run", "--config", str(plan), "--seed", "6", "-A", "perplexity.samples=3", "-o", str(out)])
+        == 0
+    )
     row = finding(out, "undefended", "white-box", "perplexity")
     assert result(out)["seed"] == 6
     assert (row["options"]["samples"], row["options"]["top_p"]) == (3, 0.9)
-    assert call(["run", "--config", str(plan), "--submission", str(tmp_path / "guesses.csv")]) == 2
+    assert run_command_line(["run", "--config", str(plan), "--submission", str(tmp_path / "guesses.csv")]) == 2
     assert "--submission holds the guesses of a single run" in said.readouterr().err
     plan.write_text("atack = []\n")
-    assert call(["run", "--config", str(plan)]) == 2
+    assert run_command_line(["run", "--config", str(plan)]) == 2
     assert "did you mean 'attack'" in said.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(["run", "--help"], "--attack"), (["list"], "ethicist")])
 def test_help_and_list_are_quick_and_import_nothing_heavy(arguments: list[str], said: str) -> None:
     heavy = "{'torch', 'transformers', 'peft', 'numpy', 'pandas', 'matplotlib', 'scipy', 'datasets'}"
-    script = f"import sys; from auditor.cli import call; call({arguments}); sys.exit(bool({heavy} & set(sys.modules)))"
-    call(["list"])  # what plug-ins say is kept from now on
+    script = (
+        f"import sys; from auditor.cli import run_command_line; run_command_line({arguments}); "
+        f"sys.exit(bool({heavy} & set(sys.modules)))"
+    )
+    run_command_line(["list"])  # what plug-ins say is kept from now on
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -1217,12 +1235,12 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-from auditor.cli import call
+from auditor.cli import run_command_line
 
 run, table = sys.argv[1:]
 for command in (["report", run, "--baseline", run], ["gate", run, "--max", "recall=1", "--baseline", run],
                 ["compare", run, run], ["export", run, "--csv", table]):
-    assert call(command) == 0, command
+    assert run_command_line(command) == 0, command
 """
 
 
@@ -1240,7 +1258,7 @@ def test_an_unexpected_error_is_ours(monkeypatch: Patch, said: Said, world: Path
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(CellJournal, "append", bug)
-    assert call(command(world, tmp_path / "out", "--attack", "perplexity")) == 3
+    assert run_command_line(command(world, tmp_path / "out", "--attack", "perplexity")) == 3
     assert "please report it" in said.readouterr().err
 
 
@@ -1250,13 +1268,15 @@ def test_a_tokenizer_wider_than_the_distribution_is_refused_where_the_data_use_i
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world / "model")
     save(gpt2(100), tokenizer, tmp_path / "narrow")
     data = ["--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
-    assert call(["run", "--model", str(tmp_path / "narrow"), *data]) == 2
+    assert run_command_line(["run", "--model", str(tmp_path / "narrow"), *data]) == 2
     assert "vocabulary mismatch: the tokenizer writes the data with token" in said.readouterr().err
     assert not (tmp_path / "out").exists()
     model = GPT2LMHeadModel.from_pretrained(world / "model")
     tokenizer.add_tokens([f"<unused {i}>" for i in range(1 + model.config.vocab_size - len(tokenizer))])
     save(model, tokenizer, tmp_path / "wide")
-    assert call(["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]) == 0
+    assert (
+        run_command_line(["run", "--model", str(tmp_path / "wide"), *data, "--attack", "zlib", "--samples", "1"]) == 0
+    )
     told = json.loads((tmp_path / "out" / "result.json").read_text())["benchmark"]["notes"]
     assert [note for note in told if "the data use none of those beyond" in note]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.plugins import registry
 from auditor.reports import files
@@ -42,7 +42,7 @@ def test_what_ends_a_command(
         raise error
 
     monkeypatch.setattr(files, "render_all", raises)
-    assert call(["report", "run"]) == code
+    assert run_command_line(["report", "run"]) == code
     assert said in capsys.readouterr().err
 
 
@@ -51,7 +51,7 @@ def test_a_plug_in_that_exits_as_it_is_loaded_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
 ) -> None:
     (tmp_path / "mine.py").write_text(ending)
-    assert call(["list", "--plugin", str(tmp_path / "mine.py")]) == 2
+    assert run_command_line(["list", "--plugin", str(tmp_path / "mine.py")]) == 2
     assert "cannot load the plug-in" in capsys.readouterr().err
 
 
@@ -110,10 +110,10 @@ def test_answers_about_secrets_of_nobody_are_not_kept_in_silence(
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data.jsonl"), "--prefix-token", "none"]
     sizes = ["--prefix-length", "3", "--suffix-length", "2", "--setting", "white-box", "-o", str(tmp_path / "run")]
-    assert call(["run", *data, *sizes, "--attack", attack]) == 0
+    assert run_command_line(["run", *data, *sizes, "--attack", attack]) == 0
     file = tmp_path / "run" / f"{journal}.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines, json.dumps({**json.loads(lines[0]), "secret": "nobody's"})]) + "\n")
-    assert call(["run", "--resume", str(tmp_path / "run")]) == 2
+    assert run_command_line(["run", "--resume", str(tmp_path / "run")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "got 1 of undefended, white-box" in said and "about others: the journal is damaged" in said

@@ -48,7 +48,7 @@ def panels(lines: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", LEAVES)
 def test_its_examples_would_be_read(name: str) -> None:
-    examples = ParsedDocstring.of(LEAVES[name].help).examples
+    examples = ParsedDocstring.split_docstring(LEAVES[name].help).examples
     assert len(examples) >= (2 if name == "audit run" else 1)
     for example in examples:
         assert example.startswith(f"{name} ") or example == name
@@ -58,7 +58,7 @@ def test_its_examples_would_be_read(name: str) -> None:
 
 
 def test_the_examples_of_the_program_would_be_read() -> None:
-    for example in ParsedDocstring.of(COMMAND.help).examples:
+    for example in ParsedDocstring.split_docstring(COMMAND.help).examples:
         parse(shlex.split(example)[1:])
 
 
@@ -89,7 +89,7 @@ def test_no_sentence_of_the_overview_is_cut() -> None:
     text = " ".join(" ".join(shown("audit")).split())
     assert "..." not in text.replace("[ARGS]...", "")
     for command in COMMAND.commands.values():
-        assert " ".join(ParsedDocstring.of(command.help).first.split(". ")[0].split()).rstrip(".") in text
+        assert " ".join(ParsedDocstring.split_docstring(command.help).first.split(". ")[0].split()).rstrip(".") in text
 
 
 @pytest.mark.parametrize("arguments", ["--help", "run --help"])
@@ -98,8 +98,8 @@ def test_help_draws_nothing(arguments: str) -> None:
     heavy = "{'rich', 'urllib.request', 'pydantic', 'torch'}"
     script = f"""
 import sys
-from auditor.cli import call
-call({arguments.split()})
+from auditor.cli import run_command_line
+run_command_line({arguments.split()})
 sys.exit(bool({heavy} & set(sys.modules)))"""
     command, wide = [sys.executable, "-c", script], {**os.environ, "COLUMNS": "300"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=wide)

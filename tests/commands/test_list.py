@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.commands import listing
 from auditor.plugins import registry
-from auditor.plugins.options import allowed_option_values, options_of
+from auditor.plugins.options import allowed_option_values, plugin_option_defaults
 
 Said = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": 
 
 
 def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
-    assert call(["list"]) == 0
+    assert run_command_line(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     in_terminal = [line.plain for line in listing.plugin_overview_lines(FOUND, 100)]
     assert max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))  # in a pipe nothing is cut
@@ -42,10 +42,11 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
 ) -> None:
     monkeypatch.setattr("auditor.commands.list.cached_plugin_classes", lambda before: FOUND)
     cls = FOUND[kind][name]
-    assert call(["list", name]) == 0
+    assert run_command_line(["list", name]) == 0
     shown = capsys.readouterr().out
     given = {
-        option: str(value).lower() if isinstance(value, bool) else value for option, value in options_of(cls).items()
+        option: str(value).lower() if isinstance(value, bool) else value
+        for option, value in plugin_option_defaults(cls).items()
     }
     assert all(f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in given.items())
     assert all(f"({'|'.join(map(str, values))})" in shown for values in allowed_option_values(cls).values())
@@ -57,7 +58,7 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
 
 
 def test_a_slip_is_refused_with_the_nearest_name(capsys: Said) -> None:
-    assert call(["list", "ethicis"]) == 2 and "did you mean 'ethicist'" in capsys.readouterr().err
+    assert run_command_line(["list", "ethicis"]) == 2 and "did you mean 'ethicist'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

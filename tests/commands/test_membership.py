@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.probe import Probe
@@ -48,7 +48,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(given: Path, out: str, *more: str, others: bool = True) -> int:
     data = ["--data", str(given / "private.jsonl"), *(["--nonmembers", str(given / "fresh.jsonl")] if others else [])]
     model = ["--model", str(given / "model"), "--reference", str(given / "base"), "--known-fraction", "0"]
-    return call(["run", *model, *data, "--attack", "membership", "--setting", "white-box", "-o", out, *more])
+    return run_command_line(
+        ["run", *model, *data, "--attack", "membership", "--setting", "white-box", "-o", out, *more]
+    )
 
 
 def test_a_run_is_kept_gated_and_paired(given: Path, tmp_path: Path, capsys: Said) -> None:
@@ -61,10 +63,13 @@ def test_a_run_is_kept_gated_and_paired(given: Path, tmp_path: Path, capsys: Sai
     assert {"membership_auc", "blind_auc", "membership_auc_lira", "membership_auc_rmia"} <= names
     assert run(given, "runs/b", "-A", f"references={given / 'refs'}") == 0
     rules = ["--max", "membership_auc=0.999", "--max", "membership_auc=0.01"]
-    assert call(["gate", "runs/a", *rules[:2]]) in (0, 4) and call(["gate", "runs/a", *rules[2:]]) == 1
+    assert (
+        run_command_line(["gate", "runs/a", *rules[:2]]) in (0, 4)
+        and run_command_line(["gate", "runs/a", *rules[2:]]) == 1
+    )
     (tmp_path / "same.toml").write_text('rules = ["membership_auc not worse than baseline by 0.01"]\n')
-    assert call(["gate", "runs/b", "--baseline", "runs/a", "--policy", "same.toml"]) == 0
-    assert call(["report", "runs/a"]) == 0
+    assert run_command_line(["gate", "runs/b", "--baseline", "runs/a", "--policy", "same.toml"]) == 0
+    assert run_command_line(["report", "runs/a"]) == 0
     assert "Members told from non-members" in (tmp_path / "runs" / "a" / "report.html").read_text()
 
 
@@ -76,7 +81,7 @@ def test_a_number_that_the_kept_scores_do_not_give_fails_every_gate(given: Path,
     main["value"] = main["low"] = 0.1
     path.write_text(json.dumps(result))
     capsys.readouterr()
-    assert call(["gate", "runs/a", "--max", "membership_auc=1"]) == 1
+    assert run_command_line(["gate", "runs/a", "--max", "membership_auc=1"]) == 1
     assert "membership_auc is 0.1, secrets.parquet makes it" in capsys.readouterr().out
 
 

@@ -13,7 +13,7 @@ import typer
 from auditor.cli import app
 from auditor.commands import options, train
 from auditor.core.errors import AuditError
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 
 COMMANDS: Any = typer.main.get_command(app)
 
@@ -80,7 +80,7 @@ def test_a_command_gets_the_fields_of_a_plan_that_were_given() -> None:
 
 
 def test_a_training_has_every_field_that_its_command_asks_for() -> None:
-    fields = {one.name for one in dataclasses.fields(Training)}
+    fields = {one.name for one in dataclasses.fields(TrainingRequest)}
     assert flags(train.TrainingFlags) and set(flags(train.TrainingFlags)) <= fields
 
 

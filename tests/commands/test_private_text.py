@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from auditor.benchmarks import canaries, insertion, manifests
-from auditor.benchmarks.whole_texts import read_texts
-from auditor.cli import call
+from auditor.benchmarks.whole_texts import read_row_texts
+from auditor.cli import run_command_line
 from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -32,7 +32,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "set").mkdir()
     rows = [{"text": f"{PRIVATE} {i}"} for i in range(5)]
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    manifests.write_manifest(tmp_path / "m.json", canaries.make_manifest(["My ID is {digits:6}"], (1,), 2))
+    manifests.write_manifest(tmp_path / "m.json", canaries.make_exposure_manifest(["My ID is {digits:6}"], (1,), 2))
     before = os.umask(0o022)
     yield tmp_path
     os.umask(before)
@@ -45,14 +45,14 @@ def holding(folder: Path, text: str) -> list[Path]:
 @pytest.mark.parametrize("data", ["set", "set/train.jsonl"])
 def test_a_copy_with_canaries_is_its_owners_only(world: Path, data: str) -> None:
     out = world / ("out" if data == "set" else "out.jsonl")
-    assert call(["canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", str(out)]) == 0
+    assert run_command_line(["canaries", "insert", f"{world}/m.json", f"{world}/{data}", "-o", str(out)]) == 0
     made = [out, *out.rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} <= {0o700, 0o600}
     assert not holding(world / "cache", PRIVATE)
 
 
 def test_a_folder_of_data_leaves_nothing_in_the_cache(world: Path) -> None:
-    assert read_texts("--data", str(world / "set")) == [f"{PRIVATE} {i}" for i in range(5)]
+    assert read_row_texts("--data", str(world / "set")) == [f"{PRIVATE} {i}" for i in range(5)]
     assert not [path for path in (world / "cache").rglob("*") if path.is_file()]
 
 
@@ -100,7 +100,7 @@ def test_a_mistyped_manifest_is_refused_without_its_texts(world: Path, change: A
     change(raw)
     (world / "m.json").write_text(json.dumps(raw))
     data = [f"{world}/m.json", f"{world}/set/train.jsonl", "-o", f"{world}/o.jsonl"]
-    assert call(["canaries", "insert", *data]) == 2
+    assert run_command_line(["canaries", "insert", *data]) == 2
     told = capsys.readouterr()
     assert "error: " in told.err and PRIVATE not in told.err + told.out
 
@@ -128,9 +128,9 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
     }
     data, out = tmp_path / f"data.{ending}", tmp_path / f"out.{ending}"
     data.write_text("\n".join(lines[ending]) + "\n")
-    manifest = canaries.make_manifest(["My ID is {digits:6}"], (1, 16), 8)
+    manifest = canaries.make_exposure_manifest(["My ID is {digits:6}"], (1, 16), 8)
     start = time.process_time()
     assert insertion.write_data_with_canaries(insertion.InsertionPlan(manifest), str(data), out) == 8 * 17
     assert time.process_time() - start < 3
-    assert read_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
+    assert read_row_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
     assert to_json(manifest)["canaries"][8]["count"] == 16

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.commands import options
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
@@ -39,7 +39,7 @@ def begun(folder: Path, **plan: object) -> Path:
 
 
 def refused(arguments: list[str], said: str, capsys: Said) -> None:
-    assert call(arguments) == 2
+    assert run_command_line(arguments) == 2
     told = capsys.readouterr().err
     assert said in told and told.startswith("error: ") and "Traceback" not in told
     assert not Path("ran").exists()
@@ -49,7 +49,7 @@ def test_a_folder_that_is_gone_on_with_runs_no_plug_in_of_its_own(here: Path, ca
     folder = begun(here / "run", plugin=["theirs.py"], attack=["nobody"])
     refused(["run", "--resume", str(folder)], "sets plugin to 'theirs.py', and its code would run", capsys)
     refused(["run", "--resume", str(folder), "--plugin", "mine.py"], "sets plugin to 'theirs.py'", capsys)
-    assert call(["run", "--resume", str(folder), "--plugin", "./theirs.py"]) == 2
+    assert run_command_line(["run", "--resume", str(folder), "--plugin", "./theirs.py"]) == 2
     assert "unknown attack 'nobody'" in capsys.readouterr().err
     assert Path("ran").exists()  # named on the command line as well
 
@@ -109,7 +109,7 @@ def test_a_plan_file_runs_nothing_that_the_command_line_does_not_name(
 
 def test_a_plan_file_runs_what_the_command_line_names(here: Path, capsys: Said) -> None:
     (here / "plan.toml").write_text("attack = ['nobody']\nplugin = ['theirs.py']\n")
-    assert call(["run", "--config", "plan.toml", "--plugin", "theirs.py"]) == 2
+    assert run_command_line(["run", "--config", "plan.toml", "--plugin", "theirs.py"]) == 2
     assert "unknown attack 'nobody'" in capsys.readouterr().err
     assert Path("ran").exists()
 
@@ -125,8 +125,8 @@ def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
 
 
 def test_an_interrupted_run_says_what_it_takes_to_go_on() -> None:
-    asked = options.AllowedRisks.by(Plan.of(plugin=("my plug-in.py",)).values())
-    assert asked.flags() == ["--plugin 'my plug-in.py'"]
+    asked = options.AllowedRisks.from_plan_values(Plan.from_fields(plugin=("my plug-in.py",)).values())
+    assert asked.risk_flags_as_typed() == ["--plugin 'my plug-in.py'"]
 
 
 def test_the_same_is_refused_to_a_safe_run(here: Path, capsys: Said) -> None:
@@ -183,7 +183,7 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
     ):
         monkeypatch.setattr(where, name, runs)
     refused(command, "--safe: a program would be run", capsys)
-    call([*command, "--no-safe"])
+    run_command_line([*command, "--no-safe"])
     assert Path("ran").exists()
 
 
@@ -193,11 +193,11 @@ def test_a_whole_run_is_safe_where_nobody_elses_code_is_in_it(here: Path, capsys
     (here / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--model", "model", "--data", "data.jsonl", "--prefix-length", "3", "--suffix-length", "2"]
     assert (
-        call(
+        run_command_line(
             ["run", "--safe", *data, "--attack", "perplexity", "--samples", "2", "--prefix-token", "none", "-o", "out"]
         )
         == 0
     )
     assert "commit" not in json.loads((here / "out" / "result.json").read_text())["environment"]
-    assert call(["report", "out"]) == 0
-    assert call(["gate", "out", "--max", "recall=1"]) == 0
+    assert run_command_line(["report", "out"]) == 0
+    assert run_command_line(["gate", "out", "--max", "recall=1"]) == 0

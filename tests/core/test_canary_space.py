@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.core.canary_space import Space, State
+from auditor.core.canary_space import CanarySpace, State
 from auditor.core.errors import AuditError
 
 FRUIT = (("fruit", ("fig", "figment", "plum")),)
 SPACES = [
-    Space("My ID is {digits:2}"),
-    Space("{fruit:2} {{x}} {upper}!", FRUIT),
-    Space("{hex}{letters}", ()),
+    CanarySpace("My ID is {digits:2}"),
+    CanarySpace("{fruit:2} {{x}} {upper}!", FRUIT),
+    CanarySpace("{hex}{letters}", ()),
 ]
 
 
 def test_the_papers_space() -> None:
-    space = Space("My ID is {digits:6}")
+    space = CanarySpace("My ID is {digits:6}")
     assert space.size == 10**6 and space.bits == pytest.approx(19.931569)
     assert space.head == "My ID is " and "My ID is 955320" in space
     for text in ("My ID is 95532", "My ID is 9553200", "My ID is 95532x", "my ID is 955320", ""):
@@ -29,7 +29,7 @@ def test_the_papers_space() -> None:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.format)
-def test_texts_are_all_different_in_the_space_and_none_begins_another(space: Space) -> None:
+def test_texts_are_all_different_in_the_space_and_none_begins_another(space: CanarySpace) -> None:
     texts = sorted(space.texts())
     assert len(set(texts)) == len(texts) == space.size
     assert all(text in space for text in texts)
@@ -42,7 +42,7 @@ def test_words_are_parted_by_spaces_and_braces_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.format)
-def test_steps_spell_the_texts_and_nothing_else(space: Space) -> None:
+def test_steps_spell_the_texts_and_nothing_else(space: CanarySpace) -> None:
     found: list[str] = []
     waiting: list[tuple[str, State]] = [("", (0, ""))]
     while waiting:
@@ -56,7 +56,7 @@ def test_steps_spell_the_texts_and_nothing_else(space: Space) -> None:
 
 
 def test_every_text_is_drawn_as_often_as_any_other() -> None:
-    noise, space = np.random.default_rng(0), Space("{fruit} {digits}", FRUIT)
+    noise, space = np.random.default_rng(0), CanarySpace("{fruit} {digits}", FRUIT)
     drawn = [space.draw(noise) for _ in range(30_000)]
     counts = np.array([drawn.count(text) for text in space.texts()])
     assert counts.sum() == 30_000 and (abs(counts - 1000) < 5 * np.sqrt(1000)).all()
@@ -66,7 +66,7 @@ def test_every_text_is_drawn_as_often_as_any_other() -> None:
 @given(st.text(max_size=12))
 def test_any_text_is_a_format_or_is_refused_in_one_sentence(format: str) -> None:
     try:
-        space = Space(format)
+        space = CanarySpace(format)
     except AuditError as refused:
         assert "\n" not in str(refused)
     else:
@@ -89,4 +89,4 @@ def test_any_text_is_a_format_or_is_refused_in_one_sentence(format: str) -> None
 )
 def test_what_is_no_space_is_refused(format: str, lists: tuple[tuple[str, tuple[str, ...]], ...], why: str) -> None:
     with pytest.raises(AuditError, match=why):
-        Space(format, lists)
+        CanarySpace(format, lists)

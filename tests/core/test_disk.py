@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from auditor.core import disk
-from auditor.core.canary_space import Space
-from auditor.generation.tries import _load, _save, build_trie
+from auditor.core.canary_space import CanarySpace
+from auditor.generation.tries import _load_trie, _save_trie, build_trie
 from auditor.models import shards
 from auditor.training.finetune import FineTuningRecipe
 from auditor.training.members import Adapter, Member, train_members
@@ -76,9 +76,9 @@ def test_a_kept_trie_is_what_was_built(tmp_path: Path, careless: None) -> None:
         def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
             return {"input_ids": [int(letter) for letter in text]}
 
-    made = build_trie(Space("{digits:2}"), Digits())
-    _save(tmp_path / "tries" / "trie.npz", made)
-    held = _load(tmp_path / "tries" / "trie.npz")
-    assert (held.head, held.largest, held.leaves) == (made.head, made.largest, 100)
+    made = build_trie(CanarySpace("{digits:2}"), Digits())
+    _save_trie(tmp_path / "tries" / "trie.npz", made)
+    held = _load_trie(tmp_path / "tries" / "trie.npz")
+    assert (held.head, held.largest, held.leaf_count) == (made.head, made.largest, 100)
     assert all(torch.equal(one.leaf_token, two.leaf_token) for one, two in zip(held.levels, made.levels, strict=True))
     assert modes(tmp_path / "tries")["trie.npz"] == 0o600 and len(list((tmp_path / "tries").iterdir())) == 1

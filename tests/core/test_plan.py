@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.plan import FIELDS, Plan, command_line_flag, fields_with_rule
 from auditor.core.plan_fields import PANELS, FieldRule
 
@@ -40,7 +40,7 @@ def test_fields_as_they_are_written_on_the_command_line() -> None:
 
 
 def test_fields_are_changed_by_name_whichever_part_they_stand_in() -> None:
-    plan = Plan.of(seed=3, attack=("perplexity",), batch_size=7)
+    plan = Plan.from_fields(seed=3, attack=("perplexity",), batch_size=7)
     other = plan.with_fields(limit=5, attack=("zlib",))
     assert (other.data.limit, other.attacks.attack, other.compute.batch_size, other.seed) == (5, ("zlib",), 7, 3)
     assert {name for name, value in other.values().items() if value != plan.values()[name]} == {"limit", "attack"}
@@ -53,7 +53,7 @@ def test_a_credential_is_refused_before_any_record_holds_it(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["run", "--model", "m", "--data", "d", "--model-arg", f"{name}=hf_oopsie", "-o", str(tmp_path / "run")]
-    assert call(asked) == 2
+    assert run_command_line(asked) == 2
     said = capsys.readouterr()
     assert "HF_TOKEN" in said.err and f"{name}=..." in said.err and "hf_oopsie" not in said.out + said.err
     assert list(tmp_path.iterdir()) == []
@@ -61,4 +61,4 @@ def test_a_credential_is_refused_before_any_record_holds_it(
 
 def test_tokens_of_a_text_and_other_arguments_are_no_credentials() -> None:
     arguments = {"attn_implementation": "eager", "pad_token": "<pad>", "subfolder": "a", "eos_token_id": "3"}
-    assert Plan.of(model="m", data="d", model_args=arguments).loading.model_args == arguments
+    assert Plan.from_fields(model="m", data="d", model_args=arguments).loading.model_args == arguments

@@ -15,8 +15,8 @@ WITHOUT = """
 import sys
 sys.modules.update(fcntl=None, resource=None, pwd=None, grp=None)  # as on Windows
 import auditor.gate.decide, auditor.reports.html, auditor.commands.run
-from auditor.cli import call
-sys.exit(call(["gate", "--help"]) or call(["nothing"]) != 2)
+from auditor.cli import run_command_line
+sys.exit(run_command_line(["gate", "--help"]) or run_command_line(["nothing"]) != 2)
 """
 
 

@@ -97,7 +97,8 @@ def test_where_torch_is_loaded_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_command_settles_them_before_torch_is_loaded() -> None:
     code = (
-        "import os; from auditor import cli; cli.call(['--threads', '1', 'gate', '/nowhere', '--max', 'recall=1']); "
+        "import os; from auditor import cli; "
+        "cli.run_command_line(['--threads', '1', 'gate', '/nowhere', '--max', 'recall=1']); "
         "import torch; print(os.environ['OMP_WAIT_POLICY'], torch.get_num_threads())"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}

@@ -16,7 +16,7 @@ from auditor.crash.checks_of_noise import check_record_count_leaks
 from auditor.crash.claim import LoopClaim
 from auditor.crash.trial import measure_loop_epsilon
 from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, WatchedTrainings
-from auditor.crash.watch import ReadStep, TrainingTrace
+from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy import gaussian
 
 CLAIM = LoopClaim(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1 / 6, steps=20, delta=1e-3)
@@ -28,10 +28,10 @@ SHAPES = {name: (int(end - size), int(end)) for (name, size), end in zip(SIZES.i
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant, a little looser: these tests are of who is caught."""
-    monkeypatch.setattr(claim, "subsampled_gaussian_epsilon", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "loop_claim_epsilon", gaussian.quick_rdp_epsilon)
 
 
-def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, size: float = 0.125) -> ReadStep:
+def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, size: float = 0.125) -> ObservedStep:
     """An honest step of DP-SGD, as it is read. follows: how far a reach follows its gradient's norm."""
     drawn = tuple(np.flatnonzero(rng.random(N) < 1 / 6).tolist())
     noise = rng.normal(0, size, 1100)
@@ -40,7 +40,7 @@ def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, siz
     scales = {name: (float(np.sqrt((noise[a:b] ** 2).mean())), b - a) for name, (a, b) in SHAPES.items()}
     scale = float(np.sqrt((noise**2).mean()))
     reaches = reaches + rng.normal(0, 1, len(drawn))
-    return ReadStep(drawn, (drawn,), 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, noise, np.ones(1100))
+    return ObservedStep(drawn, (drawn,), 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, noise, np.ones(1100))
 
 
 def trace(seed: int, n: int = N, **more: Any) -> TrainingTrace:
@@ -54,62 +54,62 @@ def runs(seed: int = 0, **more: Any) -> WatchedTrainings:
     )
 
 
-def changed(given: WatchedTrainings, how: Callable[[ReadStep], ReadStep]) -> WatchedTrainings:
+def changed(given: WatchedTrainings, how: Callable[[ObservedStep], ObservedStep]) -> WatchedTrainings:
     return replace(given, traces=tuple(replace(t, steps=[how(s) for s in t.steps]) for t in given.traces))
 
 
 def of(name: str, given: WatchedTrainings) -> LoopCheck:
-    return next(check for check in checks.all_checks(given) if check.name == name)
+    return next(check for check in checks.run_all_loop_checks(given) if check.name == name)
 
 
 def test_an_honest_training_is_called_broken_at_most_as_often_as_is_said() -> None:
     """40 trainings at the level of 5%: seven or more would be seen once in 200 suites."""
-    alarms = sum(any(check.verdict == BROKEN for check in checks.all_checks(runs(seed))) for seed in range(40))
+    alarms = sum(any(check.verdict == BROKEN for check in checks.run_all_loop_checks(runs(seed))) for seed in range(40))
     assert alarms < 7
-    by_chance = [check for check in checks.all_checks(runs()) if check.source != COUNTED]
+    by_chance = [check for check in checks.run_all_loop_checks(runs()) if check.source != COUNTED]
     assert LEVEL == 0.05 and len(by_chance) * SHARE <= LEVEL
 
 
-def silent(one: ReadStep) -> ReadStep:
+def silent(one: ObservedStep) -> ObservedStep:
     return replace(one, scales={**one.scales, "d": (0.0, 100)})
 
 
-def weak(one: ReadStep) -> ReadStep:
+def weak(one: ObservedStep) -> ObservedStep:
     return replace(one, scales={**one.scales, "c": (0.8 * one.scales["c"][0], 100)})
 
 
-def same(one: ReadStep) -> ReadStep:
+def same(one: ObservedStep) -> ObservedStep:
     return replace(one, noise=np.random.default_rng(7).normal(0, 0.125, 1100))
 
 
-def uniform(one: ReadStep) -> ReadStep:
+def uniform(one: ObservedStep) -> ObservedStep:
     rng = np.random.default_rng(int(1e6 * abs(one.noise[0])))
     return replace(one, noise=(rng.random(1100) - 0.5) * math.sqrt(12) * one.scale)
 
 
-def alike(one: ReadStep) -> ReadStep:
+def alike(one: ObservedStep) -> ObservedStep:
     noise = one.noise.copy()
     noise[1000:] = noise[900:1000]
     return replace(one, noise=noise)
 
 
-def follows_the_batch(one: ReadStep) -> ReadStep:
+def follows_the_batch(one: ObservedStep) -> ObservedStep:
     return replace(one, scale=1 / max(1, len(one.records)))
 
 
-def eight(one: ReadStep) -> ReadStep:
+def eight(one: ObservedStep) -> ObservedStep:
     drawn = tuple(range(8))
     return replace(
         one, records=drawn, passes=(drawn,), reaches=np.ones(8), gram=np.eye(8), norms=np.exp(np.arange(8.0))
     )
 
 
-def batch_clipped(one: ReadStep) -> ReadStep:
+def batch_clipped(one: ObservedStep) -> ObservedStep:
     """Every record gets its share of a batch of norm C."""
     return replace(one, reaches=one.reaches - 1 + one.norms / np.linalg.norm(one.norms))
 
 
-def doubled(one: ReadStep) -> ReadStep:
+def doubled(one: ObservedStep) -> ObservedStep:
     return replace(one, records=(*one.records, *one.records[:1]))
 
 
@@ -147,7 +147,7 @@ def test_what_is_broken_is_seen_by_the_check_that_is_for_it(
 def test_records_clipped_harder_the_more_they_are_apart_are_not_taken_for_a_batch_that_is_clipped() -> None:
     """Reaches of 0.5 to 1 that go with the record's norm alone: no share of company explains them."""
 
-    def harder(one: ReadStep) -> ReadStep:
+    def harder(one: ObservedStep) -> ObservedStep:
         return replace(one, reaches=one.reaches - 1 + np.where(one.norms < np.exp(3), 1.0, 0.5))
 
     assert of("clipped by record", changed(runs(), harder)).verdict == NO_FAULT
@@ -171,7 +171,7 @@ def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
     honest = runs()
 
     def with_(**what: Any) -> WatchedTrainings:
-        return replace(honest, traces=(replace(honest.first, **what), *honest.traces[1:]))
+        return replace(honest, traces=(replace(honest.first_training, **what), *honest.traces[1:]))
 
     moved, read = "weights follow the steps", "evaluation on private records"
     assert of(moved, honest).verdict == of(read, honest).verdict == NO_FAULT
@@ -221,7 +221,7 @@ def test_a_tensor_of_one_free_dimension_is_not_silent_in_a_step_by_chance() -> N
 
 def test_without_noise_nothing_else_is_said() -> None:
     none = changed(runs(), lambda one: replace(one, scale=0.0, scales=dict.fromkeys(SHAPES, (0.0, 100))))
-    found = {check.name: check.verdict for check in checks.all_checks(none)}
+    found = {check.name: check.verdict for check in checks.run_all_loop_checks(none)}
     assert found["noise in every tensor"] == BROKEN
     assert found["one record's reach"] == found["Gaussian noise"] == found["fresh noise"] == UNKNOWN
 
@@ -308,16 +308,16 @@ def test_a_broken_check_names_where_it_shows(given: WatchedTrainings, facts: dic
 
 def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
     honest = runs()
-    found = measure_loop_epsilon(honest, tuple(checks.all_checks(honest)))
+    found = measure_loop_epsilon(honest, tuple(checks.run_all_loop_checks(honest)))
     assert found.noise_multiplier == pytest.approx(1.0, abs=0.1) and found.steps == 20
     assert found.epsilon is not None and found.low is not None and found.high is not None
     assert found.low < found.epsilon < found.high
-    assert found.low < claim.subsampled_gaussian_epsilon(1.0, 1 / 6, 20, 1e-3) < found.high
+    assert found.low < claim.loop_claim_epsilon(1.0, 1 / 6, 20, 1e-3) < found.high
     far = runs(reach=1.4)
-    farther = measure_loop_epsilon(far, tuple(checks.all_checks(far)))
+    farther = measure_loop_epsilon(far, tuple(checks.run_all_loop_checks(far)))
     assert farther.low is not None and farther.low > found.epsilon
     none = changed(honest, silent)
-    assert measure_loop_epsilon(none, tuple(checks.all_checks(none))).epsilon == math.inf
+    assert measure_loop_epsilon(none, tuple(checks.run_all_loop_checks(none))).epsilon == math.inf
 
 
 def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypat
     def simple(noise: float, rate: float, steps: int, delta: float) -> float:
         return 100 * rate / noise
 
-    monkeypatch.setattr(claim, "subsampled_gaussian_epsilon", simple)
+    monkeypatch.setattr(claim, "loop_claim_epsilon", simple)
     monkeypatch.setattr(gaussian, "quick_rdp_epsilon", simple)
     found = [measure_loop_epsilon(runs(seed), ()) for seed in range(60)]
     assert sum((one.low or 0) < 100 / 6 < (one.high or 0) for one in found) > 52
@@ -334,7 +334,7 @@ def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypat
 
 def test_a_shuffled_claim_is_accounted_without_what_sampling_hides() -> None:
     shuffled = replace(CLAIM, sampling="shuffled")
-    assert shuffled.implied_epsilon() == claim.subsampled_gaussian_epsilon(1.0, 1.0, 4, 1e-3) > CLAIM.implied_epsilon()
+    assert shuffled.implied_epsilon() == claim.loop_claim_epsilon(1.0, 1.0, 4, 1e-3) > CLAIM.implied_epsilon()
 
 
 def test_a_shuffled_claim_says_nothing_of_poisson_sampling() -> None:
@@ -363,4 +363,4 @@ def test_no_epsilon_claimed_is_said_and_not_judged() -> None:
 )
 def test_a_claim_that_is_none_is_refused(given: Any) -> None:
     with pytest.raises(AuditError):
-        LoopClaim.read(given)
+        LoopClaim.from_stated_claim(given)

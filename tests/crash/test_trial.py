@@ -27,13 +27,13 @@ from opacus import privacy_engine
 from opacus.accountants.analysis import rdp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
 from auditor.crash.claim import LoopClaim
-from auditor.crash.training_specimen import Gradients
-from auditor.crash.trial import CrashTest, LoopSeen, bound_epsilon_by_guesses, crash_test
+from auditor.crash.training_specimen import RecordGradients
+from auditor.crash.trial import CrashTest, ObservedLoop, bound_epsilon_by_guesses, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _project_out_record_gradients
 from auditor.privacy import gaussian
@@ -59,13 +59,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant: no epsilon that is told is held against it."""
-    monkeypatch.setattr(claim, "subsampled_gaussian_epsilon", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "loop_claim_epsilon", gaussian.quick_rdp_epsilon)
 
 
 def test_gradients_are_those_of_single_backward_passes() -> None:
     model, records = training_specimen.build_tiny_model(0), training_specimen.make_identifiable_records(0)
     names = [name for name, _ in model.named_parameters()]
-    found = _SLOW(Gradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
+    found = _SLOW(RecordGradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
     for row, record in enumerate((1, 5, 0)):
         ids = torch.tensor([records[record]["input_ids"]])
         loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
@@ -106,7 +106,7 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
 @pytest.mark.usefixtures("quickly")
 def test_a_planted_fault_is_caught(name: str, check: str) -> None:
     found = loop_faults.tested(loop_faults.FAULTS[name])
-    assert check in [one.name for one in found.broken]
+    assert check in [one.name for one in found.broken_checks]
     assert found.verdict == "broken"
 
 
@@ -123,7 +123,7 @@ def test_a_fault_that_shows_on_one_of_our_models_alone_is_caught(
     name: str, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "_LEAST", len(training_specimen.SPECIMENS))
-    assert check in [one.name for one in loop_faults.tested(loop_faults.FAULTS[name]).broken]
+    assert check in [one.name for one in loop_faults.tested(loop_faults.FAULTS[name]).broken_checks]
 
 
 def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> None:
@@ -132,7 +132,7 @@ def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> Non
     for one in training_specimen.SPECIMENS:
         model = one.model()
         weights = dict(model.named_parameters())
-        found = Gradients(model, one.records()).at(weights, list(range(8)), list(weights))
+        found = RecordGradients(model, one.records()).at(weights, list(range(8)), list(weights))
         squares = {name: value.flatten(1).square().sum(1) for name, value in found.items()}
         whole = torch.stack(list(squares.values())).sum(0)
         most = {name: max(most.get(name, 0), float((own / whole).mean())) for name, own in squares.items()}
@@ -165,7 +165,7 @@ def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> Non
         bound_epsilon_by_guesses(train, None, 5, math.inf)
         for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
-    assert honest.epsilon < honest.claimed == LoopClaim.read(loop_plain.CLAIM).implied_epsilon()
+    assert honest.epsilon < honest.claimed == LoopClaim.from_stated_claim(loop_plain.CLAIM).implied_epsilon()
     assert honest.canaries == broken.canaries == training_specimen.RECORDS and broken.right >= broken.guesses - 2
     assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
 
@@ -232,7 +232,7 @@ def test_the_examples_are_judged_with_the_real_packages(
         pytest.importorskip("opake")  # in `dev` where it has a wheel
     found = loop_faults.tested(dp_loop._load_training_function(ROOT / "examples" / "dp_loop" / f"{name}.py", function))
     assert found.verdict == verdict
-    assert [check.name for check in found.broken] == ([] if broken is None else [broken])
+    assert [check.name for check in found.broken_checks] == ([] if broken is None else [broken])
     assert found.seen.noise_multiplier is not None
 
 
@@ -245,13 +245,16 @@ def test_what_opacus_counted_is_the_claim_where_none_is_given() -> None:
     engine = SimpleNamespace(
         accountant=SimpleNamespace(history=[(1.1, 0.2, 30)]), get_epsilon=lambda delta: 100 * delta
     )
-    found = trial.LoopClaim.read({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0})
+    found = trial.LoopClaim.from_stated_claim({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0})
     assert (found.noise_multiplier, found.sample_rate, found.steps, found.epsilon) == (1.1, 0.2, 30, 5.0)
-    assert trial.LoopClaim.read({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0, "steps": 7}).steps == 7
+    assert (
+        trial.LoopClaim.from_stated_claim({"engine": engine, "delta": 0.05, "max_grad_norm": 1.0, "steps": 7}).steps
+        == 7
+    )
     engine.accountant.history.append((0.5, 0.2, 1))
     for one in (engine, object()):
         with pytest.raises(AuditError):
-            trial.LoopClaim.read({"engine": one, "delta": 0.05, "max_grad_norm": 1.0})
+            trial.LoopClaim.from_stated_claim({"engine": one, "delta": 0.05, "max_grad_norm": 1.0})
 
 
 def test_at_least_thirty_faults_stand_in_the_table() -> None:
@@ -352,7 +355,7 @@ def test_a_training_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatc
 )
 def test_a_claim_of_other_kinds_of_values_is_refused(field: str, value: Any) -> None:
     with pytest.raises(AuditError, match=f"claim's {field}"):
-        LoopClaim.read({**loop_plain.CLAIM, field: value})
+        LoopClaim.from_stated_claim({**loop_plain.CLAIM, field: value})
 
 
 def test_a_training_longer_than_its_budget_is_ended() -> None:
@@ -371,18 +374,22 @@ def shorter(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("above", "doubted"), [(-0.1, False), (0.1, True)])
 def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(above: float, doubted: bool) -> None:
-    claim = LoopClaim.read(loop_plain.CLAIM)
+    claim = LoopClaim.from_stated_claim(loop_plain.CLAIM)
     low = claim.implied_epsilon() + above
-    seen = LoopSeen(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
+    seen = ObservedLoop(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
     found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
     assert found.exceeds_claim_without_fault == doubted
-    assert ("doubt" in report.headline(found)) == ("another --seed" in report.observed_loop_sentence(found)) == doubted
+    assert (
+        ("doubt" in report.crash_test_headline(found))
+        == ("another --seed" in report.observed_loop_sentence(found))
+        == doubted
+    )
 
 
 def test_the_command_writes_its_reports_and_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, junit = tmp_path / "out", tmp_path / "checks.xml"
     script = shorter(tmp_path)
-    assert call(["dp-loop", str(script), "--gate", "-o", str(out), "--junit", str(junit)]) == 0
+    assert run_command_line(["dp-loop", str(script), "--gate", "-o", str(out), "--junit", str(junit)]) == 0
     assert capsys.readouterr().out.startswith("RESULT  No fault seen")
     assert "Every check" in (out / "dp-loop.html").read_text() and "| Check |" in (out / "dp-loop.md").read_text()
     assert int(ET.fromstring(junit.read_text()).attrib["failures"]) == 0
@@ -394,7 +401,7 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
     script = shorter(tmp_path)
     script.write_text(script.read_text().replace("NOISE * CLIP * torch.randn_like(p)", "0"))
     junit, out = tmp_path / "checks.xml", tmp_path / "out"
-    assert call(["dp-loop", str(script), "--gate", "--junit", str(junit), "-o", str(out)]) == 1
+    assert run_command_line(["dp-loop", str(script), "--gate", "--junit", str(junit), "-o", str(out)]) == 1
     assert int(ET.fromstring(junit.read_text()).attrib["failures"]) >= 1
     found = json.loads((out / "dp-loop.json").read_text())
     assert found["verdict"] == "broken" and found["seen"]["epsilon"] == "unbounded"
@@ -414,11 +421,11 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
     said = capsys.readouterr().out
     for text in (said, (out / "dp-loop.md").read_text(), html.unescape((out / "dp-loop.html").read_text())):
         assert again in text
-    assert call([*shlex.split(again)[1:], "--gate"]) == 1
+    assert run_command_line([*shlex.split(again)[1:], "--gate"]) == 1
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("BROKEN")] == [
         line for line in said.splitlines() if line.startswith("BROKEN  noise in every tensor")
     ]
-    assert call(["dp-loop", str(script), "--check", "noise"]) == 2
+    assert run_command_line(["dp-loop", str(script), "--check", "noise"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -433,9 +440,9 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
 def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(text)
-    assert call(["dp-loop", str(script)]) == 2
-    assert call(["dp-loop", str(tmp_path / "none.py")]) == 2
+    assert run_command_line(["dp-loop", str(script)]) == 2
+    assert run_command_line(["dp-loop", str(tmp_path / "none.py")]) == 2
 
 
 def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:
-    assert trial.LoopClaim.read(json.loads(json.dumps(loop_plain.CLAIM))).steps == loop_plain.STEPS
+    assert trial.LoopClaim.from_stated_claim(json.loads(json.dumps(loop_plain.CLAIM))).steps == loop_plain.STEPS

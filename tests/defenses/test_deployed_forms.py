@@ -20,10 +20,10 @@ from auditor.defenses.deployed_forms import (
     Nf4,
     Pruned,
     bitsandbytes_round_trip,
-    linear_layers,
+    linear_layers_without_output,
     round_weights_to_bits,
 )
-from auditor.defenses.gguf_types import quantise_and_dequantise
+from auditor.defenses.gguf_types import quantise_and_dequantise_by_gguf
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import make_tiny_scenario
 
@@ -53,7 +53,9 @@ def test_pruning_sets_the_share_to_0_and_leaves_the_target_alone() -> None:
     held = make_tiny_scenario()
     before = held.target.log_probs(TOKENS, 3)
     pruned = Pruned(0.25).protect(held)
-    for own, was in zip(linear_layers(pruned.model), linear_layers(held.target.model), strict=True):  # type: ignore[attr-defined]
+    for own, was in zip(
+        linear_layers_without_output(pruned.model), linear_layers_without_output(held.target.model), strict=True
+    ):  # type: ignore[attr-defined]
         gone = own.weight == 0
         assert gone.float().mean() == pytest.approx(0.25, abs=0.01)
         assert was.weight[gone].abs().max() <= was.weight[~gone].abs().min()
@@ -88,14 +90,14 @@ def test_gguf_blocks_are_what_the_format_says() -> None:
     """q8_0: 32 weights share a scale in half precision, max / 127; a row that blocks do not fill is in f16."""
     pytest.importorskip("gguf", reason="needs gguf")
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy()
-    found = quantise_and_dequantise(weight, "q8_0")
+    found = quantise_and_dequantise_by_gguf(weight, "q8_0")
     for row, own in zip(weight, found, strict=True):
         for at in (0, 32):
             scale = np.float32(abs(row[at : at + 32]).max()) / np.float32(127)
             expected = np.float32(np.float16(scale)) * np.rint(row[at : at + 32] / scale)
             assert np.allclose(own[at : at + 32], expected, atol=1e-7)
     assert np.array_equal(
-        quantise_and_dequantise(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32)
+        quantise_and_dequantise_by_gguf(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32)
     )
 
 

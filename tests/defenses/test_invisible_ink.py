@@ -21,17 +21,23 @@ from torch import Tensor
 from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.prediction_audit import PredictionAudit
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.defenses.invisible_ink import BoundedRange, InkOptions, InvisibleInk, InvisibleInkModel, batches_of_records
+from auditor.defenses.invisible_ink import (
+    BoundedRange,
+    InkOptions,
+    InvisibleInk,
+    InvisibleInkModel,
+    deal_records_into_context_batches,
+)
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.in_context import InContext
+from auditor.models.in_context import InContextEnsemble
 from auditor.plugins.defense import Budget, Prompt, Scenario, largest_lot_token_count
 from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, Meter, View
@@ -56,7 +62,7 @@ def scenario(public: LanguageModel, queries: int = 40) -> Scenario:
 
 def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InvisibleInkModel:
     ink = InkOptions(clip, temperature, top_k)
-    return InvisibleInkModel(held, ink, "ink", BoundedRange.of(ink, held.size))
+    return InvisibleInkModel(held, ink, "ink", BoundedRange.from_ink_options(ink, held.size))
 
 
 # --- the distribution
@@ -88,14 +94,14 @@ def test_top_k_plus_is_of_the_public_distribution_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     distributions = torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
     ink = InkOptions(0.5, 1.0, 5)
-    best = dataclasses.replace(ink, top_k=0).distribution(distributions).topk(5, dim=-1).indices
-    kept, wide = (ink.kept(distributions[:, 0], batch) for batch in (3, 1))
+    best = dataclasses.replace(ink, top_k=0).clipped_mean_distribution(distributions).topk(5, dim=-1).indices
+    kept, wide = (ink.top_k_plus_mask(distributions[:, 0], batch) for batch in (3, 1))
     assert (
         kept.gather(-1, distributions[:, 0].topk(5, dim=-1).indices).all()
         and 5 < float(kept.sum(-1).double().mean()) < 8
     )
     assert 0.8 < float(kept.gather(-1, best).double().mean()) < 1 and wide.gather(-1, best).all()
-    distribution = ink.distribution(distributions)
+    distribution = ink.clipped_mean_distribution(distributions)
     assert torch.equal(distribution > -math.inf, kept) and torch.allclose(
         distribution.exp().sum(-1), torch.ones(200, dtype=torch.float64)
     )
@@ -117,7 +123,7 @@ def test_the_ends_are_exact() -> None:
 def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(neox: HuggingFaceModel) -> None:
     """Batches of three: the last has one record only, and nothing in the place of the others."""
     case = scenario(neox)
-    held = InContext(neox, batches_of_records(case, 3))
+    held = InContextEnsemble(neox, deal_records_into_context_batches(case, 3))
     assert [len(batch) for batch in held.batches.records] == [3, 1]
     for prefix, batch in ((PREFIXES[1], RECORDS[:3]), (PREFIXES[3], RECORDS[3:]), ((50, 51), RECORDS[:3])):
         text = torch.tensor([[*prefix, 11, 12]])
@@ -272,27 +278,27 @@ def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str
 
 
 class ClipForgotten(InvisibleInkModel):
-    def released(self, distributions: Tensor) -> Tensor:
-        return dataclasses.replace(self.ink, clip=math.inf).distribution(distributions)
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
+        return dataclasses.replace(self.ink, clip=math.inf).clipped_mean_distribution(distributions)
 
 
 class OneRecordLess(InvisibleInkModel):
     """Counts the public prompt among the batch, and averages over the records alone."""
 
     def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
-        super().__init__(held, ink, name, BoundedRange.of(ink, held.size + 1))
+        super().__init__(held, ink, name, BoundedRange.from_ink_options(ink, held.size + 1))
 
 
 class TemperatureIgnored(InvisibleInkModel):
-    def released(self, distributions: Tensor) -> Tensor:
-        return dataclasses.replace(self.ink, temperature=1.0).distribution(distributions)
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
+        return dataclasses.replace(self.ink, temperature=1.0).clipped_mean_distribution(distributions)
 
 
 class PrivateTopK(InvisibleInkModel):
     """The k likeliest by what the records say."""
 
-    def released(self, distributions: Tensor) -> Tensor:
-        distribution = dataclasses.replace(self.ink, top_k=0).distribution(distributions)
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
+        distribution = dataclasses.replace(self.ink, top_k=0).clipped_mean_distribution(distributions)
         private = distributions[..., 1:, :].double().mean(-2)
         least = private.topk(2, dim=-1).values[..., -1:]
         return distribution.masked_fill(private < least, -math.inf).log_softmax(-1)
@@ -322,11 +328,11 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
     fault: type[InvisibleInkModel], where: str, neox: HuggingFaceModel
 ) -> None:
     ink = InkOptions(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
-    held: Ensemble = InContext(neox, batches_of_records(scenario(neox), 3))
+    held: Ensemble = InContextEnsemble(neox, deal_records_into_context_batches(scenario(neox), 3))
     if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
         held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
     measured, said = checked(
-        fault(held, ink, "faulty", BoundedRange.of(ink, held.size)), draws=400 if "drawn" in where else 16
+        fault(held, ink, "faulty", BoundedRange.from_ink_options(ink, held.size)), draws=400 if "drawn" in where else 16
     )
     assert (measured["claim_violations"] > 0) == bool(where)
     assert not where or any(where in line for line in said.splitlines() if line.startswith("VIOLATED"))
@@ -336,7 +342,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
 def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkModel], broken: bool) -> None:
     held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = InkOptions(0.05, 1.0)
-    model = fault(held, ink, "ink", BoundedRange.of(ink, 2))
+    model = fault(held, ink, "ink", BoundedRange.from_ink_options(ink, 2))
     claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(
         scenario(FixedDistribution((0.5, 0.5))), 0
     )
@@ -384,8 +390,8 @@ def test_an_audit_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     asked += ["--attack", "ethicist", "--attack", "claim-check", "-A", "tune_on=none", "-A", "samples=2"]
     asked += ["-A", "prompt_length=1"]
     asked += ["--defense", "invisible-ink", "-D", "invisible-ink.batch=4", "-o", "run", "--setting", "both"]
-    assert call(asked) == 2 and "needs --public MODEL" in capsys.readouterr().err
-    assert call([*asked, "--public", "model"]) == 0
+    assert run_command_line(asked) == 2 and "needs --public MODEL" in capsys.readouterr().err
+    assert run_command_line([*asked, "--public", "model"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     targets = {target["name"]: target for target in result["targets"]}
     assert set(targets) == {"undefended", "invisible-ink", "references-unclipped", "public"}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.attacks.near_verbatim import beam_probability_bound
-from auditor.cli import call
+from auditor.attacks.near_verbatim import near_verbatim_probability_bound
+from auditor.cli import run_command_line
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.memfree import MemFree, ngrams_of
@@ -86,7 +86,7 @@ def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(neox: H
     prefixes = torch.tensor([record[:20] for record in RECORDS[:3]])
     suffixes = torch.tensor([record[20:26] for record in RECORDS[:3]])
     assert bool((model.token_log_probs(prefixes, suffixes).sum(-1) == -math.inf).all())
-    near, verbatim = beam_probability_bound(model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200)
+    near, verbatim = near_verbatim_probability_bound(model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200)
     assert bool((verbatim == -math.inf).all()) and bool(near.isfinite().all())
     other = suffixes.clone()
     other[:, 0] = 50  # in no record: from here on no n-gram of 10 is whole for nine tokens
@@ -98,13 +98,16 @@ def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(neox: H
 
 def test_a_bloom_filter_forbids_all_of_them_and_others_at_its_rate(neox: HuggingFaceModel) -> None:
     found = scenario(neox)
-    exact, bloom = MemFree(n=4).held(found), MemFree(n=4, filter="bloom", false_positives=0.05).held(found)
+    exact, bloom = (
+        MemFree(n=4).training_ngram_filter(found),
+        MemFree(n=4, filter="bloom", false_positives=0.05).training_ngram_filter(found),
+    )
     contexts = [tuple(map(int, row)) for row in RNG.integers(0, 61, (400, 3))]
     contexts += [gram[:-1] for record in RECORDS for gram in ngrams_of(record, 4)]
     more = 0
     for context in contexts:
-        assert set(exact.behind(context)) <= set(bloom.behind(context))
-        more += len(set(bloom.behind(context)) - set(exact.behind(context)))
+        assert set(exact.tokens_completing_ngram(context)) <= set(bloom.tokens_completing_ngram(context))
+        more += len(set(bloom.tokens_completing_ngram(context)) - set(exact.tokens_completing_ngram(context)))
     asked = 61 * len(set(contexts))
     assert 0.03 < more / (61 * len(contexts)) < 0.07 and asked > 50_000
 
@@ -139,7 +142,7 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
     """Whole records, beyond what is attacked of them; the claim check says that nothing is claimed."""
     attacks = ["--attack", "extraction-probability", "--attack", "near-verbatim", "--attack", "claim-check"]
     attacks += ["--setting", "white-box"]
-    assert call(run(world, tmp_path / "run", *attacks)) == 0
+    assert run_command_line(run(world, tmp_path / "run", *attacks)) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
 
@@ -166,5 +169,5 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
 def test_bad_input_is_refused_in_a_sentence(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:
-    assert call(run(world, tmp_path / "run", "--attack", "extraction-probability", *options)) == 2
+    assert run_command_line(run(world, tmp_path / "run", "--attack", "extraction-probability", *options)) == 2
     assert sentence in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()

@@ -56,7 +56,10 @@ def by_enumeration(model: PMixedModel) -> np.ndarray:
         distribution = distributions[0]
         if size:
             chosen = [j for j, inside in enumerate(subset) if inside]
-            weights = [float(model.projection.weights(logs[1 + j], logs[0], float(model.radii[size]))) for j in chosen]
+            weights = [
+                float(model.projection.mixing_weights_within_radius(logs[1 + j], logs[0], float(model.radii[size])))
+                for j in chosen
+            ]
             distribution = np.mean(
                 [w * distributions[1 + j] + (1 - w) * distributions[0] for w, j in zip(weights, chosen, strict=True)],
                 axis=0,
@@ -148,7 +151,12 @@ def test_gradients_treat_the_mixing_weight_as_a_constant(make_tiny: MakeTiny) ->
     model.log_probs(PREFIX, 1, prompt=prompt)[0, 0, 4].backward()
     got, prompt.grad = prompt.grad, None
     distributions = held.log_probs(PREFIX.repeat(3, 1), torch.arange(3), 1, prompt=prompt)[:, 0]
-    weights = model.projection.weights(distributions[1:], distributions[:1], float(model.radii[1])).float() / 2
+    weights = (
+        model.projection.mixing_weights_within_radius(
+            distributions[1:], distributions[:1], float(model.radii[1])
+        ).float()
+        / 2
+    )
     mixed = (weights[:, None] * distributions[1:].exp()).sum(0) + (1 - weights.sum()) * distributions[0].exp()
     mixed.log()[4].backward()
     torch.testing.assert_close(got, prompt.grad, atol=1e-6, rtol=1e-4)
@@ -350,7 +358,11 @@ def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -
         distributions = [part.log_probs(context, 1)[0, 0].double() for part in held.parts]
         members = [distribution for distribution, one in zip(distributions[1:], chosen, strict=True) if one]
         weights = [
-            float(model.projection.weights(distribution, distributions[0], float(model.radii[len(members)])))
+            float(
+                model.projection.mixing_weights_within_radius(
+                    distribution, distributions[0], float(model.radii[len(members)])
+                )
+            )
             for distribution in members
         ]
         public = float(distributions[0][token].exp())
@@ -381,7 +393,9 @@ def test_one_member_that_is_always_asked_has_no_subsets_to_average(make_tiny: Ma
 
 def test_projection_of_an_infinite_radius_is_everything() -> None:
     distribution = torch.log_softmax(torch.randn(2, 5), -1)
-    assert Projection(2, (math.inf,), 1.0, False).weights(distribution, distribution, 0.0).tolist() == [1.0, 1.0]
+    assert Projection(2, (math.inf,), 1.0, False).mixing_weights_within_radius(
+        distribution, distribution, 0.0
+    ).tolist() == [1.0, 1.0]
 
 
 def test_a_row_that_draws_nothing_says_what_to_do(make_tiny: MakeTiny) -> None:
@@ -414,7 +428,11 @@ def test_the_distribution_is_that_of_scipys_bisection_on_the_private_side(make_t
     for size, chance in enumerate(subset_size_distribution(0.5, 3)):
         radius = float(model.radii[size])
         weights = [weight(member, radius * (1 - 1e-4)) if size else 0.0 for member in (1, 2, 3)]
-        ours = projection.weights(distributions[1:], distributions[:1], radius).numpy() if size else np.zeros(3)
+        ours = (
+            projection.mixing_weights_within_radius(distributions[1:], distributions[:1], radius).numpy()
+            if size
+            else np.zeros(3)
+        )
         assert (ours <= [weight(member, radius) + 1e-12 if size else 0.0 for member in (1, 2, 3)]).all()
         distribution += chance * np.mean([w * exact[1 + j] + (1 - w) * exact[0] for j, w in enumerate(weights)], axis=0)
     np.testing.assert_allclose(model.log_probs(PREFIX, 1)[0, 0].double().exp().numpy(), distribution, atol=1e-6)

@@ -12,9 +12,9 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.defenses.pmixed_training import PMixedTrainer
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.models.lora import LoraEnsemble, load_ensemble
 from auditor.models.shards import (
     control_adapter_folder,
@@ -23,7 +23,7 @@ from auditor.models.shards import (
     text_digests,
 )
 from auditor.runs import training
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 from auditor.training import members as members_module
 from auditor.training.members import Member
 from tests.conftest import refuses, save_tiny
@@ -47,9 +47,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, **more: Any) -> Training:
+def asked(world: Path, out: Path, **more: Any) -> TrainingRequest:
     options = {"members": 3, "epochs": 2, "batch": 2, "learning_rate": 0.01, **more.pop("options", {})}
-    return Training(
+    return TrainingRequest(
         **{
             "method": "pmixed",
             "model": str(world / "neox"),
@@ -82,10 +82,10 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
     out, base = tmp_path / "ensemble", str(world / kind)
     options = [item for o in ("members=3", "epochs=2", "batch=2", "learning_rate=0.01") for item in ("-D", o)]
     data = ["--data", str(world / "data.jsonl"), "--block", "32"]
-    assert call(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
+    assert run_command_line(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
     assert "each record lies whole in one of 3 shards: the unit of protection is the shard" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["member-000", "member-001", "member-002"]
-    ensemble = load_ensemble(out, load(base))
+    ensemble = load_ensemble(out, load_causal_lm(base))
     assert isinstance(ensemble, LoraEnsemble) and ensemble.unit == "record"
     context = torch.tensor([[40, 41, 42]])
     distributions = ensemble.log_probs(context.repeat(4, 1), torch.arange(4), 1)[:, 0]
@@ -96,7 +96,7 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
     run = ["run", "--model", base, "--public", base, "--data", str(world / "pairs.jsonl"), "-A", "samples=2"]
     attack = ["--attack", "ethicist", "-A", "tune_on=none", "-A", "prompt_length=1", "--attack", "claim-check"]
     served = ["--defense", "pmixed", "-D", f"ensemble={out}", "-D", "q=0.5", "-D", "queries=50"]
-    assert call([*run, *attack, *served, "-o", str(tmp_path / "run")]) == 0
+    assert run_command_line([*run, *attack, *served, "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     claim = next(target["claim"] for target in result["targets"] if target["name"] == "pmixed")
     assert claim["unit"] == "shard of whole records"
@@ -145,15 +145,15 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
     assert {"member-000"} < finished < {"whole", "member-000", "member-001"}
     if "member-001" not in finished:
         with refuses("2", "1", "ensemble.json"):
-            load_ensemble(cut, load(str(world / "neox")))
+            load_ensemble(cut, load_causal_lm(str(world / "neox")))
     begun: list[str] = []
-    real = members_module._Training
+    real = members_module._MemberTraining
 
     def begins(member: Member, *more: Any) -> Any:
         begun.append(member.folder.name)
         return real(member, *more)
 
-    monkeypatch.setattr(members_module, "_Training", begins)
+    monkeypatch.setattr(members_module, "_MemberTraining", begins)
     training.train_model(asked(world, cut, options={**options, "together": 4 - together}), silent)
     assert begun == [name for name in ("whole", "member-000", "member-001") if name not in finished]
     for name in ("whole", "member-000", "member-001"):
@@ -178,14 +178,14 @@ def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, 
     control = control_adapter_folder(controlled)
     assert control == controlled / "whole"
     assert read_shard_record_list(control) == text_digests(TEXTS)
-    public = load(base)
+    public = load_causal_lm(base)
     ensemble = load_ensemble(controlled, public)
     assert ensemble.size == 3
     for name in ("member-000", "member-001", "member-002"):
         for key, found in weights(plain / name).items():
             torch.testing.assert_close(found, weights(controlled / name)[key], atol=1e-5, rtol=1e-4)
     context = torch.tensor([public.tokenizer("The code of door 3 is")["input_ids"]])  # type: ignore[misc]
-    learnt = load(str(control)).log_probs(context, 1)
+    learnt = load_causal_lm(str(control)).log_probs(context, 1)
     assert float((learnt - public.log_probs(context, 1)).abs().max()) > 0.01
 
 
@@ -220,7 +220,7 @@ def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> Non
     training.train_model(asked(world, tmp_path / "out", options={"members": 2}), silent)
     (tmp_path / "out" / "member-001").rename(tmp_path / "out" / ".member-001")
     (tmp_path / "out" / "ensemble.json").unlink()
-    assert load_ensemble(tmp_path / "out", load(str(world / "neox"))).size == 1
+    assert load_ensemble(tmp_path / "out", load_causal_lm(str(world / "neox"))).size == 1
 
 
 @pytest.mark.parametrize(
@@ -235,11 +235,11 @@ def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
 def test_members_of_another_base_are_refused(world: Path, tmp_path: Path) -> None:
     training.train_model(asked(world, tmp_path / "out"), silent)
     with refuses("--public", "member-000"):
-        load_ensemble(tmp_path / "out", load(str(world / "gpt2")))
+        load_ensemble(tmp_path / "out", load_causal_lm(str(world / "gpt2")))
 
 
 def test_a_member_alone_is_a_peft_model(world: Path, tmp_path: Path) -> None:
     """Nothing of ours is needed to read one."""
     training.train_model(asked(world, tmp_path / "out"), silent)
-    base = load(str(world / "neox")).model
+    base = load_causal_lm(str(world / "neox")).model
     assert PeftModel.from_pretrained(base, str(tmp_path / "out" / "member-000")).peft_config["default"].lora_alpha == 32

@@ -11,24 +11,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.defenses.adp import Adp, AdpSound
 from auditor.defenses.private_training import DpSgd
 from auditor.defenses.private_training_controls import NoClipping, NoNoise
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
 from auditor.privacy import gradient_canaries
-from auditor.privacy.gaussian import noise_multiplier_for, pld_epsilon, quick_rdp_epsilon, rdp_epsilon, reported_epsilon
+from auditor.privacy.gaussian import (
+    epsilon_by_tightest_accountant,
+    noise_multiplier_for,
+    pld_epsilon,
+    quick_rdp_epsilon,
+    rdp_epsilon,
+)
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord, read_privacy_record
 from auditor.runs import training
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 from auditor.studies import sweep
 from auditor.training import dp_loop as loops
 from auditor.training.poisson import MechanismTerms, NonPrivateControl
-from auditor.training.rarity import log_perplexities, normalise_by_fixed_bounds, normalise_perplexities
+from auditor.training.rarity import log_perplexities, normalise_perplexities, normalise_perplexities_by_fixed_bounds
 from tests.conftest import refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
@@ -44,10 +50,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, method: str = "dp-sgd", **more: Any) -> Training:
+def asked(world: Path, out: Path, method: str = "dp-sgd", **more: Any) -> TrainingRequest:
     options = {**SIGMA, **more.pop("options", {})} if more.get("options", {}) is not None else more.pop("options") or {}
     given: dict[str, Any] = {"method": method, "model": str(world / "neox"), "data": str(world / "data.jsonl")}
-    return Training(**{**given, "out": out, "block": 48, "options": options, **more})
+    return TrainingRequest(**{**given, "out": out, "block": 48, "options": options, **more})
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -100,13 +106,13 @@ def test_gradient_canaries_change_no_claim_and_are_told_of(world: Path, tmp_path
     own, plain = promised(tmp_path / "out"), promised(tmp_path / "plain")
     assert own.details.pop("gradient_canaries") == 40 and own == plain
     assert sum("trained with 40 gradient canaries" in sentence for sentence in told) == 1
-    kept = gradient_canaries.read_canaries(tmp_path / "out")
+    kept = gradient_canaries.read_gradient_canaries(tmp_path / "out")
     assert kept is not None and 5 < sum(kept.included) < 35
     assert len(kept.included) == len(kept.scores) == len(kept.sums) == 40
     mechanism = (kept.noise_multiplier, kept.sampling_rate, kept.steps, kept.clip, kept.delta)
     assert mechanism == (own.noise_multiplier, own.sampling_rate, own.steps, own.clip, own.delta)
     assert (tmp_path / "out" / gradient_canaries.FILE).stat().st_mode & 0o777 == 0o600
-    assert gradient_canaries.read_canaries(tmp_path / "plain") is None
+    assert gradient_canaries.read_gradient_canaries(tmp_path / "plain") is None
 
 
 def test_folders_made_before_there_were_gradient_canaries_are_still_known(world: Path, tmp_path: Path) -> None:
@@ -130,11 +136,11 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(world:
 def test_a_canary_file_of_another_form_is_refused(tmp_path: Path) -> None:
     (tmp_path / gradient_canaries.FILE).write_text("[]")
     with refuses("object", "list"):
-        gradient_canaries.read_canaries(tmp_path)
+        gradient_canaries.read_gradient_canaries(tmp_path)
     one = GradientCanaries((True,), (1.0, 2.0), (1.0,), 1.0, 0.1, 3, 1.0, 1e-5, "record", 3, 1, 0.0, 3, 1.0, 0.1)
-    gradient_canaries.write_canaries(tmp_path, one)
+    gradient_canaries.write_gradient_canaries(tmp_path, one)
     with refuses("1, 2, 1"):
-        gradient_canaries.read_canaries(tmp_path)
+        gradient_canaries.read_gradient_canaries(tmp_path)
 
 
 def test_a_users_records_are_one_unit(world: Path, tmp_path: Path) -> None:
@@ -197,7 +203,7 @@ def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(world: Path, t
     rows: dict[str, Any] = {}
     for name, noise in (("a", "secret"), ("b", "secret"), ("c", "seeded"), ("d", "seeded")):
         training.train_model(asked(world, tmp_path / name, options={"noise": noise}), silent)
-        rows[name] = load(str(tmp_path / name)).embedding_rows(40).numpy()
+        rows[name] = load_causal_lm(str(tmp_path / name)).embedding_rows(40).numpy()
     assert not np.allclose(rows["a"], rows["b"], atol=1e-4)
     assert np.allclose(rows["c"], rows["d"], atol=1e-4)
 
@@ -208,7 +214,10 @@ def test_seeded_noise_has_a_nominal_epsilon_and_no_claim(world: Path, tmp_path: 
     told = training.train_model(asked(world, tmp_path / "out", method, options={"noise": "seeded"}), silent)
     record = promised(tmp_path / "out")
     assert record.epsilon is record.epsilon_rdp is record.epsilon_twice is record.claim() is None
-    assert record.nominal_epsilon == pytest.approx(reported_epsilon(3.0, 0.25, 8, 1e-5)[0]) or method == "adp"
+    assert (
+        record.nominal_epsilon == pytest.approx(epsilon_by_tightest_accountant(3.0, 0.25, 8, 1e-5)[0])
+        or method == "adp"
+    )
     assert any("no guarantee" in sentence and "nominal, no guarantee" in sentence for sentence in told)
     assert "sound" not in record.status
 
@@ -223,7 +232,7 @@ def test_two_models_of_one_seed_differ_by_their_clipped_gradients(world: Path, t
         for name, data in (("one", world / "data.jsonl"), ("other", tmp_path / "other.jsonl")):
             out = tmp_path / f"{noise}-{name}"
             training.train_model(asked(world, out, data=str(data), options=options), silent)
-            found[noise, name] = load(str(out)).embedding_rows(40).double()
+            found[noise, name] = load_causal_lm(str(out)).embedding_rows(40).double()
     seeded, secret = ((found[noise, "one"] - found[noise, "other"]).norm() for noise in ("seeded", "secret"))
     assert float(seeded) < 0.02 * float(secret)
 
@@ -257,7 +266,7 @@ def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path
     """Beside any training; and of a base that was trained privately, as its own epsilon."""
     told = training.train_model(asked(world, tmp_path / "once"), silent)
     once = promised(tmp_path / "once")
-    together, _ = reported_epsilon(3.0, 0.25, 16, 1e-5)
+    together, _ = epsilon_by_tightest_accountant(3.0, 0.25, 16, 1e-5)
     assert once.epsilon_twice == pytest.approx(together) and once.epsilon_twice > (once.epsilon or 9)
     assert states(told, f"ε {together:.3g}")
     training.train_model(asked(world, tmp_path / "twice", model=str(tmp_path / "once")), silent)
@@ -380,7 +389,9 @@ def test_normalisations() -> None:
     assert normalise_perplexities(np.array([2.0, 2.0]), "min-max") == pytest.approx(
         [1, 1]
     )  # nothing tells them apart: full noise
-    assert normalise_by_fixed_bounds(np.log([1.0, 10.0, 100.0, 1000.0]), 1, 100) == pytest.approx([0, 0.5, 1, 1])
+    assert normalise_perplexities_by_fixed_bounds(np.log([1.0, 10.0, 100.0, 1000.0]), 1, 100) == pytest.approx(
+        [0, 0.5, 1, 1]
+    )
 
 
 @pytest.mark.parametrize("how", ["min-max", "rank"])
@@ -389,7 +400,9 @@ def test_adps_probabilities_depend_on_everyone_and_the_sound_ones_do_not(how: An
     p = np.log([3.0, 4.0, 6.0])
     odd = np.append(p, np.log(600.0))
     assert not np.allclose(normalise_perplexities(odd, how)[:3], normalise_perplexities(p, how))
-    assert normalise_by_fixed_bounds(odd, 1, 1000)[:3] == pytest.approx(normalise_by_fixed_bounds(p, 1, 1000))
+    assert normalise_perplexities_by_fixed_bounds(odd, 1, 1000)[:3] == pytest.approx(
+        normalise_perplexities_by_fixed_bounds(p, 1, 1000)
+    )
 
 
 class _Job:
@@ -400,7 +413,7 @@ def test_gamma_is_the_mean_probability_of_the_batch() -> None:
     """Equation 5; and Equation 6 multiplies the noise by it (the naive twin is in test_private_training of auditor)."""
     job: Any = _Job()
     rho = normalise_perplexities(log_perplexities(job.public, EXAMPLES), "rank")
-    judgement = Adp(normalise="rank").judge(job, EXAMPLES)
+    judgement = Adp(normalise="rank").choose_unit_treatment(job, EXAMPLES)
     assert judgement.shares is None and judgement.noise_scale is not None
     for units in ([0], [1, 4], [0, 2, 3, 5]):
         assert judgement.noise_scale(np.array(units)) == pytest.approx(sum(rho[i] for i in units) / len(units))
@@ -408,7 +421,9 @@ def test_gamma_is_the_mean_probability_of_the_batch() -> None:
 
 def test_the_sound_variant_scales_clips_not_noise() -> None:
     job: Any = _Job()
-    judgement = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500).judge(job, EXAMPLES)
+    judgement = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500).choose_unit_treatment(
+        job, EXAMPLES
+    )
     rho = ((log_perplexities(job.public, EXAMPLES) - math.log(2)) / math.log(250)).clip(0, 1)
     assert judgement.noise_scale is None
     assert judgement.shares == pytest.approx([1 - 0.8 * r for r in rho])
@@ -425,7 +440,7 @@ def test_adp_promises_nothing_and_says_why(world: Path, tmp_path: Path, optimize
     # 0: a batch of the most common record alone, which real sampling draws in some runs (8% of these)
     assert 0 <= record.details["gamma_least"] <= gamma < 1 and gamma > 0
     flat, mean, least = record.nominal.values()
-    assert flat == pytest.approx(reported_epsilon(3.0, 0.25, 8, 1e-5)[0]) and flat < mean <= least
+    assert flat == pytest.approx(epsilon_by_tightest_accountant(3.0, 0.25, 8, 1e-5)[0]) and flat < mean <= least
 
 
 def test_the_sound_variant_promises_what_dp_sgd_does(world: Path, tmp_path: Path) -> None:
@@ -468,7 +483,7 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
 
 
 def test_a_private_model_shows_its_claim(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(run(trained, tmp_path / "run", "--model", str(trained / "dp-sgd"))) == 0
+    assert run_command_line(run(trained, tmp_path / "run", "--model", str(trained / "dp-sgd"))) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     claim = result["targets"][0]["claim"]
     assert claim["epsilon"]["add_remove"] == promised(trained / "dp-sgd").epsilon and claim["queries"] is None
@@ -482,7 +497,7 @@ def test_a_private_model_shows_its_claim(trained: Path, tmp_path: Path, capsys: 
 
 
 def test_a_nominal_epsilon_is_no_claim(trained: Path, tmp_path: Path) -> None:
-    assert call(run(trained, tmp_path / "run", "--model", str(trained / "adp"))) == 0
+    assert run_command_line(run(trained, tmp_path / "run", "--model", str(trained / "adp"))) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["targets"][0]["claim"] is None and result["targets"][0]["nominal_epsilon"] > 0
     assert all(f["claim_applies"] is None for f in result["findings"])
@@ -492,7 +507,7 @@ def test_a_nominal_epsilon_is_no_claim(trained: Path, tmp_path: Path) -> None:
 
 def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(trained: Path, tmp_path: Path) -> None:
     more = ["--model", str(trained / "neox"), "--defense", "dp-sgd", "-D", f"model={trained / 'dp-sgd'}"]
-    assert call(run(trained, tmp_path / "run", *more)) == 0
+    assert run_command_line(run(trained, tmp_path / "run", *more)) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [t["name"] for t in result["targets"]] == ["undefended", "dp-sgd"]
     assert result["targets"][0]["claim"] is None and result["targets"][1]["claim"]["unit"] == "record"
@@ -518,7 +533,7 @@ def controls(trained: Path) -> Path:
     data = {"model": str(trained / "neox"), "data": str(trained / "data.jsonl"), "block": 48}
     for name, method, epochs in (("no-noise",) * 2 + (2,), ("no-clipping",) * 2 + (2,), ("shorter", "no-noise", 1)):
         options = {**recipe, "epochs": epochs}
-        told = training.train_model(Training(method=method, out=trained / name, options=options, **data), silent)
+        told = training.train_model(TrainingRequest(method=method, out=trained / name, options=options, **data), silent)
         assert any("no guarantee: trained without noise" in sentence for sentence in told)
     return trained
 
@@ -537,7 +552,7 @@ def test_controls_tell_the_recipe_clipping_and_noise_apart(controls: Path, tmp_p
     named = [f"dp-sgd.{option.replace('-', '_')}={controls / option}" for option in ("no-noise", "no-clipping")]
     options = [word for option in (f"model={controls / 'dp-sgd'}", *named) for word in ("-D", option)]
     more = ["--model", str(controls / "neox"), "--public", str(controls / "gpt2"), "--defense", "dp-sgd", *options]
-    assert call(run(controls, tmp_path / "run", *more)) == 0
+    assert run_command_line(run(controls, tmp_path / "run", *more)) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert chain_of(result, "dp-sgd") == [
         (["training configuration"], "undefended", "no-clipping"),
@@ -555,11 +570,11 @@ def test_a_control_of_another_recipe_is_refused(
 ) -> None:
     options = ["-D", f"model={controls / 'dp-sgd'}", "-D", f"dp-sgd.no_noise={controls / 'shorter'}"]
     more = ["--model", str(controls / "neox"), "--defense", "dp-sgd", *options]
-    assert call(run(controls, tmp_path / "run", *more)) == 2
+    assert run_command_line(run(controls, tmp_path / "run", *more)) == 2
     sentence = "to be trained as the dp-sgd model was, with steps 8, got 4"
     assert sentence in " ".join(capsys.readouterr().err.split())
     swapped = [*more[:-1], f"dp-sgd.no_noise={controls / 'no-clipping'}"]
-    assert call(run(controls, tmp_path / "run", *swapped)) == 2
+    assert run_command_line(run(controls, tmp_path / "run", *swapped)) == 2
     assert "to be trained by audit train no-noise, got" in " ".join(capsys.readouterr().err.split())
 
 
@@ -573,8 +588,8 @@ def test_the_controls_are_of_the_defenses_own_recipe() -> None:
     sound = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500)
     clipped = sound.without_noise()
     job: Any = _Job()
-    assert clipped.judge(job, EXAMPLES).shares == sound.judge(job, EXAMPLES).shares
-    assert NoNoise().judge(job, EXAMPLES).shares is None and clipped != NoNoise()
+    assert clipped.choose_unit_treatment(job, EXAMPLES).shares == sound.choose_unit_treatment(job, EXAMPLES).shares
+    assert NoNoise().choose_unit_treatment(job, EXAMPLES).shares is None and clipped != NoNoise()
 
 
 @pytest.mark.parametrize(
@@ -593,7 +608,7 @@ def test_what_is_no_trained_folder_is_refused(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
 ) -> None:
     words = [word.format(trained) for word in more]
-    assert call(run(trained, tmp_path / "run", "--model", str(trained / "neox"), *words)) == 2
+    assert run_command_line(run(trained, tmp_path / "run", "--model", str(trained / "neox"), *words)) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
 
@@ -609,7 +624,7 @@ def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pyte
     options += '[defense_options.""]\nepochs = 1\nbatch = 16\nnoise_multiplier = 3.0\n'
     (tmp_path / "plan.toml").write_text(f"{options}[lab_recipe]\n{fields}")
     out = tmp_path / "sweep"
-    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
+    assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
     (place,) = sweep.sweep_places(out)
     cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
     assert {target for target, _ in cells} == {"undefended", "dp-sgd", "no-clipping", "no-noise", "public", "adp"}

@@ -13,9 +13,9 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.defenses.unlearning import NPO, GradientAscent
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.runs import training
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 from auditor.training.unlearning import evaluate_record_log_probs, pad_and_cut_sequences, record_log_probs
 from tests.conftest import save_tiny, states, tiny
 
@@ -38,11 +38,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, method: str, **more: Any) -> Training:
+def asked(world: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
     given: dict[str, Any] = {"method": method, "model": str(world / "before"), "data": str(world / "data.jsonl")}
     if method != "none":
         more = {"forget": str(world / "forget.jsonl"), **more}
-    return Training(**{**given, "out": out, "block": 48, **more})
+    return TrainingRequest(**{**given, "out": out, "block": 48, **more})
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -51,7 +51,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 def nats(folder: Path, rows: list[dict[str, str]]) -> float:
     """The mean log-probability of these texts."""
-    model = load(str(folder))
+    model = load_causal_lm(str(folder))
     ids = model.tokenizer([row["text"] for row in rows])["input_ids"]  # type: ignore[misc]
     return float(
         evaluate_record_log_probs(model.model, pad_and_cut_sequences([tuple(row) for row in ids], 48, 0)).mean()
@@ -72,9 +72,9 @@ def test_a_records_log_probability_is_that_of_its_learnt_tokens_behind_an_end() 
 def test_npo_by_hand() -> None:
     """-2/beta log sigmoid(-beta log ratio): at the start 2/beta log 2; of a record 1,000 times less likely less."""
     before = torch.tensor([-10.0, -20.0])
-    assert float(NPO(beta=0.5).forgetting(before, before)) == pytest.approx(4 * math.log(2))
+    assert float(NPO(beta=0.5).forgetting_loss(before, before)) == pytest.approx(4 * math.log(2))
     now = torch.tensor([-10.0 - math.log(1000)])
-    assert float(NPO(beta=1.0).forgetting(now, before[:1])) == pytest.approx(2 * math.log1p(1 / 1000))
+    assert float(NPO(beta=1.0).forgetting_loss(now, before[:1])) == pytest.approx(2 * math.log1p(1 / 1000))
 
 
 @pytest.mark.parametrize("beta", [1e-4, 0.1, 2.0])
@@ -82,15 +82,15 @@ def test_npo_pulls_as_gradient_ascent_does_and_lets_go_of_what_is_forgotten(beta
     """Its gradient is ascent's, each record weighted by 2 p^beta / (p^beta + p_before^beta) (Zhang et al., Sec. 3)."""
     now = torch.tensor([-10.0, -20.0, -60.0], dtype=torch.float64, requires_grad=True)
     before = torch.tensor([-10.0, -30.0, -20.0], dtype=torch.float64)
-    (of_npo,) = torch.autograd.grad(NPO(beta=beta).forgetting(now, before), now)
-    (of_ascent,) = torch.autograd.grad(GradientAscent().forgetting(now, before), now)
+    (of_npo,) = torch.autograd.grad(NPO(beta=beta).forgetting_loss(now, before), now)
+    (of_ascent,) = torch.autograd.grad(GradientAscent().forgetting_loss(now, before), now)
     weights = 2 / (1 + torch.exp(-beta * (now.detach() - before)))
     torch.testing.assert_close(of_npo, weights * of_ascent)
     assert float(weights[0]) == 1 and (weights[1] > 1 > weights[2])
     if beta < 1e-3:
         torch.testing.assert_close(of_npo, of_ascent, atol=0, rtol=0.003)
-        found = (NPO(beta=beta).forgetting(now, before) - 2 / beta * math.log(2)).detach()
-        limit = (GradientAscent().forgetting(now, before) - before.mean()).detach()  # Proposition 1
+        found = (NPO(beta=beta).forgetting_loss(now, before) - 2 / beta * math.log(2)).detach()
+        limit = (GradientAscent().forgetting_loss(now, before) - before.mean()).detach()  # Proposition 1
         torch.testing.assert_close(found, limit, atol=0.05, rtol=0)
 
 
@@ -121,7 +121,7 @@ def test_an_interrupted_one_goes_on(world: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         training.train_model(asked(world, tmp_path / "cut", "npo", **more), stop)
     assert training.train_model(asked(world, tmp_path / "cut", "npo", **more), silent) == told
-    one, other = (load(str(tmp_path / name)).model.state_dict() for name in ("whole", "cut"))
+    one, other = (load_causal_lm(str(tmp_path / name)).model.state_dict() for name in ("whole", "cut"))
     for name in one:
         torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
 

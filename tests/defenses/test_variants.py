@@ -13,16 +13,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.defenses.dropped_records import Dedup, _lsh_band_parameters, without_near_duplicates
 from auditor.defenses.early_stop import EarlyStop
 from auditor.defenses.fine_tuning import FreezeEmbeddings
 from auditor.defenses.goldfish import Goldfish
-from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, read_summary
+from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, read_training_summary
 from auditor.runs import training
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 from auditor.training import loss_masks
 from auditor.training.finetune import causal_loss
 from auditor.training.variants import Variant
@@ -40,10 +40,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, method: str, **more: Any) -> Training:
+def asked(world: Path, out: Path, method: str, **more: Any) -> TrainingRequest:
     options = {"epochs": 2, "batch": 2, **more.pop("options", {})}
     given: dict[str, Any] = {"method": method, "model": str(world / "neox"), "data": str(world / "data.jsonl")}
-    return Training(**{**given, "out": out, "block": 48, "options": options, **more})
+    return TrainingRequest(**{**given, "out": out, "block": 48, "options": options, **more})
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -134,29 +134,29 @@ class TestGoldfish:
     def test_the_same_context_has_the_same_mask_wherever_it_stands(self) -> None:
         rng, fish = np.random.default_rng(0), Goldfish(k=3, width=5)
         passage = tuple(rng.integers(1, 60, 80).tolist())
-        alone = fish.without(passage)
+        alone = fish.mask_dropped_tokens(passage)
         for lead in (1, 4, 31):
-            behind = fish.without((*rng.integers(1, 60, lead).tolist(), *passage))
+            behind = fish.mask_dropped_tokens((*rng.integers(1, 60, lead).tolist(), *passage))
             assert behind[lead + 5 :] == alone[5:]
         assert loss_masks.unmask_tokens(alone) == passage and alone[:5] == passage[:5]
 
     def test_one_token_in_k_has_no_loss(self) -> None:
         tokens = tuple(np.random.default_rng(1).integers(0, 50000, 40_013).tolist())
         for k in (3, 4, 8):
-            dropped = sum(token < 0 for token in Goldfish(k=k).without(tokens))
+            dropped = sum(token < 0 for token in Goldfish(k=k).mask_dropped_tokens(tokens))
             assert abs(dropped - 40_000 / k) < 4 * (40_000 * (k - 1)) ** 0.5 / k
 
     def test_static_leaves_out_every_kth_token(self) -> None:
         tokens = tuple(range(10, 20))
-        assert Goldfish(k=4, mask="static").without(tokens) == (10, 11, 12, ~13, 14, 15, 16, ~17, 18, 19)
+        assert Goldfish(k=4, mask="static").mask_dropped_tokens(tokens) == (10, 11, 12, ~13, 14, 15, 16, ~17, 18, 19)
 
     def test_what_had_no_loss_keeps_none(self) -> None:
-        assert Goldfish(k=2, mask="static").without((~5, ~6, 7, 8)) == (~5, ~6, 7, ~8)
+        assert Goldfish(k=2, mask="static").mask_dropped_tokens((~5, ~6, 7, 8)) == (~5, ~6, 7, ~8)
 
     def test_left_out_tokens_have_no_loss_and_no_gradient(self) -> None:
         """The loss is the mean over the others; another token in the last one's place changes nothing."""
         model = tiny().model
-        tokens = Goldfish(k=4, mask="static").without(tuple(range(1, 25)))
+        tokens = Goldfish(k=4, mask="static").mask_dropped_tokens(tuple(range(1, 25)))
         loss = causal_loss(model, torch.tensor([tokens]))
         distribution = model(input_ids=torch.tensor([loss_masks.unmask_tokens(tokens)])).logits.log_softmax(-1)[0]
         kept = [-distribution[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
@@ -176,7 +176,7 @@ class TestEarlyStop:
         texts = [f"text {i % 10}" for i in range(40)]
         given = job(texts, tmp_path, [f"user {i % 20}" for i in range(40)])
         for share, most in ((0.1, 1), (0.35, 4), (0.999, 9)):  # of 10 groups: users who share a text are one
-            learnt, out = EarlyStop(heldout=share).split(given)
+            learnt, out = EarlyStop(heldout=share).split_learnt_and_heldout(given)
             assert len(learnt) + len(out) == 40 and len({record.text for record in out}) == most
             assert not {record.text for record in learnt} & {record.text for record in out}
             assert not {record.unit for record in learnt} & {record.unit for record in out}
@@ -189,9 +189,9 @@ class TestEarlyStop:
         model = given.load()
         (told,) = stop.fit(given, model, stop.trained_on(given)[0])
         assert len(seen) == 60 and min(seen) < seen[-1] - 0.1
-        learnt, out = stop.split(given)
+        learnt, out = stop.split_learnt_and_heldout(given)
         again = replace(given, records=tuple(out))
-        monkeypatch.setattr(EarlyStop, "split", lambda *_: (learnt, list(again.records)))
+        monkeypatch.setattr(EarlyStop, "split_learnt_and_heldout", lambda *_: (learnt, list(again.records)))
         model.eval()
         from auditor.defenses.early_stop import _HeldoutLoss
 
@@ -229,7 +229,7 @@ class TestEarlyStop:
             asked(world, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")), silent
         )
         assert states(told, "5 records")
-        assert read_summary(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
+        assert read_training_summary(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
 
 
 class TestFewerParameters:
@@ -273,7 +273,7 @@ def run(world: Path, out: Path, *more: str) -> list[str]:
 def test_a_folder_that_was_trained_so_is_a_row_that_claims_nothing(trained: Path, tmp_path: Path) -> None:
     options = ["--defense", "goldfish", "-D", f"goldfish.model={trained / 'fish'}"]
     probes = ["--attack", "extraction-probability", "--attack", "claim-check"]
-    assert call(run(trained, tmp_path / "run", *probes, *options)) == 0
+    assert run_command_line(run(trained, tmp_path / "run", *probes, *options)) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     row = next(target for target in result["targets"] if target["name"] == "goldfish")
     assert row["claim"] is None and any("the Goldfish loss leaves out" in note for note in row["notes"])
@@ -296,7 +296,7 @@ def test_what_it_did_not_train_is_refused(
 ) -> None:
     words = [word.format(trained) for word in options]
     command = run(trained, tmp_path / "run", "--attack", "extraction-probability", "--defense", "goldfish", *words)
-    assert call(command) == 2
+    assert run_command_line(command) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
@@ -353,7 +353,7 @@ def test_the_lab_trains_them_by_its_targets_recipe(tmp_path: Path, monkeypatch: 
     names = ["dedup", "early-stop", "lora", "cp-delta", "memfree"]
     plan = f'attack = ["extraction-probability"]\ndefense = {names}\nsetting = "white-box"\n[lab_recipe]\n{fields}'
     (tmp_path / "plan.toml").write_text(plan)
-    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
+    assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     rows = {target["name"]: target for target in result["targets"]}
     assert set(rows) == {"undefended", *names} and all(row["claim"] is None for row in rows.values())

@@ -17,7 +17,7 @@ from auditor.commands.panels import ParsedDocstring, flags_by_help_panel
 from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, command_line_flag
 from auditor.gate import decision_log
 from auditor.plugins import registry
-from auditor.plugins.options import options_of
+from auditor.plugins.options import plugin_option_defaults
 from auditor.records import attacked_secrets, journal, manifest, private_texts, result_file, table
 from auditor.reports import files
 from auditor.statistics.metrics import METRICS
@@ -129,7 +129,7 @@ def commands() -> str:
 
 def _command(name: str, command: Any) -> Iterator[str]:
     context = command.context_class(command, info_name=name, terminal_width=200)
-    said = ParsedDocstring.of(command.help or "")
+    said = ParsedDocstring.split_docstring(command.help or "")
     yield f"\n## {name}\n\n{said.first}\n"
     if said.examples:
         yield "\n```text\n" + "".join(f"{line}\n" for line in said.examples) + "```\n"
@@ -175,7 +175,10 @@ def _plugin(kind: str, name: str, cls: Any) -> str:
     for fact, told in facts.items():
         text += f"\n{fact.capitalize()}: {told}.\n" if told else ""
     hints = typing.get_type_hints(cls)
-    rows = [[_code(option), _kind(hints[option]), _code(_plain(value))] for option, value in options_of(cls).items()]
+    rows = [
+        [_code(option), _kind(hints[option]), _code(_plain(value))]
+        for option, value in plugin_option_defaults(cls).items()
+    ]
     return text + ("\n" + _table(("option", "type", "default"), rows) if rows else "")
 
 

@@ -25,7 +25,7 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.commands import check
 from auditor.gate.policy import parse_rule
 from auditor.plugins import registry
@@ -175,7 +175,7 @@ def test_commands_run(page: str, world: Path, here: Path, capsys: Said, monkeypa
         assert program == "audit", f"{step.where}: the test runs `audit` and examples only; say why this is not run"
         monkeypatch.setattr(sys, "argv", list(step.words))
         capsys.readouterr()
-        code = call([*words, *smaller(words)])
+        code = run_command_line([*words, *smaller(words)])
         held = words[0] == "gate" or "--gate" in words
         assert code in ((0, 1, 4) if held else (0,)), f"{step.where}: exit code {code}\n{capsys.readouterr().err}"
 
@@ -208,7 +208,7 @@ def finished(world: Path, name: str) -> Path:
         others = ["--nonmembers", str(given / "fresh.jsonl")]
         ensemble = ["train", "pmixed", "--model", model, "-D", "members=2", "-D", "epochs=1", *data]
         run = ["run", "--model", model, "--attack", "ethicist", "--limit", "4", *SMALLER["ethicist"], *data, *others]
-        assert call(ensemble if name == "ensemble" else run) == 0
+        assert run_command_line(ensemble if name == "ensemble" else run) == 0
     return folder
 
 
@@ -351,9 +351,9 @@ def test_a_reference_page_is_what_the_code_says(name: str) -> None:
 
 def test_the_files_of_a_run_are_those_of_the_page(world: Path, here: Path) -> None:
     folder = shutil.copytree(finished(world, "run"), here / "run")
-    assert call(["gate", str(folder), "--max", "recall=1"]) in (0, 4)
-    assert call(["report", str(folder), "--format", "edpb"]) == 0
-    assert call(["attest", str(folder)]) == 0
+    assert run_command_line(["gate", str(folder), "--max", "recall=1"]) in (0, 4)
+    assert run_command_line(["report", str(folder), "--format", "edpb"]) == 0
+    assert run_command_line(["attest", str(folder)]) == 0
     found = {f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir()}
     assert found <= set(reference.FILES)
     sources = [path for top in ("auditor", "reports") for path in (ROOT / top).rglob("*.py")]
@@ -369,5 +369,5 @@ def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path:
     (shown,) = (step for step in page if isinstance(step, File))
     (asked,) = (step for step in page if isinstance(step, Command) and shown.name in step.words)
     (tmp_path / shown.name).write_text(shown.text)
-    points = plan_grid.expand_grid(plan.read_toml(tmp_path / shown.name, plan_grid.GRID))
+    points = plan_grid.expand_grid(plan.read_plan_file(tmp_path / shown.name, plan_grid.GRID))
     assert asked.why.startswith(f"{len(points)} runs")

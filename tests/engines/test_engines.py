@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from auditor import audit
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Guesses
@@ -101,7 +101,7 @@ class Processes:
 def worker_process_ids(engine: RayEngine) -> list[int]:
     """The process of each worker."""
     work, workers = ray.put(Processes()), engine._started_worker_pool()
-    return [pid for (pid,) in ray.get([worker.all.remote(work, [0]) for worker in workers])]
+    return [pid for (pid,) in ray.get([worker.collect_work_results.remote(work, [0]) for worker in workers])]
 
 
 def seven() -> int:
@@ -227,7 +227,7 @@ def asked(own: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]
     ensemble = str(tmp_path_factory.mktemp("members") / "ensemble")
     data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
     members = ["-D", "members=2", "-D", "epochs=1", "--data", data, "-o", ensemble]
-    assert call(["train", "pmixed", "--model", public, *members]) == 0
+    assert run_command_line(["train", "pmixed", "--model", public, *members]) == 0
     methods = ["--attack", "ethicist", "--attack", "perplexity", "--attack", "zlib", "--attack", "claim-check"]
     methods += ["-A", "epochs=1", "-A", "tune_on=public", "-A", "prompt_length=4"]
     defenses = ["--defense", "uniform-mixing", "--defense", "pmixed", "-D", f"ensemble={ensemble}"]
@@ -239,7 +239,10 @@ def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
     result: AuditResult = from_json(AuditResult, json.loads((folder / "result.json").read_text()))
     run = RunFolder.reopen(folder)
     run.close()
-    rows = {f.key: {**run.guesses.done(f.key), **run.observations.done(f.key)} for f in result.findings}
+    rows = {
+        f.key: {**run.guesses.finished_secrets(f.key), **run.observations.finished_secrets(f.key)}
+        for f in result.findings
+    }
     return result, rows
 
 
@@ -247,7 +250,7 @@ def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
 def here(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By one process."""
     out = tmp_path_factory.mktemp("here") / "run"
-    assert call([*asked, "-o", str(out)]) == 0
+    assert run_command_line([*asked, "-o", str(out)]) == 0
     return out
 
 
@@ -286,7 +289,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
                 killed.append(pid)
 
     monkeypatch.setattr(RayEngine, "stream", deadly)
-    assert call(["run", "--resume", str(out)]) == 0
+    assert run_command_line(["run", "--resume", str(out)]) == 0
     assert killed
     (mine, one), (others, other) = held(here), held(out)
     assert set(one) == set(other) and all(one[f.key] for f in mine.findings if f.measurements)
@@ -355,11 +358,11 @@ def test_what_the_lab_trains_is_trained_one_a_task(far: None, tmp_path: Path, mo
     command = ["run", "--config", str(tmp_path / "plan.toml"), "--defense", "pmixed", "--defense", "dp-sgd"]
     command += ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.score=lira"]
     command += ["-A", "membership.references=4", "-D", "dp-sgd.epochs=1", "-D", "noise_multiplier=1.0"]
-    assert call([*command, "-o", str(tmp_path / "far"), "--engine", "ray", "--workers", "2"]) == 0
+    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray", "--workers", "2"]) == 0
     assert {kind: tasks.count(kind) for kind in tasks} == {"member": 2, "whole": 1, "reference": 4, "trained": 3}
     (lab,) = (tmp_path / "cache" / "lab").glob("*/")
     assert not list((lab / "pieces").iterdir())
-    assert call([*command, "-o", str(tmp_path / "near")]) == 0
+    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
     agree(held(tmp_path / "far")[0], held(tmp_path / "near")[0])
 
 
@@ -368,7 +371,7 @@ def test_a_worker_that_shares_no_cache_trains_no_lab_of_its_own(
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     site = make_site(Plan())
-    site.only_read()
+    site.forbid_training()
     with pytest.raises(AuditError, match="for workers on other machines set AUDIT_CACHE to a folder"):
         _ = site.model
 
@@ -377,20 +380,20 @@ def test_members_of_an_ensemble_are_trained_one_a_task(far: None, own: list[str]
     data, public = (own[own.index(flag) + 1] for flag in ("--data", "--public"))
     command = ["train", "pmixed", "--model", public, "--data", data, "-D", "members=3", "-D", "epochs=2"]
     command += ["-D", "control=true"]
-    assert call([*command, "-o", str(tmp_path / "near")]) == 0
-    assert call([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
+    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
     files = [path.relative_to(tmp_path / "near") for path in (tmp_path / "near").rglob("adapter_model.safetensors")]
     assert len(files) == 4
     for file in files:
         one, other = load_file(tmp_path / "near" / file), load_file(tmp_path / "far" / file)
         assert all(torch.allclose(one[name], other[name], atol=1e-4) for name in one)
-    assert call(["train", "none", *command[2:6], "-o", str(tmp_path / "one"), "--engine", "ray"]) == 2
+    assert run_command_line(["train", "none", *command[2:6], "-o", str(tmp_path / "one"), "--engine", "ray"]) == 2
 
 
 def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_path: Path) -> None:
     command = [*own, "--attack", "perplexity", "--seeds", "0,1", "--sweep", "samples=2,3"]
-    assert call([*command, "-o", str(tmp_path / "near")]) == 0
-    assert call([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
+    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
     folders = [path.parent.name for path in (tmp_path / "near").glob("*/result.json")]
     assert len(folders) == 4
     for name in folders:
@@ -441,7 +444,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_anything_is_loaded(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr("auditor.core.threads.usable_processor_count", lambda: 1)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    assert call([*own, *flags, "-o", str(tmp_path / "run")]) == 2
+    assert run_command_line([*own, *flags, "-o", str(tmp_path / "run")]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
 
@@ -450,7 +453,7 @@ def test_without_ray_its_engine_is_refused(
     own: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert call([*own, "--engine", "ray", "-o", str(tmp_path / "run")]) == 2
+    assert run_command_line([*own, "--engine", "ray", "-o", str(tmp_path / "run")]) == 2
     assert "--engine ray needs Ray: pip install 'audit-lm[ray]'" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
 
@@ -466,6 +469,6 @@ def test_live_models_and_those_behind_an_api_are_refused(tmp_path: Path, capsys:
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
     remote = ["--model", "openai:m", "--base-url", "http://localhost:1/v1", "--tokenizer", str(tmp_path / "model")]
     remote += ["--data", str(tmp_path / "data.jsonl"), "--attack", "perplexity"]
-    assert call(["run", *remote, "--engine", "ray", "-o", str(tmp_path / "api")]) == 2
+    assert run_command_line(["run", *remote, "--engine", "ray", "-o", str(tmp_path / "api")]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "live").exists() and not (tmp_path / "api").exists()

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.gate import attest, dsse
 from auditor.records.table import TABLE
@@ -55,11 +55,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--setting",
         "white-box",
     ]
-    assert call(["run", *data, *more, "-o", str(here / "run")]) == 0
-    assert call(["gate", str(here / "run"), "--max", "recall=1"]) == 0
+    assert run_command_line(["run", *data, *more, "-o", str(here / "run")]) == 0
+    assert run_command_line(["gate", str(here / "run"), "--max", "recall=1"]) == 0
     pair(here, "ours", 1)
     pair(here, "theirs", 2)
-    assert call(["attest", str(here / "run"), "--sign", str(here / "ours.pem")]) == 0
+    assert run_command_line(["attest", str(here / "run"), "--sign", str(here / "ours.pem")]) == 0
     return here
 
 
@@ -72,7 +72,7 @@ def here(world: Path, tmp_path: Path) -> Path:
 
 def gate(here: Path, *more: str, key: str = "ours") -> int:
     signed = ["--attestation", str(here / "run" / "attestation.json"), "--key", str(here / f"{key}.pub.pem")]
-    return call(["gate", str(here / "run"), "--max", "recall=1", *signed, *more])
+    return run_command_line(["gate", str(here / "run"), "--max", "recall=1", *signed, *more])
 
 
 def test_pae_and_signature_are_those_of_the_protocol() -> None:
@@ -193,7 +193,7 @@ def test_a_key_id_proves_nothing(here: Path) -> None:
     """It is not signed: an envelope by another key may name ours."""
     path = here / "run" / "attestation.json"
     before = json.loads(path.read_text())
-    assert call(["attest", str(here / "run"), "--sign", str(here / "theirs.pem")]) == 0
+    assert run_command_line(["attest", str(here / "run"), "--sign", str(here / "theirs.pem")]) == 0
     edit(path, lambda held: held["signatures"][0].update(keyid=before["signatures"][0]["keyid"]))
     assert gate(here) == 1
     two = {**before, "signatures": [{"keyid": "", "sig": base64.b64encode(bytes(64)).decode()}, *before["signatures"]]}
@@ -202,7 +202,7 @@ def test_a_key_id_proves_nothing(here: Path) -> None:
 
 
 def test_what_is_later_decided_and_rendered_changes_nothing(here: Path) -> None:
-    assert call(["report", str(here / "run")]) == 0
+    assert run_command_line(["report", str(here / "run")]) == 0
     assert gate(here) == 0 and gate(here) == 0
 
 
@@ -210,17 +210,17 @@ def test_a_policy_may_require_one(here: Path, capsys: Said) -> None:
     policy = here / "leakage.toml"
     policy.write_text('rules = ["recall <= 1"]\n[require]\nattestation = true\n')
     asked = ["gate", str(here / "run"), "--policy", str(policy)]
-    assert call(asked) == 1
+    assert run_command_line(asked) == 1
     assert "the policy requires one" in capsys.readouterr().out
     signed = ["--attestation", str(here / "run" / "attestation.json"), "--key", str(here / "ours.pub.pem")]
-    assert call([*asked, *signed]) == 0
+    assert run_command_line([*asked, *signed]) == 0
     policy.write_text('rules = ["recall <= 1"]\n[require]\nattestation = "yes"\n')
-    assert call(asked) == 2
+    assert run_command_line(asked) == 2
 
 
 def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(here: Path, capsys: Said) -> None:
     run, path = str(here / "run"), str(here / "run" / "attestation.json")
-    assert call(["attest", run, "-o", str(here / "unsigned.json")]) == 0
+    assert run_command_line(["attest", run, "-o", str(here / "unsigned.json")]) == 0
     asked = ["gate", run, "--max", "recall=1"]
     pem, pub = str(here / "ours.pem"), str(here / "ours.pub.pem")
     for more, why in (
@@ -231,10 +231,10 @@ def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(here: Path, c
         (["--attestation", str(here / "nowhere"), "--key", pub], "cannot be read"),
         (["--attestation", path, "--key", str(here / "nowhere")], "cannot be read"),
     ):
-        assert call([*asked, *more]) == 2, more
+        assert run_command_line([*asked, *more]) == 2, more
         said = capsys.readouterr().err
         assert why in said and "Traceback" not in said
-    assert call(["attest", run, "--sign", pub]) == 2
+    assert run_command_line(["attest", run, "--sign", pub]) == 2
     assert "an Ed25519 private key" in capsys.readouterr().err
 
 

@@ -20,22 +20,22 @@ from auditor.gate.policy import Policy, Rule, parse_rule
 from auditor.gate.power import (
     parse_change,
     secrets_for_difference,
-    secrets_needed,
+    secrets_needed_for_change,
     secrets_to_fail_limit,
     secrets_to_hold_limit,
 )
-from auditor.records.outcomes import PerSecret, RunOutcomes, paired_metric_difference
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_metric_difference
 from auditor.statistics.intervals import share_with_interval
 from benchmarks.checks.gates import simulation
 
 ROW = CellKey("undefended", "white-box", "a")
 
 
-def per_secret(hits: np.ndarray, **more: np.ndarray) -> PerSecret:
+def per_secret(hits: np.ndarray, **more: np.ndarray) -> RowValuesBySecret:
     n = len(hits)
     repeats = tuple(1 if i % 2 else 16 for i in range(n))
     ids = tuple(f"s{i:05d}" for i in range(n))
-    return PerSecret(ids, np.ones(n, dtype=bool), repeats, {"recall": hits.astype(float), **more})
+    return RowValuesBySecret(ids, np.ones(n, dtype=bool), repeats, {"recall": hits.astype(float), **more})
 
 
 def finding(hits: np.ndarray, **more: Any) -> Finding:
@@ -85,7 +85,7 @@ def test_pairing_sees_what_two_limits_cannot() -> None:
 def test_the_order_of_the_secrets_does_not_matter() -> None:
     base, new = run(hits(200, range(20)), "base"), run(hits(200, range(60)))
     rows = new.outcomes[ROW]
-    turned = PerSecret(rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]})
+    turned = RowValuesBySecret(rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]})
     assert paired_metric_difference("recall", None, turned, base.outcomes[ROW]) == paired_metric_difference(
         "recall", None, rows, base.outcomes[ROW]
     )
@@ -179,7 +179,7 @@ def test_what_cannot_be_paired_fails() -> None:
     other = replace(base, outcomes={CellKey("x", "y", "z"): base.outcomes[ROW]})
     (ruling,) = judge_rules(new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other)
     assert ruling.verdict == "failed" and "no outcomes of this row to pair" in ruling.reason
-    unkept = {ROW: PerSecret(base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {})}
+    unkept = {ROW: RowValuesBySecret(base.outcomes[ROW].ids, base.outcomes[ROW].member, base.outcomes[ROW].repeats, {})}
     assert verdicts(new, replace(base, outcomes=unkept), "recall not worse than baseline by 1") == ["failed"]
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
     lost = np.full(200, math.nan)
@@ -251,16 +251,16 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
 def test_plans_are_read_or_refused() -> None:
     change = parse_change("recall=0.05:0.10")
     assert change.discordant == pytest.approx(0.05 * 0.9 + 0.1 * 0.95)
-    assert [need.secrets for need in secrets_needed(change, 0.8, 1)] < [
-        need.secrets for need in secrets_needed(change, 0.8, 10)
+    assert [need.secrets for need in secrets_needed_for_change(change, 0.8, 1)] < [
+        need.secrets for need in secrets_needed_for_change(change, 0.8, 10)
     ]
-    assert [need.secrets for need in secrets_needed(parse_change("recall=0:1"), 0.8, 1)][:2] == [
+    assert [need.secrets for need in secrets_needed_for_change(parse_change("recall=0:1"), 0.8, 1)][:2] == [
         1,
         1,
     ]  # one tells none from all
     for power in (0.0, 1.0, 1.5):
         with pytest.raises(AuditError, match="power between 0 and 1"):
-            secrets_needed(change, power, 1)
+            secrets_needed_for_change(change, power, 1)
     for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
         with pytest.raises(AuditError, match=r"expected"):
             parse_change(bad)
@@ -271,7 +271,7 @@ def test_plans_are_read_or_refused() -> None:
         with pytest.raises(AuditError, match=f"from less to more, got {end} to {end}"):
             parse_change(f"recall={end}:{end}")
     with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
-        secrets_needed(parse_change("recall=0.5:0.5001"), 0.8, 1)
+        secrets_needed_for_change(parse_change("recall=0.5:0.5001"), 0.8, 1)
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import Claim
@@ -20,7 +20,7 @@ from auditor.gate.decision_log import load_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
 from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
-from auditor.statistics.audited import audit_at_level, audit_epsilon_bounds, audit_measurements
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, reaudit_at_level
 from auditor.statistics.intervals import share_with_interval
 from tests.conftest import methods
 from tests.gate.world import edit, whole
@@ -76,7 +76,7 @@ def per_secret(row: Finding) -> dict[str, Any]:
 
 
 def gate(folder: Path, *given: str) -> int:
-    return call(["gate", str(folder), *given])
+    return run_command_line(["gate", str(folder), *given])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_number_works_as_the_claim_does(tmp_path: Path, capsys: Said, limit: f
 
 def test_decisions_share_the_level() -> None:
     """Of two decisions each is made at 2.5%: a claim between the two bounds stands."""
-    both = audit_at_level(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
+    both = reaudit_at_level(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
     claim = Claim({"add_remove": sum(both) / 2}, 1e-5, "add_remove", "record", None, "t", "sound")
     dp, rows = TargetRecord("dp", "DP", "", claim=claim), (row(LEAKS), attacked())
     benchmark = BenchmarkRecord("b", "", 100, 0, 0)

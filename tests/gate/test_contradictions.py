@@ -17,7 +17,7 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
 from auditor.records.attacked_secrets import AnsweredSecretIds
-from auditor.records.outcomes import PerSecret, RunOutcomes
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import share_with_interval
 
@@ -46,19 +46,19 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
     found = outcome(seed)
     measured, by_repeats = (
         extraction.extraction_measurements(found),
-        extraction.hit_share_by_repeats("recall", found.only(found.member)),
+        extraction.hit_share_by_repeats("recall", found.select_secrets(found.member)),
     )
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats)
     rows = (change(finding), *more.get("rows", ()))
     benchmark = BenchmarkRecord("lab", "", 0, 0, 0)
     plan = {"attack": more.get("attack", ["a"]), "defense": [], "setting": more.get("setting", "white-box")}
     result = AuditResult("r", "2026", "0", "audit run", plan, benchmark, (), rows, {}, {}, 0)
-    kept: dict[CellKey, PerSecret] = {} if more.get("lost") else read_record(found)
+    kept: dict[CellKey, RowValuesBySecret] = {} if more.get("lost") else read_record(found)
     return RunOutcomes("r", result, kept)
 
 
-def read_record(found: judging.Outcome) -> dict[CellKey, PerSecret]:
-    return {ROW: PerSecret.of(found)}
+def read_record(found: judging.Outcome) -> dict[CellKey, RowValuesBySecret]:
+    return {ROW: RowValuesBySecret.of(found)}
 
 
 def with_measured(which: str, **new: Any) -> Change:
@@ -142,7 +142,7 @@ def test_a_number_without_an_interval_contradicts_nothing_and_is_held_to_no_limi
 def test_generations_have_their_answers_among_the_guesses() -> None:
     """They are drawn and not judged: of such a row neither an outcome nor an observation is kept."""
     drawn = Finding(*ROW, {}, ("draw",), "", None, "", (share_with_interval("memorised", np.ones(3, dtype=bool)),))
-    kept = PerSecret(("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)})
+    kept = RowValuesBySecret(("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)})
     result = replace(run().result, findings=(drawn,))
     told = frozenset(kept.ids)
     for guesses, fits in ((told, True), (told - {"1"}, False), (told | {"3"}, False)):

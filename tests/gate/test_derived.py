@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.result import Measurement
 from auditor.gate.decide import judge_rules, read_run
 from auditor.gate.policy import Rule
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE
 from auditor.statistics.intervals import mean_probability
 from auditor.statistics.judging import Outcome
@@ -81,7 +81,7 @@ def twenty_times_the_secrets(run: Path) -> None:
 
 
 def without_the_extracted(run: Path) -> None:
-    rewritten(run, LEAKY.only(~LEAKY.hit))
+    rewritten(run, LEAKY.select_secrets(~LEAKY.hit))
 
 
 def extracted_members_as_strangers(run: Path) -> None:
@@ -133,10 +133,10 @@ EDITS: dict[Callable[[Path], None], str] = {
 @pytest.mark.parametrize("change", EDITS, ids=lambda change: change.__name__)
 def test_an_edited_record_does_not_hold(change: Callable[[Path], None], tmp_path: Path, capsys: Said) -> None:
     run = finished(tmp_path / "run", LEAKY, kinds={"email": EMAILS})
-    assert call(["gate", str(run), "--max", "recall=0.9", "--max", "recall(kind=email)=0.9"]) == 0
+    assert run_command_line(["gate", str(run), "--max", "recall=0.9", "--max", "recall(kind=email)=0.9"]) == 0
     change(run)
     capsys.readouterr()
-    assert call(["gate", str(run), "--max", "recall=0.9", "--inconclusive", "pass"]) in (1, 2)
+    assert run_command_line(["gate", str(run), "--max", "recall=0.9", "--inconclusive", "pass"]) in (1, 2)
     said = capsys.readouterr()
     assert EDITS[change] in said.out + said.err
 
@@ -180,7 +180,7 @@ def test_a_probe_is_worked_out_again_with_its_interval() -> None:
     """As `extraction_probability` and what is left of it above the non-members are measured."""
     p = np.random.default_rng(0).random(60) ** 4
     member = np.arange(60) < 40
-    kept = PerSecret(tuple(map(str, range(60))), member, (None,) * 60, {"extraction_probability": p})
+    kept = RowValuesBySecret(tuple(map(str, range(60))), member, (None,) * 60, {"extraction_probability": p})
     own = mean_probability("extraction_probability", p[member])
     assert kept.measure("extraction_probability") == own
     assert kept.measure("extraction_probability_nonmembers") == mean_probability(

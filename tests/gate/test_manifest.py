@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from auditor import __version__
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.records.manifest import MANIFEST
 from auditor.records.table import TABLE
 from tests.gate.world import edit, finished, outcome
@@ -20,7 +20,7 @@ Said = pytest.CaptureFixture[str]
 
 
 def gate(run: Path, *more: str) -> int:
-    return call(["gate", str(run), "--max", "recall=0.05", *more])
+    return run_command_line(["gate", str(run), "--max", "recall=0.05", *more])
 
 
 def reordered(name: str) -> Callable[[Path], None]:

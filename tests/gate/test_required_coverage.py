@@ -13,7 +13,7 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Required, Rule, read_policy
-from auditor.records.outcomes import PerSecret, RunOutcomes
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 
 LIMIT = (Rule("recall", 0.5),)
 
@@ -27,7 +27,7 @@ def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) 
     result = AuditResult("r", "2026", "0", "audit run", plan, record, (), found, {}, {}, 0)
     n = members + others
     ids, member = tuple(f"s{i}" for i in range(n)), np.arange(n) < members
-    own = PerSecret(ids, member, (None,) * n, {"recall": np.zeros(n)})
+    own = RowValuesBySecret(ids, member, (None,) * n, {"recall": np.zeros(n)})
     return RunOutcomes("r", result, {CellKey(*row): own for row in rows})
 
 
@@ -43,9 +43,9 @@ def test_what_is_required_and_was_done_holds_and_is_said() -> None:
     found = apply_policy(finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50)))
     assert found.verdict == "held"
     said = "perplexity ran at white-box access on 100 secrets and 50 non-members"
-    assert [r.row for r in found.rulings if r.reason == said] == ["undefended, white-box, attack perplexity"]
+    assert [r.cell_title for r in found.rulings if r.reason == said] == ["undefended, white-box, attack perplexity"]
     anywhere = apply_policy(finished(ONE), Policy(LIMIT, require=Required(secrets=100)))
-    assert [r.row for r in anywhere.rulings if "an attack ran on 100" in r.reason] == ["undefended"]
+    assert [r.cell_title for r in anywhere.rulings if "an attack ran on 100" in r.reason] == ["undefended"]
 
 
 @pytest.mark.parametrize(

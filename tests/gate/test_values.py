@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from tests.gate.world import edit, finished
 
 
@@ -15,7 +15,7 @@ from tests.gate.world import edit, finished
 def test_a_plan_that_is_none_is_refused(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished(tmp_path / "run")
     edit(run, "result.json", lambda result: result["plan"].update(defense=value))
-    assert call(["gate", str(run), "--max", "recall=0.05"]) == 2
+    assert run_command_line(["gate", str(run), "--max", "recall=0.05"]) == 2
     assert "plan.defense: expected a list" in capsys.readouterr().err
 
 
@@ -25,5 +25,5 @@ def test_numbers_that_no_secrets_make_fail_in_a_sentence(
 ) -> None:
     run = finished(tmp_path / "run")
     edit(run, "result.json", lambda result: result["findings"][0]["measurements"][0].update(change))
-    assert call(["gate", str(run), "--max", "recall=0.05"]) == 1
+    assert run_command_line(["gate", str(run), "--max", "recall=0.05"]) == 1
     assert "the result contradicts itself: recall is" in capsys.readouterr().out

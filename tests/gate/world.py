@@ -16,7 +16,7 @@ from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import file_digests, manifest
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE
 from auditor.statistics import extraction, judging
 from tests.rows import read_rows, row_of, write_rows
@@ -50,12 +50,12 @@ def finished(
 ) -> Path:
     """A run of one attack on one model, judged now. kinds: of personal data, what each first guess holds of it."""
     found = outcome() if found is None else found
-    row = PerSecret.of(found, kinds)
+    row = RowValuesBySecret.of(found, kinds)
     of_kinds = {kind: row.measure("recall", kind=kind) for kind in kinds or {}}
-    plan = Plan.of(
+    plan = Plan.from_fields(
         attack=(ROW.attack,), setting="white-box", **({} if model is None else {"model": str(model), "data": "d"})
     )
-    members = found.only(found.member)
+    members = found.select_secrets(found.member)
     measured, by_repeats = extraction.extraction_measurements(found), extraction.hit_share_by_repeats("recall", members)
     by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.generation import constrained, tries
 from auditor.statistics import exposure
 from tests.conftest import tiny
 from tests.generation.test_tries import bpe
 
-SPACE = Space("My ID is {digits:2}")
+SPACE = CanarySpace("My ID is {digits:2}")
 
 
-def guide(space: Space = SPACE) -> constrained.TokenGuide:
+def guide(space: CanarySpace = SPACE) -> constrained.TokenGuide:
     own = bpe(150)
     return constrained.TokenGuide(
         space, own, constrained.common_prefix(tries.encode_texts(own, list(space.texts())[::3]))
@@ -25,7 +25,7 @@ def guide(space: Space = SPACE) -> constrained.TokenGuide:
 
 def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
     held, model = guide(), tiny(407, scale=6.0)
-    context, noise = (0, *held.head), np.random.default_rng(0).random((200, held.longest()))
+    context, noise = (0, *held.head), np.random.default_rng(0).random((200, held.max_tokens_behind_head()))
     every = constrained.draw_constrained_texts(model, held, context, noise)
     assert all(text in SPACE for text in every.texts) and every.canonical.any()
     some = constrained.draw_constrained_texts(model, held, context, noise[50:60])
@@ -39,11 +39,11 @@ def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show(
     held, model = guide(), tiny(407, scale=6.0)
     texts = list(SPACE.texts())
     tails = [tuple(ids[len(held.head) :]) for ids in tries.encode_texts(bpe(150), texts)]
-    given = constrained.score_texts(model, held, (0, *held.head), texts, tails)
+    given = constrained.score_texts_as_constrained_draws(model, held, (0, *held.head), texts, tails)
     assert given.nll == pytest.approx(tries.continuation_nlls(model, (0, *held.head), tails), abs=1e-4)
     mass = np.exp(given.log_q)
     assert mass.sum() <= 1 + 1e-6
-    noise = np.random.default_rng(1).random((3000, held.longest()))
+    noise = np.random.default_rng(1).random((3000, held.max_tokens_behind_head()))
     drawn = constrained.draw_constrained_texts(model, held, (0, *held.head), noise)
     share = drawn.canonical.mean()
     assert share == pytest.approx(mass.sum(), abs=4 * np.sqrt(0.25 / 3000))
@@ -55,7 +55,7 @@ def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show(
 
 @pytest.mark.parametrize("format", ["My ID is {digits:3}", "{upper} or {digits:2}."])
 def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
-    space, own, model = Space(format), bpe(150), tiny(407, scale=6.0)
+    space, own, model = CanarySpace(format), bpe(150), tiny(407, scale=6.0)
     tree, held = tries.build_trie(space, own), guide(space)
     assert held.head == tree.head
     context, noise = (0, *tree.head), np.random.default_rng(0)
@@ -64,8 +64,8 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     limits = tries.nll_with_tie_margin(tries.continuation_nlls(model, context, tails))
     exact = tries.count_leaves_within_nll(model, tree, context, limits).at_most
     uniform = [space.draw(noise) for _ in range(150)]
-    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.longest())))
-    given = constrained.score_texts(
+    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.max_tokens_behind_head())))
+    given = constrained.score_texts_as_constrained_draws(
         model, held, context, uniform, [tuple(ids[len(tree.head) :]) for ids in tries.encode_texts(own, uniform)]
     )
     draws = exposure.WeightedDraws(
@@ -76,7 +76,7 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
         400,
         space.size,
     )
-    found = [exposure.estimate_rank(limit, text, draws) for limit, text in zip(limits, texts, strict=True)]
+    found = [exposure.estimate_canary_rank(limit, text, draws) for limit, text in zip(limits, texts, strict=True)]
     covered = [e.low - 1e-6 <= rank <= e.high + 1e-6 for e, rank in zip(found, exact.tolist(), strict=True)]
     assert sum(covered) >= 7
     assert all(abs(np.log2(e.rank / rank)) < 1 for e, rank in zip(found, exact.tolist(), strict=True))
@@ -84,8 +84,8 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
 
 def test_what_cannot_be_spelt_is_refused() -> None:
     with pytest.raises(AuditError, match="expected ASCII texts in a space too large to be searched"):
-        guide(Space("I like {tea}", (("tea", ("grün", "weiß")),)))
+        guide(CanarySpace("I like {tea}", (("tea", ("grün", "weiß")),)))
     with pytest.raises(AuditError, match="with tokens that do not spell it"):
-        guide().check((0,))
+        guide().check_tokens_can_be_drawn((0,))
     with pytest.raises(AuditError, match=r"does not give texts of the format .* back"):
         constrained.TokenGuide(SPACE, bpe(150), tuple(bpe(150)("Your ID is")["input_ids"]))

@@ -199,7 +199,7 @@ def naive(
         tokens = prefix.tolist()
         for position in range(length):
             distribution = model.log_probs(torch.tensor([tokens]), 1)[:, 0]
-            weights = decoding.at(position).log_distribution(distribution).double().exp()[0]
+            weights = decoding.decoding_at_position(position).log_distribution(distribution).double().exp()[0]
             cdf = torch.cumsum(weights, 0) / weights.sum()
             tokens.append(int(torch.searchsorted(cdf, torch.tensor(row[position, 0]), right=True)))
         result.append(tokens[len(prefix) :])
@@ -225,8 +225,8 @@ def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingF
 
 
 def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every_token() -> None:
-    assert [COOLING.at(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
-    assert {COOLING.at(i).top_k for i in range(5)} == {9} and not COOLING.ancestral
+    assert [COOLING.decoding_at_position(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
+    assert {COOLING.decoding_at_position(i).top_k for i in range(5)} == {9} and not COOLING.ancestral
     assert str(COOLING) == "temperature 4 falling over 3 tokens, then top-k 9"
     distribution = torch.zeros(1, 20)
     for ask in (COOLING.log_distribution, lambda rows: COOLING.token_log_distribution(rows, torch.tensor([0]))):

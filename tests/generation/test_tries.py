@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixingModel
@@ -24,9 +24,9 @@ from auditor.models.huggingface import HuggingFaceModel, SlotRows
 from auditor.plugins.defense import Scenario
 from tests.conftest import SHARED, tiny
 
-DIGITS = Space("My ID is {digits:3}")
-WORDS = Space("I like {words:2}!", (("words", ("tea", "teapots", "coffee", "cake", "cocoa", "grüße")),))
-MIXED = Space("{who}{digits} is a code{digits}", (("who", ("Al", "Bo", "Cy")),))
+DIGITS = CanarySpace("My ID is {digits:3}")
+WORDS = CanarySpace("I like {words:2}!", (("words", ("tea", "teapots", "coffee", "cake", "cocoa", "grüße")),))
+MIXED = CanarySpace("{who}{digits} is a code{digits}", (("who", ("Al", "Bo", "Cy")),))
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def gpt2() -> Any:
 TOKENIZERS: dict[str, Callable[[], Any]] = {"lab": lambda: bpe(150), "bytes": lambda: bpe(0), "gpt2": gpt2}
 
 
-def brute(model: LanguageModel, tokenizer: Any, space: Space) -> dict[str, float]:
+def brute(model: LanguageModel, tokenizer: Any, space: CanarySpace) -> dict[str, float]:
     """nll of every text, all of its tokens behind one end-of-text token: a whole forward for each, nothing shared."""
     rows = {text: tokenizer(text)["input_ids"] for text in space.texts()}
     found: dict[str, float] = {}
@@ -69,7 +69,7 @@ def brute(model: LanguageModel, tokenizer: Any, space: Space) -> dict[str, float
     return {text: found[text] for text in rows}
 
 
-def limits(model: LanguageModel, tokenizer: Any, space: Space, texts: list[str]) -> tuple[tries.Trie, np.ndarray]:
+def limits(model: LanguageModel, tokenizer: Any, space: CanarySpace, texts: list[str]) -> tuple[tries.Trie, np.ndarray]:
     tree = tries.build_trie(space, tokenizer)
     tails = [tuple(tokenizer(text)["input_ids"][len(tree.head) :]) for text in texts]
     return tree, tries.nll_with_tie_margin(tries.continuation_nlls(model, (0, *tree.head), tails))
@@ -78,7 +78,7 @@ def limits(model: LanguageModel, tokenizer: Any, space: Space, texts: list[str])
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("space", [DIGITS, WORDS, MIXED], ids=["digits", "words", "mixed"])
 @torch.no_grad()
-def test_counts_equal_brute_force(tokenizer: str, space: Space) -> None:
+def test_counts_equal_brute_force(tokenizer: str, space: CanarySpace) -> None:
     own = TOKENIZERS[tokenizer]()
     model = tiny(len(own), scale=6.0)
     nll = brute(model, own, space)
@@ -93,11 +93,11 @@ def test_counts_equal_brute_force(tokenizer: str, space: Space) -> None:
         assert least <= at_most <= most
         exact += least == most
     assert exact >= len(texts) - 2
-    assert tree.leaves == space.size == len(nll)
+    assert tree.leaf_count == space.size == len(nll)
 
 
-@pytest.mark.parametrize("space", [Space("My ID is {digits:4}")], ids=["10000"])
-def test_ten_thousand_texts(space: Space) -> None:
+@pytest.mark.parametrize("space", [CanarySpace("My ID is {digits:4}")], ids=["10000"])
+def test_ten_thousand_texts(space: CanarySpace) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
     tree = tries.build_trie(space, own)
     tails = [tuple(own(text)["input_ids"][len(tree.head) :]) for text in space.texts()]
@@ -112,9 +112,9 @@ def test_ten_thousand_texts(space: Space) -> None:
 def test_gpt2_writes_numbers_in_tokens_of_several_lengths(shared: Path) -> None:
     own = gpt2()
     assert own("My ID is 955320")["input_ids"] == [3666, 4522, 318, 860, 2816, 19504]  # formulas.md A8
-    tree = tries.build_trie(Space("My ID is {digits:4}"), own)
+    tree = tries.build_trie(CanarySpace("My ID is {digits:4}"), own)
     assert tree.head == (3666, 4522, 318)
-    assert len(tree.levels) > 1 and tree.leaves == 10_000
+    assert len(tree.levels) > 1 and tree.leaf_count == 10_000
     assert len(tree.levels[0].leaf_token) > 0  # " 2019" is a token of its own
 
 
@@ -125,7 +125,7 @@ def test_counts_do_not_depend_on_rows_at_once_or_on_who_else_is_counted(max_rows
     together = tries.count_leaves_within_nll(model, tree, (0, *tree.head), asked)
     alone = [tries.count_leaves_within_nll(model, tree, (0, *tree.head), [limit], max_rows=max_rows) for limit in asked]
     assert together.at_most.tolist() == [int(count.at_most[0]) for count in alone]
-    assert max(count.rows for count in alone) == together.rows <= tree.nodes
+    assert max(count.rows for count in alone) == together.rows <= tree.inner_node_count
 
 
 def test_a_search_says_how_far_it_is_of_all_there_is_to_look_at() -> None:
@@ -134,25 +134,27 @@ def test_a_search_says_how_far_it_is_of_all_there_is_to_look_at() -> None:
     counted = tries.count_leaves_within_nll(
         model, tree, (0, *tree.head), [min(asked)], max_rows=7, progress=lambda done, total: told.append((done, total))
     )
-    assert [done for done, _ in told] == sorted(done for done, _ in told) and told[0][1] == tree.nodes
-    assert told[-1] == (tree.nodes, tree.nodes) and counted.rows < tree.nodes
+    assert [done for done, _ in told] == sorted(done for done, _ in told) and told[0][1] == tree.inner_node_count
+    assert told[-1] == (tree.inner_node_count, tree.inner_node_count) and counted.rows < tree.inner_node_count
 
 
 def test_leaves_have_no_forward_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
     tree = tries.build_trie(DIGITS, own)
     read: list[int] = []
-    original = SlotRows._answer
-    monkeypatch.setattr(SlotRows, "_answer", lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1])
+    original = SlotRows._next_logits_of_input
+    monkeypatch.setattr(
+        SlotRows, "_next_logits_of_input", lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1]
+    )
     counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), [1e9])
-    assert counted.at_most.tolist() == [1000] and counted.rows == tree.nodes == sum(read) < 200
+    assert counted.at_most.tolist() == [1000] and counted.rows == tree.inner_node_count == sum(read) < 200
 
 
 def test_a_likely_text_cuts_most_branches_off() -> None:
     own, model = bpe(150), tiny(407, scale=14.0)
     tree, asked = limits(model, own, DIGITS, list(DIGITS.texts()))
     counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), [min(asked)])
-    assert counted.at_most.tolist() == [1] and counted.rows < tree.nodes / 2
+    assert counted.at_most.tolist() == [1] and counted.rows < tree.inner_node_count / 2
 
 
 @pytest.mark.parametrize("max_rows", [5, 4096])
@@ -185,7 +187,7 @@ def test_defended_distributions_are_searched_as_any_other() -> None:
     public = tiny(len(own))
     ensemble = ModelEnsemble(public, [tiny(len(own), seed=s) for s in (1, 2)])
     scenario = Scenario(public, public, ensemble, queries=10, answer_length=4)
-    space = Space("My ID is {digits:2}")
+    space = CanarySpace("My ID is {digits:2}")
     for model in (PMixed(q=0.5).protect(scenario), UniformMixingModel(public, 0.9, 1.0)):
         nll = brute(model, own, space)
         texts = list(nll)[::9]
@@ -203,8 +205,8 @@ def test_a_tokenizer_that_cannot_tell_texts_apart_is_refused() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(True)])
     lacking = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     with pytest.raises(AuditError, match=r"writes two texts of the format .* alike"):
-        tries.build_trie(Space("ID {digits:2}"), lacking)
-    assert tries.build_trie(Space("ID {bit}", (("bit", ("0", "1")),)), lacking).leaves == 2
+        tries.build_trie(CanarySpace("ID {digits:2}"), lacking)
+    assert tries.build_trie(CanarySpace("ID {bit}", (("bit", ("0", "1")),)), lacking).leaf_count == 2
 
 
 def test_a_model_without_the_tokens_is_refused(neox: HuggingFaceModel) -> None:
@@ -222,7 +224,7 @@ def test_a_large_trie_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tries, "build_trie", lambda *_: pytest.fail("built again"))
     again = tries.load_or_build_trie(DIGITS, bpe(150))
     tries.load_or_build_trie.cache_clear()
-    assert again.head == made.head and again.largest == made.largest and again.leaves == 1000
+    assert again.head == made.head and again.largest == made.largest and again.leaf_count == 1000
     for one, other in zip(made.levels, again.levels, strict=True):
         assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in vars(one))
     with pytest.raises(pytest.fail.Exception):

@@ -48,14 +48,14 @@ def guesses(asked: HuggingFaceModel, samples: int = 20) -> Found:
 def main(mebibytes: int) -> None:
     asked, sizes = model(), list[tuple[int, int]]()
     guesses(asked, samples=1)  # what torch makes once is made
-    ask = BatchSizeLimit.ask
+    ask = BatchSizeLimit.run_within_memory
 
     def watched(self: BatchSizeLimit, work: Callable[[int], Any], most: int | None = None) -> Any:
         before, found = self.size, ask(self, work, most)
         sizes.append((before, self.size))
         return found
 
-    BatchSizeLimit.ask = watched  # type: ignore[method-assign]
+    BatchSizeLimit.run_within_memory = watched  # type: ignore[method-assign]
     limit = psutil.Process().memory_info().vms + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     found = guesses(asked)

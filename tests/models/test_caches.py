@@ -10,16 +10,16 @@ from peft import PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import MptConfig, MptForCausalLM
 
 from auditor.core.errors import AuditError
-from auditor.models.caches import OwnCache, find_batch_dimensions
+from auditor.models.caches import NativeCache, find_batch_dimensions
 from auditor.models.huggingface import HuggingFaceModel
 from tests.conftest import tiny
 
 
-def made(rows: int) -> OwnCache:
+def made(rows: int) -> NativeCache:
     """A cache of objects, containers, rows in several dimensions, a shared tensor and one that is held twice."""
     state = torch.arange(rows)[:, None] * torch.ones(3)
     layer = SimpleNamespace(state={"fast": state}, same=state, pair=(state.T.clone(), 7), name="layer")
-    cache = OwnCache()
+    cache = NativeCache()
     cache.held = [layer, torch.arange(3)]  # as many positions as there are rows below
     layer.cache = cache.held  # a circle
     return cache

@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from auditor.core.errors import AuditError
 from auditor.models import lora
-from auditor.models.ensemble import Members, ModelEnsemble
+from auditor.models.ensemble import EnsembleMemberRows, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, Served
 from auditor.models.lora import LoraEnsemble, load_ensemble
 from auditor.models.shards import control_adapter_folder
@@ -153,7 +153,7 @@ def test_members_that_catch_up_say_what_members_say_that_read_anew(
     noise = torch.Generator().manual_seed(1)
     prefixes = torch.randint(1, 61, (3, 5), generator=noise)
     prompt = torch.randn(2, 32, generator=noise) if soft else None
-    lazy, anew = ensemble.behind(prefixes, 9, prompt=prompt), Members(ensemble, prefixes, prompt)
+    lazy, anew = ensemble.start_member_rows(prefixes, 9, prompt=prompt), EnsembleMemberRows(ensemble, prefixes, prompt)
     rows = 3
     for step in range(9):
         row = torch.randint(rows, (6,), generator=noise)
@@ -179,7 +179,7 @@ def test_a_member_asked_again_reads_only_what_is_new(
         return original(embeds, *more)
 
     monkeypatch.setattr(ensemble, "member_next_log_probs", counting)
-    members = ensemble.behind(torch.tensor([[3, 4, 5, 6, 7]]), 4)
+    members = ensemble.start_member_rows(torch.tensor([[3, 4, 5, 6, 7]]), 4)
     ask = lambda *pairs: members.distributions(*(torch.tensor(side) for side in zip(*pairs, strict=True)))  # noqa: E731
     ask((0, 1), (0, 1), (0, 1))  # three draws of one row by one member are one reading
     members.advance(torch.tensor([0, 0]), torch.tensor([8, 9]))
@@ -231,7 +231,7 @@ def test_refusals(make_tiny: MakeTiny, tmp_path: Path) -> None:
 
 def test_a_member_may_be_asked_twice_before_its_row_grows(make_tiny: MakeTiny, tmp_path: Path) -> None:
     ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
-    members = ensemble.behind(torch.tensor([[1, 2, 3]]), 2)
+    members = ensemble.start_member_rows(torch.tensor([[1, 2, 3]]), 2)
     row, part = torch.tensor([0, 0]), torch.tensor([1, 2])
     first = members.distributions(row, part)
     assert_same(members.distributions(row, part), first)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.models.base import Rows
-from auditor.models.hidden_states import HiddenStates
+from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.slot_cache import SlotLayer
 from tests.conftest import tiny
@@ -57,7 +57,7 @@ def test_prompts_and_decoding_rows_are_answered_as_before(model: HuggingFaceMode
         torch.testing.assert_close(one, other)
 
 
-def capped_states() -> tuple[HiddenStates, Callable[..., Tensor], list[int]]:
+def capped_states() -> tuple[HiddenStateCache, Callable[..., Tensor], list[int]]:
     """Of a model that caps its logits; how it answers, and of how many texts each time."""
     embedding, head, asked = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50), list[int]()
     body = torch.nn.Sequential(embedding)
@@ -67,7 +67,7 @@ def capped_states() -> tuple[HiddenStates, Callable[..., Tensor], list[int]]:
         asked.append(len(texts))
         return torch.tanh(head(body(texts)[0]))[:, -kept:]
 
-    return HiddenStates(body, head, capped), capped, asked
+    return HiddenStateCache(body, head, capped), capped, asked
 
 
 def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> None:
@@ -80,7 +80,7 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
-    monkeypatch.setattr("auditor.models.hidden_states.available_bytes", lambda device: 0)
+    monkeypatch.setattr("auditor.models.hidden_states.available_memory_bytes", lambda device: 0)
     plain = model.log_probs(TEXTS, 3)
     model.enable_hidden_state_cache()
     before = traffic.tokens
@@ -94,7 +94,7 @@ def test_texts_of_several_lengths_are_read_ahead_side_by_side(model: HuggingFace
     texts = [tuple(range(5, 5 + shared)) + tuple(range(i, i + i)) for i in (9, 4, 6, 7)]
     last = [3, 1, 4, 2]
     plain = [model.log_probs(torch.tensor([text]), n) for text, n in zip(texts, last, strict=True)]
-    model.share_beginnings(least=16)
+    model.enable_shared_prefix_cache(least=16)
     model.enable_hidden_state_cache()
     calls = []
     model.model.register_forward_hook(lambda *_: calls.append(1))
@@ -131,7 +131,7 @@ def test_what_was_read_ahead_is_completed_without_being_read_again(model: Huggin
         return [first, rows.log_probs()]
 
     plain = asked(model.start(prefixes, 2))
-    model.share_beginnings(least=16)
+    model.enable_shared_prefix_cache(least=16)
     model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead([tuple(text) for text in texts.tolist()], [3] * 5)
@@ -160,7 +160,7 @@ def test_where_there_is_no_room_for_keys_texts_are_still_read_once(monkeypatch: 
     model, texts = tiny(kind="llama"), [tuple(text) for text in TEXTS.tolist()]
     plain = model.log_probs(TEXTS, 3), model.start(TEXTS[:, :8], 2).log_probs().clone()
     states = TEXTS.numel() * model.embedding_rows(1).nbytes
-    monkeypatch.setattr("auditor.models.hidden_states.available_bytes", lambda device: 8 * states)
+    monkeypatch.setattr("auditor.models.hidden_states.available_memory_bytes", lambda device: 8 * states)
     model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead(texts, [3] * 4)

@@ -106,5 +106,5 @@ def test_others_complete_prefixes_of_each_length_alone(family: str) -> None:
 
 
 def test_the_self_check_finds_a_model_that_reads_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PaddedCache, "where", lambda cache, length: {})
+    monkeypatch.setattr(PaddedCache, "mask_and_positions", lambda cache, length: {})
     assert not tiny_model("llama").can_join_rows

@@ -35,7 +35,7 @@ from transformers import (
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import dtype_when_loaded, load
+from auditor.models.loading import dtype_when_loaded, load_causal_lm
 from auditor.models.lora import LoraEnsemble
 from auditor.models.masked import detect_model_kind
 from auditor.models.weights import read_weights, resolve_device
@@ -101,7 +101,7 @@ def test_weights_that_are_not_those_of_a_causal_lm_are_refused_by_name(
     tmp_path: Path, model: Callable[[], Any], edit: Callable[[Tensors], Tensors], sentence: str
 ) -> None:
     with pytest.raises(AuditError, match=sentence):
-        load(str(save(model(), tmp_path, edit)))
+        load_causal_lm(str(save(model(), tmp_path, edit)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -109,7 +109,7 @@ def test_tied_weights_may_be_absent_from_the_files(tmp_path: Path, tied: bool) -
     model = llama(tie_word_embeddings=tied)
     weights = load_file(save(model, tmp_path) / "model.safetensors")
     assert ("lm_head.weight" in weights) is not tied
-    torch.testing.assert_close(distribution(load(str(tmp_path))), distribution(HuggingFaceModel(model)))
+    torch.testing.assert_close(distribution(load_causal_lm(str(tmp_path))), distribution(HuggingFaceModel(model)))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_prefixes_of_what_wrapped_the_model_in_training_are_stripped_and_said(
     tmp_path: Path, prefix: str, said: str
 ) -> None:
     model = llama()
-    loaded = load(str(save(model, tmp_path, prefixed(prefix))))
+    loaded = load_causal_lm(str(save(model, tmp_path, prefixed(prefix))))
     torch.testing.assert_close(distribution(loaded), distribution(HuggingFaceModel(model)))
     assert [note for note in loaded.notes if f"({said}): read without" in note]
 
@@ -140,7 +140,7 @@ def test_wrappers_of_a_model_of_its_layers_and_of_their_parts_are_stripped(tmp_p
 
     model = llama()
     torch.testing.assert_close(
-        distribution(load(str(save(model, tmp_path, sharded)))), distribution(HuggingFaceModel(model))
+        distribution(load_causal_lm(str(save(model, tmp_path, sharded)))), distribution(HuggingFaceModel(model))
     )
 
 
@@ -162,7 +162,7 @@ def test_encoder_decoders_and_what_predicts_no_token_are_refused_in_plain_words(
         ("embeds", "an embedding model"),
     ):
         with pytest.raises(AuditError, match=words):
-            load(str(tmp_path / name))
+            load_causal_lm(str(tmp_path / name))
 
 
 def test_masked_lms_have_all_their_weights_too(tmp_path: Path) -> None:
@@ -204,17 +204,17 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
 
 def test_an_adapter_must_be_of_its_base(tmp_path: Path) -> None:
     base = save(llama(), tmp_path / "base")
-    whole = distribution(load(str(adapter(base, tmp_path / "right"))))
-    assert float((whole - distribution(load(str(base)))).abs().max()) > 1e-3
+    whole = distribution(load_causal_lm(str(adapter(base, tmp_path / "right"))))
+    assert float((whole - distribution(load_causal_lm(str(base)))).abs().max()) > 1e-3
     for name, edit, words in (
         ("other", renamed("model.layers", "transformer.h"), "lacks base_model.model.model.layers.0.*transformer.h.0"),
         ("less", without("layers.1."), "lacks base_model.model.model.layers.1.self_attn.q_proj.lora_A"),
         ("more", one_layer_more, "has no place for base_model.model.model.layers.2"),
     ):
         with pytest.raises(AuditError, match=words):
-            load(str(adapter(base, tmp_path / name, edit)))
+            load_causal_lm(str(adapter(base, tmp_path / name, edit)))
     compiled = adapter(base, tmp_path / "compiled", renamed("base_model.model.", "base_model.model._orig_mod."))
-    torch.testing.assert_close(distribution(load(str(compiled))), whole)
+    torch.testing.assert_close(distribution(load_causal_lm(str(compiled))), whole)
 
 
 @pytest.mark.parametrize("kept", [["embed_tokens", "lm_head"], None])
@@ -226,7 +226,7 @@ def test_an_adapter_with_tokens_of_its_own_brings_their_rows(tmp_path: Path, kep
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", modules_to_save=kept)
     trained = get_peft_model(grown, lora)
     trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=kept is None)
-    loaded = load(str(tmp_path / "adapter"))
+    loaded = load_causal_lm(str(tmp_path / "adapter"))
     assert loaded.vocab_size == 53
     torch.testing.assert_close(distribution(loaded), distribution(HuggingFaceModel(trained)))
 
@@ -241,7 +241,9 @@ def test_an_adapter_may_hold_modules_twice(tmp_path: Path) -> None:
     trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
     twice = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert {f"base_model.model.lm_head.{part}weight" for part in ("", "modules_to_save.")} <= set(twice)
-    torch.testing.assert_close(distribution(load(str(tmp_path / "adapter"))), distribution(HuggingFaceModel(trained)))
+    torch.testing.assert_close(
+        distribution(load_causal_lm(str(tmp_path / "adapter"))), distribution(HuggingFaceModel(trained))
+    )
 
 
 def test_an_adapter_may_share_weights_among_its_layers(tmp_path: Path) -> None:
@@ -251,7 +253,9 @@ def test_an_adapter_may_share_weights_among_its_layers(tmp_path: Path) -> None:
     trained = get_peft_model(LlamaForCausalLM.from_pretrained(base), shared)
     torch.nn.init.normal_(trained.base_model.vblora_vector_bank["default"])
     trained.save_pretrained(tmp_path / "adapter")
-    torch.testing.assert_close(distribution(load(str(tmp_path / "adapter"))), distribution(HuggingFaceModel(trained)))
+    torch.testing.assert_close(
+        distribution(load_causal_lm(str(tmp_path / "adapter"))), distribution(HuggingFaceModel(trained))
+    )
 
 
 @pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
@@ -259,14 +263,14 @@ def test_a_tuned_prompt_is_of_its_base_alone(tmp_path: Path, kind: type) -> None
     base = save(llama(), tmp_path / "base")
     tuned = get_peft_model(LlamaForCausalLM.from_pretrained(base), kind(num_virtual_tokens=3, task_type="CAUSAL_LM"))
     tuned.save_pretrained(tmp_path / "adapter")
-    load(str(tmp_path / "adapter"))
+    load_causal_lm(str(tmp_path / "adapter"))
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     save_file({**load_file(file), "base_model.model.lm_head.weight": torch.zeros(50, 32)}, file)
     with pytest.raises(AuditError, match=r"has no place for base_model\.model\.lm_head\.weight"):
-        load(str(tmp_path / "adapter"))
+        load_causal_lm(str(tmp_path / "adapter"))
     save(llama(num_hidden_layers=1), base)
     with pytest.raises(AuditError, match=r"expected the base of .*adapter' to have 2 layers, got .*base' with 1"):
-        load(str(tmp_path / "adapter"))
+        load_causal_lm(str(tmp_path / "adapter"))
 
 
 def test_an_adapter_on_another_adapter_is_refused(tmp_path: Path) -> None:
@@ -275,7 +279,7 @@ def test_an_adapter_on_another_adapter_is_refused(tmp_path: Path) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(below)}))
     with pytest.raises(AuditError, match=r"expected an adapter of a whole model, got .*above', one on another adapter"):
-        load(str(folder))
+        load_causal_lm(str(folder))
 
 
 def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> None:
@@ -291,7 +295,7 @@ def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> No
     ):
         (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(AuditError, match=words):
-            load(str(folder))
+            load_causal_lm(str(folder))
 
 
 # --- options, and what libraries raise --------------------------------------------------------------------------------
@@ -310,7 +314,7 @@ def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> No
 def test_model_args_that_would_be_ignored_are_refused(tmp_path: Path, given: dict[str, str], words: str) -> None:
     llama().save_pretrained(tmp_path)
     with pytest.raises(AuditError, match=words):
-        load(str(tmp_path), LoadingOptions(model_args=given))
+        load_causal_lm(str(tmp_path), LoadingOptions(model_args=given))
 
 
 def test_quantisation_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,16 +322,16 @@ def test_quantisation_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("auditor.models.weights.is_bitsandbytes_available", lambda: False)
     for given in ({"load_in_8bit": "true"}, {"quantization_config": '{"load_in_4bit": true}'}):
         with pytest.raises(AuditError, match=r"needs bitsandbytes: pip install 'audit-lm\[quantised\]'"):
-            load(str(tmp_path), LoadingOptions(model_args=given))
+            load_causal_lm(str(tmp_path), LoadingOptions(model_args=given))
     off = LoadingOptions(model_args={"load_in_8bit": "false", "attn_implementation": "eager"})
-    assert load(str(tmp_path), off).vocab_size == 50
+    assert load_causal_lm(str(tmp_path), off).vocab_size == 50
 
 
 def test_a_model_that_is_spread_by_its_library_stays_where_it_was_put(tmp_path: Path) -> None:
     model = llama()
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(
-        distribution(load(str(tmp_path), LoadingOptions(model_args={"device_map": "auto"}))),
+        distribution(load_causal_lm(str(tmp_path), LoadingOptions(model_args={"device_map": "auto"}))),
         distribution(HuggingFaceModel(model)),
     )
 
@@ -341,7 +345,7 @@ EVERYWHERE = {"model.embed_tokens": "disk", "model.layers.0": "cpu", "model.laye
 def test_a_model_spread_over_memory_and_disk_is_the_same_model(tmp_path: Path, places: str) -> None:
     """Its distribution, its gradients, and its rows, which split: the self-check walks them."""
     llama().save_pretrained(tmp_path)
-    whole, parts = load(str(tmp_path)), load(str(tmp_path), LoadingOptions(device_map=places))
+    whole, parts = load_causal_lm(str(tmp_path)), load_causal_lm(str(tmp_path), LoadingOptions(device_map=places))
     assert (parts.device, parts.served, parts.notes) == (torch.device("cpu"), "slots", ())
     torch.testing.assert_close(distribution(parts), distribution(whole))
     slopes = []
@@ -356,7 +360,7 @@ def test_members_of_an_ensemble_are_not_put_beside_a_model_that_is_spread(tmp_pa
     base = llama()
     base.save_pretrained(tmp_path / "base")
     member = adapter(tmp_path / "base", tmp_path / "member")
-    public = load(str(tmp_path / "base"), LoadingOptions(device_map=json.dumps(EVERYWHERE)))
+    public = load_causal_lm(str(tmp_path / "base"), LoadingOptions(device_map=json.dumps(EVERYWHERE)))
     with pytest.raises(
         AuditError, match="expected the public model of an ensemble in one place, got one that --device"
     ):
@@ -392,7 +396,7 @@ def test_what_fewer_bits_can_be_asked_for(tmp_path: Path, bits: str) -> None:
     """The distribution stands. Four bits have no gradient on some processors: no soft prompts there."""
     pytest.importorskip("bitsandbytes")
     llama(hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
-    whole, few = load(str(tmp_path)), load(str(tmp_path), LoadingOptions(quantise=bits))
+    whole, few = load_causal_lm(str(tmp_path)), load_causal_lm(str(tmp_path), LoadingOptions(quantise=bits))
     assert {type(module).__name__ for module in few.model.modules()} & {"Linear8bitLt", "Linear4bit"}
     assert 0 < (distribution(few).exp() - distribution(whole).exp()).abs().max() < 0.01
     assert ("embeddings" in few.capabilities) == learns(few)
@@ -429,7 +433,7 @@ def test_whatever_a_library_raises_is_one_sentence(tmp_path: Path, name: str) ->
     llama().save_pretrained(tmp_path)
     words = damaged(tmp_path, name)
     with pytest.raises(AuditError, match=rf"cannot load .* as a Hugging Face causal LM on cpu: .*({words})") as refused:
-        load(str(tmp_path))
+        load_causal_lm(str(tmp_path))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 600
 
@@ -438,7 +442,7 @@ def test_every_end_of_text_counts(tmp_path: Path) -> None:
     model = llama(eos_token_id=2)
     model.generation_config.eos_token_id = [2, 7]
     model.save_pretrained(tmp_path)
-    assert load(str(tmp_path)).eos == (2, 7)
+    assert load_causal_lm(str(tmp_path)).eos == (2, 7)
 
 
 def test_shards_beside_one_file_are_refused_for_one_of_them_is_stale(tmp_path: Path) -> None:
@@ -448,14 +452,14 @@ def test_shards_beside_one_file_are_refused_for_one_of_them_is_stale(tmp_path: P
     for file in (tmp_path / "shards").glob("model*"):
         (folder / file.name).write_bytes(file.read_bytes())
     with pytest.raises(AuditError, match=f"expected one set of weights .*model.safetensors and {index}"):
-        load(str(folder))
+        load_causal_lm(str(folder))
 
 
 def test_two_formats_are_said(tmp_path: Path) -> None:
     model = llama()
     folder = save(model, tmp_path)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    (note,) = load(str(folder)).notes
+    (note,) = load_causal_lm(str(folder)).notes
     assert "two formats, model.safetensors and pytorch_model.bin" in note
 
 
@@ -464,30 +468,30 @@ def test_an_adapter_beside_a_whole_model_is_refused(tmp_path: Path) -> None:
     folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "both")
     save(llama(), folder)
     with pytest.raises(AuditError, match=r"either an adapter or a whole model .* beside model\.safetensors"):
-        load(str(folder))
+        load_causal_lm(str(folder))
     (folder / "model.safetensors").unlink()
-    load(str(folder))  # a configuration alone is no model
+    load_causal_lm(str(folder))  # a configuration alone is no model
 
 
 def test_an_adapter_whose_base_moved_takes_another_place(tmp_path: Path) -> None:
     folder = adapter(save(llama(), tmp_path / "base"), tmp_path / "adapter")
-    wanted = distribution(load(str(folder)))
+    wanted = distribution(load_causal_lm(str(folder)))
     moved = str((tmp_path / "base").rename(tmp_path / "elsewhere"))
     with pytest.raises(
         AuditError, match=r"base of the adapter .*/base', which it was trained on; no such folder.*--base"
     ):
-        load(str(folder))
-    found = load(str(folder), LoadingOptions(base=moved))
+        load_causal_lm(str(folder))
+    found = load_causal_lm(str(folder), LoadingOptions(base=moved))
     torch.testing.assert_close(distribution(found), wanted)
     assert any("its base is" in note and moved in note for note in found.notes)
     with pytest.raises(AuditError, match=r"--base names the base of an adapter, got it with .*, which is none"):
-        load(moved, LoadingOptions(base=moved))
+        load_causal_lm(moved, LoadingOptions(base=moved))
 
 
 @pytest.mark.parametrize("name", ["./nope", "/tmp/nope/nope", "../nope/", "~/nope"])
 def test_a_folder_that_is_not_there_is_said_to_be_none(name: str) -> None:
     with pytest.raises(AuditError, match=f"expected a causal LM in '{name}': no such folder"):
-        load(name)
+        load_causal_lm(name)
 
 
 def test_a_masked_architecture_that_decodes_is_causal_and_said(tmp_path: Path) -> None:
@@ -496,14 +500,14 @@ def test_a_masked_architecture_that_decodes_is_causal_and_said(tmp_path: Path) -
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
     assert detect_model_kind(str(tmp_path)) == "causal"
-    assert "BertForMaskedLM with is_decoder=true: asked as a causal LM" in "".join(load(str(tmp_path)).notes)
+    assert "BertForMaskedLM with is_decoder=true: asked as a causal LM" in "".join(load_causal_lm(str(tmp_path)).notes)
 
 
 def test_weights_that_run_in_another_precision_than_they_were_saved_in_are_said(tmp_path: Path) -> None:
     save(llama().to(torch.bfloat16), tmp_path)
-    (note,) = load(str(tmp_path), LoadingOptions(dtype="float32")).notes
+    (note,) = load_causal_lm(str(tmp_path), LoadingOptions(dtype="float32")).notes
     assert "saved in bfloat16 and run in float32" in note
-    assert load(str(tmp_path), LoadingOptions(dtype="bfloat16")).notes == ()
+    assert load_causal_lm(str(tmp_path), LoadingOptions(dtype="bfloat16")).notes == ()
 
 
 @pytest.mark.parametrize("machine", [True, False])
@@ -513,13 +517,13 @@ def test_a_model_runs_in_bfloat16_where_it_was_saved_so_and_the_machine_has_it(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": machine})
     save(llama().to(saved), tmp_path)
-    found = load(str(tmp_path))
+    found = load_causal_lm(str(tmp_path))
     wanted = torch.bfloat16 if machine and saved == torch.bfloat16 else torch.float32
     assert found.model.dtype == wanted
     assert bool(found.notes) == (saved != wanted)  # another precision than it was saved in is said
-    assert load(str(tmp_path), LoadingOptions().exact()).model.dtype == torch.float32
+    assert load_causal_lm(str(tmp_path), LoadingOptions().with_float32_for_auto()).model.dtype == torch.float32
     get_peft_model(llama().to(saved), LoraConfig(task_type="CAUSAL_LM")).save_pretrained(tmp_path / "adapter")
     adapter = LoadingOptions(base=str(tmp_path))
     of = [dtype_when_loaded(str(tmp_path), LoadingOptions()), dtype_when_loaded(str(tmp_path / "adapter"), adapter)]
     assert of == [str(wanted).removeprefix("torch.")] * 2
-    assert load(str(tmp_path / "adapter"), adapter).model.dtype == wanted
+    assert load_causal_lm(str(tmp_path / "adapter"), adapter).model.dtype == wanted

@@ -21,7 +21,7 @@ from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import NearVerbatim
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core import machine_memory
 from auditor.core.nouns import Pair, Query, Secret
 from auditor.generation import tries
@@ -100,7 +100,7 @@ def test_pieces_are_halved_where_memory_ends_and_stay_so() -> None:
             raise grew()
         return list(range(50))[some]
 
-    found = [x for _, part in BatchSizeLimit(16).pieces(18, work) for x in part]
+    found = [x for _, part in BatchSizeLimit(16).run_pieces_within_memory(18, work) for x in part]
     assert found == list(range(18))
     assert asked == [(0, 16), (0, 8), (0, 4), (4, 8), (8, 12), (12, 16), (16, 18)]
 
@@ -114,10 +114,10 @@ def test_what_does_not_fit_alone_is_raised(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        BatchSizeLimit(5).ask(work)
+        BatchSizeLimit(5).run_within_memory(work)
     assert sizes == [5, 2, 1]
     with pytest.raises(type(error)):
-        BatchSizeLimit(8, least=8).ask(work)
+        BatchSizeLimit(8, least=8).run_within_memory(work)
     assert sizes[3:] == [8]
 
 
@@ -129,7 +129,7 @@ def test_any_other_error_is_raised_at_once() -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        BatchSizeLimit(8).ask(work)
+        BatchSizeLimit(8).run_within_memory(work)
     assert sizes == [8]
 
 
@@ -147,8 +147,8 @@ def test_where_no_kernel_is_compiled_any_more_another_thread_goes_on() -> None:
         return True
 
     with torch.no_grad():
-        assert BatchSizeLimit(3, least=2).ask(work) == (2, True)
-        assert BatchSizeLimit(1).ask(work) == (1, True)
+        assert BatchSizeLimit(3, least=2).run_within_memory(work) == (2, True)
+        assert BatchSizeLimit(1).run_within_memory(work) == (1, True)
     assert sizes == [3, 2, 1, 1]
 
 
@@ -166,13 +166,13 @@ def test_what_a_refused_attempt_made_is_gone_before_the_next() -> None:
         if size > 1:
             raise grew()
 
-    BatchSizeLimit(4).ask(work)
+    BatchSizeLimit(4).run_within_memory(work)
     assert counts == [0, 0, 0]
 
 
 def test_rows_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 4000)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda device: 4000)
     assert memory.decoding_memory_budget(cpu, 5000) == 1000
     assert memory.decoding_memory_budget(cpu, 600) == 600
 
@@ -181,9 +181,9 @@ def test_memory_ends_where_the_control_group_does(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(machine_memory, "_GROUP", tmp_path)
     for name, text in (("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "inactive_file 300\n")):
         (tmp_path / name).write_text(text)
-    assert memory.available_bytes(torch.device("cpu")) == 400
+    assert memory.available_memory_bytes(torch.device("cpu")) == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_bytes(torch.device("cpu")) > 400
+    assert memory.available_memory_bytes(torch.device("cpu")) > 400
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_memory_for_nothing_is_one_sentence(
     monkeypatch.setattr("auditor.models.base.LanguageModel.completions", full)
     out = tmp_path / "run"
     words = ["run", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "private.jsonl"), "-o", str(out)]
-    assert call([*words, "--attack", "perplexity"]) == 2
+    assert run_command_line([*words, "--attack", "perplexity"]) == 2
     said = capsys.readouterr().err
     assert "error: out of memory, even for one text at a time" in said
     assert "Traceback" not in said

@@ -26,10 +26,10 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.models.slot_cache import assign_slots
 from auditor.runs.scoring import greedy_recall
-from auditor.training.finetune import fit
+from auditor.training.finetune import fine_tune_on_packed_blocks
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -143,11 +143,11 @@ def test_nan_logits_are_refused(make_tiny: MakeTiny) -> None:
 def test_local_folders_load_with_dtype(make_tiny: MakeTiny, tmp_path: Path) -> None:
     model = make_tiny(seed=3)
     model.model.save_pretrained(tmp_path)
-    again = load(str(tmp_path))
+    again = load_causal_lm(str(tmp_path))
     context = torch.tensor([[4, 5, 6]])
     torch.testing.assert_close(again.log_probs(context, 1), model.log_probs(context, 1))
     assert again.tokenizer is None
-    half = load(str(tmp_path), LoadingOptions(dtype="bfloat16"))
+    half = load_causal_lm(str(tmp_path), LoadingOptions(dtype="bfloat16"))
     assert (
         half.log_probs(context, 1).dtype == torch.float32
     )  # distributions are single precision whatever the weights are
@@ -158,11 +158,11 @@ def test_peft_adapter_folders_load_on_their_base(make_tiny: MakeTiny, tmp_path: 
     base = make_tiny(seed=5)
     base.model.save_pretrained(tmp_path / "base")
     peft = get_peft_model(
-        load(str(tmp_path / "base")).model,
+        load_causal_lm(str(tmp_path / "base")).model,
         LoraConfig(r=2, target_modules=["query_key_value"], task_type="CAUSAL_LM", init_lora_weights=False),
     )
     peft.save_pretrained(tmp_path / "adapter")
-    adapted = load(str(tmp_path / "adapter"))
+    adapted = load_causal_lm(str(tmp_path / "adapter"))
     context = torch.tensor([[4, 5, 6]])
     difference = (adapted.log_probs(context, 1) - base.log_probs(context, 1)).abs().max()
     assert float(difference) > 1e-3
@@ -175,15 +175,15 @@ def test_what_is_no_model_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AuditError, match=why) as refusal:
-        load(name)
+        load_causal_lm(name)
     assert "\n" not in str(refusal.value)
 
 
 def test_unknown_dtypes_and_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="expected dtype in"):
-        load(str(tmp_path), LoadingOptions(dtype="int3"))
+        load_causal_lm(str(tmp_path), LoadingOptions(dtype="int3"))
     with pytest.raises(AuditError, match="expected --device as auto, cpu"):
-        load(str(tmp_path), LoadingOptions(device="teapot"))
+        load_causal_lm(str(tmp_path), LoadingOptions(device="teapot"))
 
 
 def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
             max_position_embeddings=32,
         )
     )
-    fit(
+    fine_tune_on_packed_blocks(
         learnt,
         [tuple(text) for text in texts.tolist()],
         epochs=150,
@@ -213,7 +213,7 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
     learnt.save_pretrained(tmp_path)
     secrets = [Secret(str(i), tuple(text[:6]), tuple(text[6:])) for i, text in enumerate(texts.tolist())]
     recall = {
-        dtype: greedy_recall(load(str(tmp_path), LoadingOptions(dtype=dtype)), secrets)["all"].value
+        dtype: greedy_recall(load_causal_lm(str(tmp_path), LoadingOptions(dtype=dtype)), secrets)["all"].value
         for dtype in ("float32", "bfloat16")
     }
     assert recall["float32"] > 0.8

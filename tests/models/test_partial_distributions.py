@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
-from auditor.models.partial_distributions import PartialDistribution, decoded_log_prob_bounds, simulate_server_answer
+from auditor.models.partial_distributions import (
+    PartialDistribution,
+    decoded_log_prob_bounds,
+    reduce_to_partial_distribution,
+)
 
 DECODINGS = [
     Decoding(temperature, top_k, top_p)
@@ -37,8 +41,10 @@ def test_the_exact_probability_is_within_its_bracket(size: int, sharpness: float
         decoding: decoding.token_log_distribution(distribution, tokens) for decoding in (*DECODINGS, ANCESTRAL, GREEDY)
     }
     for count, padded in itertools.product((1, 5, 20), (1, 2)):
-        seen = replace(simulate_server_answer(distribution, tokens, count), most=padded * size)
-        assert (seen.places()[seen.ranks < count] == ANCESTRAL.ranks(distribution, tokens)[seen.ranks < count]).all()
+        seen = replace(reduce_to_partial_distribution(distribution, tokens, count), most=padded * size)
+        assert (
+            seen.truncation_ranks()[seen.ranks < count] == ANCESTRAL.ranks(distribution, tokens)[seen.ranks < count]
+        ).all()
         for decoding, true in exact.items():
             least, most = decoded_log_prob_bounds(decoding, seen)
             assert (least <= true + 1e-6).all() and (true <= most + 1e-6).all(), str(decoding)
@@ -47,7 +53,7 @@ def test_the_exact_probability_is_within_its_bracket(size: int, sharpness: float
 def test_what_does_not_depend_on_the_untold_is_exact() -> None:
     distribution, tokens = distributions(200, 2.0)
     for decoding in (ANCESTRAL, GREEDY, Decoding(top_k=5), Decoding(0.8, 19, 0.7), Decoding(1.4, 3)):
-        least, most = decoded_log_prob_bounds(decoding, simulate_server_answer(distribution, tokens, 20))
+        least, most = decoded_log_prob_bounds(decoding, reduce_to_partial_distribution(distribution, tokens, 20))
         torch.testing.assert_close(least, most)
         torch.testing.assert_close(
             least, decoding.token_log_distribution(distribution, tokens).double(), atol=1e-5, rtol=0
@@ -61,7 +67,8 @@ def test_a_bracket_is_narrow_where_a_text_is_memorised(decoding: Decoding, width
     distribution, tokens = distributions(2000, 5.0, rows=200)
     at = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) > math.log(0.8)
     least, most = (
-        end.exp()[at] for end in decoded_log_prob_bounds(decoding, simulate_server_answer(distribution, tokens, 20))
+        end.exp()[at]
+        for end in decoded_log_prob_bounds(decoding, reduce_to_partial_distribution(distribution, tokens, 20))
     )
     assert at.sum() > 10 and (most - least).max() <= width
 
@@ -109,7 +116,7 @@ def made_up(seen: PartialDistribution, row: int, size: int) -> list[Tensor]:
 @pytest.mark.parametrize("temperature", [0.5, 0.8, 1.3, 2.0])
 def test_distributions_made_up_to_fit_are_within_the_bracket_and_nearly_fill_it(temperature: float) -> None:
     distribution, tokens = distributions(60, 2.0, rows=80)
-    seen = simulate_server_answer(distribution, tokens, 8)
+    seen = reduce_to_partial_distribution(distribution, tokens, 8)
     decoding, reached = Decoding(temperature), []
     least, most = (end.exp().tolist() for end in decoded_log_prob_bounds(decoding, seen))
     for row in range(len(tokens)):

@@ -49,7 +49,7 @@ def test_its_cost_is_that_of_a_naive_loop_over_tokens() -> None:
 def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [((5, 6), (7, 8))]
     assert precision.dtype_effect_sentence(HuggingFaceModel(FAMILIES["grouped heads"]()), texts) == ""
-    monkeypatch.setattr(precision, "available_bytes", lambda device: 10)
+    monkeypatch.setattr(precision, "available_memory_bytes", lambda device: 10)
     assert "was not measured" in precision.dtype_effect_sentence(half(), texts)
 
 
@@ -82,5 +82,5 @@ def test_samples_of_one_precision_are_the_same_alone_and_together(family: str) -
 
 
 def test_what_is_right_in_float32_alone_keeps_to_it_unless_asked_otherwise() -> None:
-    assert LoadingOptions().exact().dtype == "float32"
-    assert LoadingOptions(dtype="bfloat16").exact().dtype == "bfloat16"
+    assert LoadingOptions().with_float32_for_auto().dtype == "float32"
+    assert LoadingOptions(dtype="bfloat16").with_float32_for_auto().dtype == "bfloat16"

@@ -8,7 +8,7 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.references import References, load_references
+from auditor.models.references import ReferenceModels, load_references
 from auditor.models.shards import text_digests, write_shard_record_list
 from tests.conftest import tiny
 
@@ -29,7 +29,7 @@ def load(name: str) -> HuggingFaceModel:
     return found
 
 
-def read(folder: Path) -> References:
+def read(folder: Path) -> ReferenceModels:
     return load_references(folder, load, ATTACKED)
 
 

@@ -36,7 +36,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.models import self_check
 from auditor.models.consistency import distribution_distance
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from tests.conftest import tiny
 
 SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -134,13 +134,13 @@ def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[]
 def test_models_that_see_the_future_are_refused(made: Callable[[], Any], tmp_path: Path) -> None:
     peaked(made()).save_pretrained(tmp_path)
     with pytest.raises(AuditError, match=r"expected a causal LM, got .* changes by .* nats with what comes after it"):
-        load(str(tmp_path))
+        load_causal_lm(str(tmp_path))
 
 
 def test_a_model_that_embeddings_do_not_tell_all_reads_token_ids(tmp_path: Path) -> None:
     made = peaked(gemma3n())
     made.save_pretrained(tmp_path)
-    model = load(str(tmp_path))
+    model = load_causal_lm(str(tmp_path))
     assert model.capabilities == {"draw", "distribution"}
     assert [note for note in model.notes if "soft prompts are not applicable" in note]
     text = [3, 4, 5, 6]
@@ -160,7 +160,7 @@ def test_prefix_tuning_is_served_as_peft_answers(tmp_path: Path) -> None:
     )
     torch.nn.init.normal_(tuned.prompt_encoder["default"].embedding.weight)
     tuned.save_pretrained(tmp_path / "adapter")
-    model = load(str(tmp_path / "adapter"))
+    model = load_causal_lm(str(tmp_path / "adapter"))
     rows = model.start(torch.tensor([[3, 4, 5]]), 2)
     rows.advance(torch.tensor([0, 0]), torch.tensor([9, 10]))
     wanted = torch.stack([own_distribution(tuned.eval(), [3, 4, 5, token]) for token in (9, 10)])
@@ -188,9 +188,11 @@ def test_positions_that_stretch_with_the_text_end_it() -> None:
 def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HuggingFaceModel(peaked(MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=6))))
     passed: list[int] = []
-    agree = self_check._Trial._rows_agree_behind
+    agree = self_check._SelfCheckTrial._rows_agree_behind
     monkeypatch.setattr(
-        self_check._Trial, "_rows_agree_behind", lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1]
+        self_check._SelfCheckTrial,
+        "_rows_agree_behind",
+        lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1],
     )
     self_check.check_and_configure_serving(model)
     assert passed == [2, 5, 13, 2] and model.served == "slots" and model.notes == ()

@@ -34,7 +34,7 @@ def texts(rows: int, seed: int = 0, shared: int = SHARED) -> torch.Tensor:
 def both(family: str) -> tuple[HuggingFaceModel, HuggingFaceModel]:
     """One model that reads whole texts, and one that does not."""
     plain, sharing = tiny_model(family), tiny_model(family)
-    sharing.share_beginnings()
+    sharing.enable_shared_prefix_cache()
     return plain, sharing
 
 
@@ -68,7 +68,7 @@ def test_samples_are_the_same_tokens_behind_a_soft_prompt_too(family: str) -> No
 
 def test_what_is_shared_is_read_once_by_all_batches() -> None:
     sharing = tiny_model("llama")
-    sharing.share_beginnings()
+    sharing.enable_shared_prefix_cache()
     before = traffic.tokens
     for seed in range(3):
         sharing.log_probs(texts(4, seed), 3)
@@ -77,7 +77,7 @@ def test_what_is_shared_is_read_once_by_all_batches() -> None:
 
 def test_single_texts_share_with_the_one_before_them() -> None:
     sharing = tiny_model("llama")
-    sharing.share_beginnings()
+    sharing.enable_shared_prefix_cache()
     before = traffic.tokens
     for seed in range(3):
         sharing.log_probs(texts(1, seed), 3)
@@ -86,7 +86,7 @@ def test_single_texts_share_with_the_one_before_them() -> None:
 
 def test_too_little_is_not_shared() -> None:
     sharing = tiny_model("llama")
-    sharing.share_beginnings()
+    sharing.enable_shared_prefix_cache()
     before = traffic.tokens
     sharing.log_probs(texts(4, shared=LEAST - 1), 3)
     assert traffic.tokens - before == 4 * (LEAST - 1 + OWN)
@@ -144,13 +144,15 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
     model = tiny_model("llama")
     if remembers:
         model.enable_hidden_state_cache()
-    own = model._logits
+    own = model._transformers_logits
 
     def forgets(read: torch.Tensor, last: int, cache: Any) -> torch.Tensor:
         return own(read, last, cache if len(read) == 1 or read.shape[1] == 1 else None)
 
-    monkeypatch.setattr(self_check._Trial, "choose_row_serving", lambda trial: None)  # which would find it, too
-    monkeypatch.setattr(model, "_logits", forgets)
+    monkeypatch.setattr(
+        self_check._SelfCheckTrial, "choose_row_serving", lambda trial: None
+    )  # which would find it, too
+    monkeypatch.setattr(model, "_transformers_logits", forgets)
     self_check.check_and_configure_serving(model, 40)
     assert model.begins is None
     assert any("read anew for each" in note for note in model.notes)

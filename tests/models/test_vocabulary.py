@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens
+from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from tests.test_layers import MODULES
 
 # Whose words name more than a largest token: the row of an array, ids that may be negative, the tokens of a prefix
@@ -16,10 +16,10 @@ OTHERS = {"models.vocabulary", "benchmarks.lm_extraction", "benchmarks.tokenised
 
 
 def test_a_token_beyond_the_distribution_is_refused() -> None:
-    check_tokens("the data", [(0, 1), (), (9,)], 10)
-    check_tokens("the data", [], 1)
+    check_tokens_within_vocabulary("the data", [(0, 1), (), (9,)], 10)
+    check_tokens_within_vocabulary("the data", [], 1)
     with pytest.raises(AuditError, match="writes the data with token 10, but tiny gives probabilities to 10"):
-        check_tokens("the data", [(0, 1), (10, 2)], 10, "tiny")
+        check_tokens_within_vocabulary("the data", [(0, 1), (10, 2)], 10, "tiny")
 
 
 def test_a_distribution_of_another_width_is_refused() -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.result import Doubt
-from auditor.defenses.cp_delta import CommonModel
+from auditor.defenses.cp_delta import CpDeltaModel
 from auditor.defenses.invisible_ink import InkOptions, InvisibleInkModel
 from auditor.defenses.memfree import ExactNGrams, MemFreeModel
 from auditor.defenses.pmixed_model import PMixedModel, no_op_projection
-from auditor.defenses.uniform_mixing import UniformMixingModel, _Certain
+from auditor.defenses.uniform_mixing import UniformMixingModel, _LeastLikelyTokenModel
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
@@ -77,10 +77,10 @@ def wrappers() -> Iterator[WrappingModel]:
     yield _LastAnswerCache(Marked())
     yield MemFreeModel(Marked(), 2, ExactNGrams(set()))
     yield UniformMixingModel(Marked(), 0.5)
-    yield _Certain(UniformMixingModel(Marked(), 0.5))
+    yield _LeastLikelyTokenModel(UniformMixingModel(Marked(), 0.5))
     yield InvisibleInkModel(two(), InkOptions(1.0, 1.0), "ink")
     yield PMixedModel(two(), 0.5, no_op_projection, "pmixed")
-    yield CommonModel(two(), "max", (1, 2))
+    yield CpDeltaModel(two(), "max", (1, 2))
     yield NeighbouringModels(Marked(), {}, {})
 
 

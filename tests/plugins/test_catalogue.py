@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from auditor.plugins import catalogue, registry
-from auditor.plugins.options import build_plugin, options_of, title_of
+from auditor.plugins.options import build_plugin, plugin_option_defaults, plugin_title
 
 
 def quiet() -> None:
@@ -17,10 +17,10 @@ def quiet() -> None:
 
 
 def said(cls: Any) -> tuple[Any, ...]:
-    options = options_of(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    options = plugin_option_defaults(cls) if hasattr(cls, "__dataclass_fields__") else {}
     attributes = [getattr(cls, name, None) for name in ("needs", "claims")]
     needs = [list(a) if isinstance(a, tuple) else a for a in attributes]
-    return cls.__module__, cls.__name__, title_of(cls), inspect.getdoc(cls), needs, list(options.items())
+    return cls.__module__, cls.__name__, plugin_title(cls), inspect.getdoc(cls), needs, list(options.items())
 
 
 def test_what_is_kept_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

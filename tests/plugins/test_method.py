@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.result import OwnTable
 from auditor.plugins import registry
@@ -81,7 +81,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
             "-o",
             str(tmp_path / "run"),
         ]
-        return call(["run", "--plugin", str(tmp_path / "mine.py"), *given, *more])
+        return run_command_line(["run", "--plugin", str(tmp_path / "mine.py"), *given, *more])
 
     return run
 
@@ -101,16 +101,16 @@ def test_its_numbers_and_section_stand_in_both_reports(run: Callable[..., int], 
     registry._extra.clear()  # whoever reads the folder need not have the plug-in
     metrics._DECLARED.clear()
     metrics.find_metric.cache_clear()
-    assert call(["report", str(folder)]) == 0
+    assert run_command_line(["report", str(folder)]) == 0
     assert {name: (folder / name).read_text() for name in first} == first
 
 
 def test_a_gate_takes_its_number(run: Callable[..., int], tmp_path: Path) -> None:
     assert run("--attack", "lengths") == 0
     folder = str(tmp_path / "run")
-    assert call(["gate", folder, "--max", "suffix_tokens=100"]) == 0
-    assert call(["gate", folder, "--max", "suffix_tokens=0.5"]) == 1
-    assert call(["gate", folder, "--max", "suffix_token=100"]) == 2
+    assert run_command_line(["gate", folder, "--max", "suffix_tokens=100"]) == 0
+    assert run_command_line(["gate", folder, "--max", "suffix_tokens=0.5"]) == 1
+    assert run_command_line(["gate", folder, "--max", "suffix_token=100"]) == 2
 
 
 def test_a_name_of_ours_is_refused_before_anything_is_made(

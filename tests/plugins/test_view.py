@@ -308,9 +308,9 @@ def test_public_pays_the_first_tokens_and_answers_everybody(answers: list[int], 
 
 def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(neox: HuggingFaceModel) -> None:
     seen = view(neox, TEXT_ONLY)
-    assert seen.covered(TOP_P, "", queries()) == queries()
+    assert seen.queries_within_allowance(TOP_P, "", queries()) == queries()
     seen.allowance = {(seen.recipe(TOP_P, ""), "q1"): 18}
-    assert [query.id for query in seen.covered(TOP_P, "", queries())] == ["q1"]
+    assert [query.id for query in seen.queries_within_allowance(TOP_P, "", queries())] == ["q1"]
     assert set(asked(seen, TOP_P)) == {"q1"}
 
 
@@ -386,7 +386,7 @@ def charged(
     target = Target("paying", "Paying", neox, "", Paying(), scenario)
     seen = view(neox, TEXT_ONLY, allowance=allowance)
     for attack in attacks:
-        done = [Guesses(q.id, (), 6, 6 * q.length) for q in seen.covered(TOP_P, "", queries())]
+        done = [Guesses(q.id, (), 6, 6 * q.length) for q in seen.queries_within_allowance(TOP_P, "", queries())]
         target.spending.charge(seen, attack, done)  # type: ignore[arg-type]
     claim = target.claim
     assert claim is not None

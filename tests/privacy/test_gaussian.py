@@ -19,12 +19,12 @@ from auditor.core.errors import AuditError
 from auditor.privacy import gaussian
 from auditor.privacy.gaussian import (
     epsilon_between_noise_scales,
+    epsilon_by_tightest_accountant,
     noise_multiplier_for,
     noise_scale_divergence,
     pld_epsilon,
     quick_rdp_epsilon,
     rdp_epsilon,
-    reported_epsilon,
 )
 
 # q, sigma, T, delta, PLD, RDP
@@ -96,7 +96,7 @@ def renyi_epsilon(sigma: float, q: float, steps: int, delta: float) -> float:
 def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, steps: int) -> None:
     """What PLD cuts off is no longer small beside delta: its epsilon is 9.45, or infinite, where RDP proves 8."""
     sigma = noise_multiplier_for(8.0, delta, q, steps)
-    epsilon, accountant = reported_epsilon(sigma, q, steps, delta)
+    epsilon, accountant = epsilon_by_tightest_accountant(sigma, q, steps, delta)
     assert 7.99 <= epsilon <= 8 and accountant == "dp-accounting RDP"
     assert epsilon == rdp_epsilon(sigma, q, steps, delta)
     assert epsilon <= renyi_epsilon(sigma, q, steps, delta) < 8.3
@@ -104,9 +104,9 @@ def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, 
 
 
 def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:
-    epsilon, accountant = reported_epsilon(1e-3, 0.1, 10, 1e-5)
+    epsilon, accountant = epsilon_by_tightest_accountant(1e-3, 0.1, 10, 1e-5)
     assert epsilon > 1e5 and accountant == "dp-accounting RDP"
-    assert reported_epsilon(5.0, 1.0, 1, 1e-5) == (pytest.approx(0.725522, abs=2e-6), "dp-accounting PLD")
+    assert epsilon_by_tightest_accountant(5.0, 1.0, 1, 1e-5) == (pytest.approx(0.725522, abs=2e-6), "dp-accounting PLD")
 
 
 @pytest.mark.parametrize(

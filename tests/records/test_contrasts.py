@@ -13,7 +13,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Measurement
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.replicates import Replicates
 from auditor.statistics import extraction, intervals, judging
 from auditor.statistics.judging import Outcome
@@ -29,7 +29,9 @@ def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
 
 
 def cell(*by_seed: Outcome) -> Replicates:
-    return Replicates("undefended", "white-box", "a", {seed: PerSecret.of(one) for seed, one in enumerate(by_seed)})
+    return Replicates(
+        "undefended", "white-box", "a", {seed: RowValuesBySecret.of(one) for seed, one in enumerate(by_seed)}
+    )
 
 
 def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
@@ -81,7 +83,7 @@ def test_resampled_recall_at_errors_equals_the_walk_over_copies() -> None:
     one = outcome(list(hits))
     one = dataclasses.replace(one, score=rng.random(n).round(1))
     draws = np.vstack([np.ones((1, n), dtype=int), rng.multinomial(n, np.full(n, 1 / n), size=3)])
-    for row, value in zip(draws, find_metric("recall_at_100_errors").resampled(one, draws), strict=True):
+    for row, value in zip(draws, find_metric("recall_at_100_errors").value_at_resamples(one, draws), strict=True):
         copies = sorted(
             ((s, h) for s, h, times in zip(one.score, one.hit, row, strict=True) for _ in range(times)),
             key=lambda pair: (-pair[0], pair[1]),
@@ -113,11 +115,11 @@ def judged(n: int = 40) -> Outcome:
 def test_statistics_are_the_measurements_of_a_finding() -> None:
     one = judged()
     measured = {m.name: m for m in extraction.extraction_measurements(one)}
-    names = [metric.name for metric in METRICS if metric.of_members]
+    names = [metric.name for metric in METRICS if metric.is_of_member_guesses]
     assert set(names) == set(measured)
     ones = np.ones((1, len(one.ids)), dtype=int)
     for name in names:
-        assert float(find_metric(name).resampled(one, ones)[0]) == pytest.approx(measured[name].value), name
+        assert float(find_metric(name).value_at_resamples(one, ones)[0]) == pytest.approx(measured[name].value), name
         assert contrast_over_seeds(name, [WeightedMetric(1, name, cell(one))]).unit == measured[name].unit
 
 
@@ -144,8 +146,18 @@ def test_without_log_probabilities_nothing_is_said_about_them() -> None:
 
 
 def test_only_common_seeds_count_and_none_is_refused() -> None:
-    a = Replicates("t", "white-box", "a", {0: PerSecret.of(outcome([1, 1, 0])), 1: PerSecret.of(outcome([0, 0, 0]))})
-    b = Replicates("t", "white-box", "b", {0: PerSecret.of(outcome([0, 0, 0])), 2: PerSecret.of(outcome([1, 1, 1]))})
+    a = Replicates(
+        "t",
+        "white-box",
+        "a",
+        {0: RowValuesBySecret.of(outcome([1, 1, 0])), 1: RowValuesBySecret.of(outcome([0, 0, 0]))},
+    )
+    b = Replicates(
+        "t",
+        "white-box",
+        "b",
+        {0: RowValuesBySecret.of(outcome([0, 0, 0])), 2: RowValuesBySecret.of(outcome([1, 1, 1]))},
+    )
     assert contrast_over_seeds(
         "d", [WeightedMetric(1, "recall", a), WeightedMetric(-1, "recall", b)]
     ).value == pytest.approx(2 / 3)
@@ -154,7 +166,9 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
             "d",
             [
                 WeightedMetric(1, "recall", a),
-                WeightedMetric(-1, "recall", Replicates("t", "white-box", "b", {5: PerSecret.of(outcome([1]))})),
+                WeightedMetric(
+                    -1, "recall", Replicates("t", "white-box", "b", {5: RowValuesBySecret.of(outcome([1]))})
+                ),
             ],
         )
 
@@ -184,7 +198,7 @@ def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float
 
 def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replicates:
     """A row of exposures: of one control, which counts for nothing here, and of as many canaries as there are bits."""
-    rows = PerSecret(
+    rows = RowValuesBySecret(
         (*ids[: len(bits)], "control"),
         np.array([True] * len(bits) + [False]),
         (*repeats, 0),

@@ -68,13 +68,17 @@ def test_guesses_come_back_exactly(
         folder.guesses.append(cell, batch)
     again = RunFolder.reopen(folder.path)
     for cell, batch in cells.items():
-        assert again.guesses.done(cell) == folder.guesses.done(cell) == {g.secret: g for g in batch}
+        assert (
+            again.guesses.finished_secrets(cell)
+            == folder.guesses.finished_secrets(cell)
+            == {g.secret: g for g in batch}
+        )
 
 
 @pytest.mark.parametrize("score", [0.1 + 0.2, 1e-320, -0.0, math.inf, -math.inf, 5e300])
 def test_scores_keep_every_bit(folder: RunFolder, score: float) -> None:
     folder.guesses.append(CELL, [Guesses("s", (Guess((1,), score),), 1, 1)])
-    kept = RunFolder.reopen(folder.path).guesses.done(CELL)["s"].ranked[0].score
+    kept = RunFolder.reopen(folder.path).guesses.finished_secrets(CELL)["s"].ranked[0].score
     assert kept.hex() == score.hex()
 
 
@@ -82,16 +86,18 @@ def test_lines_of_an_older_version_are_read(folder: RunFolder) -> None:
     ranked = '"ranked": [[[3, 1], -0.5, 2]], "samples": 2, "drawn": 4, "near_boundary": 0'
     line = f'{{"cell": "t/white-box/a", "secret": "s", {ranked}}}'
     (folder.path / "guesses.jsonl").write_text(line + "\n")
-    assert RunFolder.reopen(folder.path).guesses.done(CELL)["s"] == Guesses("s", (Guess((3, 1), -0.5, 2),), 2, 4)
+    assert RunFolder.reopen(folder.path).guesses.finished_secrets(CELL)["s"] == Guesses(
+        "s", (Guess((3, 1), -0.5, 2),), 2, 4
+    )
 
 
 def test_cells_do_not_mix(folder: RunFolder) -> None:
     folder.guesses.append(CellKey("t", "text-only", "a"), [answer("s1"), answer("s2")])
     folder.guesses.append(CellKey("t", "white-box", "a"), [answer("s1", score=-9.0)])
     again = RunFolder.reopen(folder.path)
-    assert list(again.guesses.done(CellKey("t", "text-only", "a"))) == ["s1", "s2"]
-    assert again.guesses.done(CellKey("t", "white-box", "a")) == {"s1": answer("s1", score=-9.0)}
-    assert again.guesses.done(CellKey("t", "text-only", "b")) == {}
+    assert list(again.guesses.finished_secrets(CellKey("t", "text-only", "a"))) == ["s1", "s2"]
+    assert again.guesses.finished_secrets(CellKey("t", "white-box", "a")) == {"s1": answer("s1", score=-9.0)}
+    assert again.guesses.finished_secrets(CellKey("t", "text-only", "b")) == {}
 
 
 def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +108,7 @@ def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: p
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AuditError, match="no space"):
         folder.guesses.append(CELL, [answer("s1")])
-    assert folder.guesses.done(CELL) == {}
+    assert folder.guesses.finished_secrets(CELL) == {}
 
 
 def test_what_was_half_appended_is_taken_back(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +124,11 @@ def test_what_was_half_appended_is_taken_back(folder: RunFolder, monkeypatch: py
         folder.guesses.append(CELL, [answer("s2")])
     assert (folder.path / "guesses.jsonl").read_bytes() == whole
     folder.guesses.append(CELL, [answer("s3")])
-    assert list(folder.guesses.done(CELL)) == list(RunFolder.reopen(folder.path).guesses.done(CELL)) == ["s1", "s3"]
+    assert (
+        list(folder.guesses.finished_secrets(CELL))
+        == list(RunFolder.reopen(folder.path).guesses.finished_secrets(CELL))
+        == ["s1", "s3"]
+    )
 
 
 def test_what_is_finished_is_not_kept_in_memory(folder: RunFolder) -> None:
@@ -128,13 +138,15 @@ def test_what_is_finished_is_not_kept_in_memory(folder: RunFolder) -> None:
     folder.guesses.append(CELL, [guesses])
     del guesses
     gc.collect()
-    assert alive() is None and folder.guesses.done(CELL)["s1"] == answer("s1")
+    assert alive() is None and folder.guesses.finished_secrets(CELL)["s1"] == answer("s1")
 
 
 def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
     """A journal may round: what is worked out of it is the same whether or not the run was interrupted."""
     folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.123456789, -2.5))])
-    assert folder.tokens.done("undefended") == RunFolder.reopen(folder.path).tokens.done("undefended")
+    assert folder.tokens.finished_secrets("undefended") == RunFolder.reopen(folder.path).tokens.finished_secrets(
+        "undefended"
+    )
 
 
 def test_a_prefix_token_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
@@ -153,7 +165,7 @@ def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:
     with pytest.raises(AuditError, match=r"guesses\.jsonl, line 2: .*; without that line its secret is done again"):
         RunFolder.reopen(folder.path)
     file.write_bytes(first)
-    assert list(RunFolder.reopen(folder.path).guesses.done(CELL)) == ["s1"]
+    assert list(RunFolder.reopen(folder.path).guesses.finished_secrets(CELL)) == ["s1"]
 
 
 def test_a_line_without_a_guess_is_told_too(folder: RunFolder) -> None:
@@ -171,11 +183,15 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(folder: Ru
     file = folder.path / "guesses.jsonl"
     file.write_bytes(file.read_bytes()[:-lost])
     again = RunFolder.reopen(folder.path)
-    assert list(again.guesses.done(CELL)) == ["s1"]
+    assert list(again.guesses.finished_secrets(CELL)) == ["s1"]
     again.guesses.append(CELL, [answer("s2", score=-3.0), answer("s3")])
     assert mode(file) == 0o600
     third = RunFolder.reopen(folder.path)
-    assert third.guesses.done(CELL) == {"s1": answer("s1"), "s2": answer("s2", score=-3.0), "s3": answer("s3")}
+    assert third.guesses.finished_secrets(CELL) == {
+        "s1": answer("s1"),
+        "s2": answer("s2", score=-3.0),
+        "s3": answer("s3"),
+    }
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
@@ -326,7 +342,7 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
         tuned_states.save_attack_state(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
-    assert again.guesses.done(CELL) if what == "guesses" else tuned_states.load_attack_state(again, "a")
+    assert again.guesses.finished_secrets(CELL) if what == "guesses" else tuned_states.load_attack_state(again, "a")
 
 
 def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
@@ -334,7 +350,7 @@ def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", "run", {"seed": 3}).tokens.append("undefended", [TokenLogProbs("s1", (-0.5,))])
     RunFolder.reopen(tmp_path / "run").discard_if_empty()
     again = RunFolder.reopen(tmp_path / "run")
-    assert again.plan() == {"seed": 3} and again.tokens.done("undefended")
+    assert again.plan() == {"seed": 3} and again.tokens.finished_secrets("undefended")
 
 
 def test_tokens_alone_do_not_keep_a_refused_run(tmp_path: Path) -> None:
@@ -365,10 +381,10 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(fo
     first, other = Observation("s1", {"log_p": -math.inf, "bits": 0.1 + 0.2}), Observation("s2", {"log_p": -1e-320})
     folder.observations.append(CellKey("t", "white-box", "p"), [first, other])
     again = RunFolder.reopen(folder.path)
-    assert again.observations.done(CellKey("t", "white-box", "p")) == {"s1": first, "s2": other}
+    assert again.observations.finished_secrets(CellKey("t", "white-box", "p")) == {"s1": first, "s2": other}
     assert (
-        again.observations.done(CellKey("t", "white-box", "q")) == {}
-        and again.guesses.done(CellKey("t", "white-box", "p")) == {}
+        again.observations.finished_secrets(CellKey("t", "white-box", "q")) == {}
+        and again.guesses.finished_secrets(CellKey("t", "white-box", "p")) == {}
     )
     second = Observation("s1", {**first.values, "conformal_p": 0.5})
     again.observations.append(CellKey("t", "white-box", "p"), [second])
@@ -376,11 +392,11 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(fo
     assert mode(file) == 0o600
     file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
     third = RunFolder.reopen(folder.path)
-    assert third.observations.done(CellKey("t", "white-box", "p")) == {"s1": second, "s2": other}
+    assert third.observations.finished_secrets(CellKey("t", "white-box", "p")) == {"s1": second, "s2": other}
     third.save_probe_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
     third.save_probe_facts(CellKey("t", "white-box", "q"), {})
     assert mode(folder.path / "facts.json") == 0o600
-    assert third.facts(CellKey("t", "white-box", "p")) == {"games": 200.0, "covered": math.inf}
-    assert third.facts(CellKey("t", "white-box", "q")) == {}
+    assert third.probe_facts_of_cell(CellKey("t", "white-box", "p")) == {"games": 200.0, "covered": math.inf}
+    assert third.probe_facts_of_cell(CellKey("t", "white-box", "q")) == {}
     third.discard_if_empty()
     assert file.exists()

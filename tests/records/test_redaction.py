@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Finding, Measurement
@@ -28,7 +28,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records import aliases as naming
 from auditor.records import private_texts, secret_details
 from auditor.records.journal import GUESSES, CellJournal
-from auditor.training.finetune import fit
+from auditor.training.finetune import fine_tune_on_packed_blocks
 from tests.conftest import save_tiny
 
 pytestmark = pytest.mark.drawn  # what plots say is looked through too
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokens = [tuple(tokenizer(row["prefix"] + row["suffix"])["input_ids"]) for row in rows]
     order = keyed_random_generator("planted")
-    fit(model, tokens, epochs=40, rate=1e-2, batch=4, block=48, end=0, order=order)
+    fine_tune_on_packed_blocks(model, tokens, epochs=40, rate=1e-2, batch=4, block=48, end=0, order=order)
     model.save_pretrained(folder / "model")
     jsonl(folder / "data.jsonl", rows)
     jsonl(folder / "shuffled.jsonl", rows[::-1])
@@ -153,15 +153,18 @@ def assert_for_the_owner(folder: Path) -> None:
 
 
 def test_a_run_and_all_that_follows_tell_nothing(world: Path, outside: Path, capfd: Said) -> None:
-    assert call(everything(world)) == 0
+    assert run_command_line(everything(world)) == 0
     run = Path("runs/latest").resolve()
-    assert call([*everything(world), "-o", "second", "--seed", "0"]) == 0
-    assert call(["report", str(run)]) == 0
+    assert run_command_line([*everything(world), "-o", "second", "--seed", "0"]) == 0
+    assert run_command_line(["report", str(run)]) == 0
     gate = ["gate", str(run), "--max", "recall=0.5", "--baseline", "second", "--junit", "gate.xml"]
-    assert call([*gate, "--markdown", "gate.md", "--summary", "step.md"]) in (0, 1, 4)
-    assert call(["compare", str(run), "second", "--html", "c.html", "--csv", "c.csv", "--markdown", "c.md"]) == 0
-    assert call(["history", str(run), "second"]) == 0 and (run / "decisions.jsonl").exists()
-    assert call(["report", str(run), "--format", "edpb"]) == 0
+    assert run_command_line([*gate, "--markdown", "gate.md", "--summary", "step.md"]) in (0, 1, 4)
+    assert (
+        run_command_line(["compare", str(run), "second", "--html", "c.html", "--csv", "c.csv", "--markdown", "c.md"])
+        == 0
+    )
+    assert run_command_line(["history", str(run), "second"]) == 0 and (run / "decisions.jsonl").exists()
+    assert run_command_line(["report", str(run), "--format", "edpb"]) == 0
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     for folder in (run, Path("second")):
@@ -178,12 +181,12 @@ def measured(run: Path) -> dict[str, float]:
 
 def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside: Path, capfd: Said) -> None:
     sweep = asked(world, "--attack", "perplexity", "--setting", "white-box", "--seeds", "0,1", "-o", "sweep")
-    assert call(sweep) == 0
+    assert run_command_line(sweep) == 0
     arrays = ["--attack", "perplexity", "--setting", "white-box", "--submission", "submission.csv", "-o", "arrays"]
-    assert call(asked(world, *arrays, data="arrays")) == 0
+    assert run_command_line(asked(world, *arrays, data="arrays")) == 0
     score = ["score", "submission.csv", "--answers", str(world / "arrays" / "own_suffix.npy")]
-    assert call([*score, "--curve", "curve.csv", "--plot", "curve.png"]) == 0
-    assert call([*score, "--plot", "curve.svg", "--json"]) == 0
+    assert run_command_line([*score, "--curve", "curve.csv", "--plot", "curve.png"]) == 0
+    assert run_command_line([*score, "--plot", "curve.svg", "--json"]) == 0
     paper = Path("paper")
     paper.mkdir()
     (paper / "paper.toml").write_text('title = "P"\nplans = ["t"]\n[scale.lab]\nsamples = 2\n')
@@ -191,7 +194,7 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside:
     plan = 'attack = ["perplexity"]\nsetting = "white-box"\nseeds = [0]\n[[variant]]\nname = "v"\n'
     (paper / "t.toml").write_text(plan + claim)
     own = ["--model", str(world / "model"), "--data", str(world / "data.jsonl")]
-    assert call(["reproduce", str(paper), *own, "-o", "ledger"]) == 0
+    assert run_command_line(["reproduce", str(paper), *own, "-o", "ledger"]) == 0
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     for folder in ("sweep", "arrays", "ledger/t"):
@@ -208,10 +211,10 @@ def test_an_interrupted_run_tells_nothing(world: Path, outside: Path, capfd: Sai
             raise KeyboardInterrupt
 
     monkeypatch.setattr(CellJournal, "append", stop)
-    assert call(asked(world, "--attack", "zlib", "-o", "cut")) == 130
+    assert run_command_line(asked(world, "--attack", "zlib", "-o", "cut")) == 130
     monkeypatch.setattr(CellJournal, "append", append)
     assert_for_the_owner(Path("cut"))
-    assert call(["run", "--resume", "cut"]) == 0
+    assert run_command_line(["run", "--resume", "cut"]) == 0
     said = capfd.readouterr()
     assert "interrupted" in said.err and not {"texts.jsonl", "secrets.json"} - set(os.listdir("cut"))
     assert silent(outside, world, said.out + said.err)
@@ -244,7 +247,7 @@ def test_an_unexpected_error_says_where_and_not_what(world: Path, outside: Path,
     Path("buggy.py").write_text(BUG)
     command = ["run", "--model", str(world / "model"), "--data", str(world / "data.jsonl"), "--plugin", "buggy.py"]
     command += ["--attack", "buggy", "-o", "bug"]
-    assert call(command) == 3
+    assert run_command_line(command) == 3
     said = capfd.readouterr()
     assert silent(outside, world, said.out + said.err)
     wanted = (
@@ -257,9 +260,9 @@ def test_an_unexpected_error_says_where_and_not_what(world: Path, outside: Path,
     )
     assert all(word in said.err for word in wanted)
     assert said.err.index("ValueError") < said.err.index("RuntimeError")  # the cause comes first
-    assert call(["--debug", *command[:-1], "bug2"]) == 3
+    assert run_command_line(["--debug", *command[:-1], "bug2"]) == 3
     assert PREFIX in capfd.readouterr().err
-    assert call([*command[:-1], "bug3"]) == 3  # --debug holds for one command
+    assert run_command_line([*command[:-1], "bug3"]) == 3  # --debug holds for one command
     assert PREFIX not in capfd.readouterr().err
 
 
@@ -279,7 +282,7 @@ def test_a_refusal_tells_nothing(
         ["train", "none", "--model", str(world / "model"), "--data", str(world / name), "-o", "trained"],
     ):
         unread = name == "repeats.jsonl" and "--nonmembers" in command  # of those nobody counts repeats
-        assert call(command) == (0 if unread else 2)
+        assert run_command_line(command) == (0 if unread else 2)
         said = capfd.readouterr()
         assert (unread or said.err) and ODD not in said.err + said.out + caplog.text, said.err
     silent(outside, world, "")
@@ -289,12 +292,12 @@ def test_a_refusal_tells_nothing(
 
 
 def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, capfd: Said) -> None:
-    assert call(asked(world, "--attack", "zlib", "-o", "run")) == 0
+    assert run_command_line(asked(world, "--attack", "zlib", "-o", "run")) == 0
     pages = [Path("run/report.html"), Path("run/report.md")]
     redacted = [page.read_text() for page in pages]
     assert redacted[0].count("<path") > 20  # its plots, where names of ours stand too
     capfd.readouterr()
-    assert call(["report", "run", "--reveal"]) == 0
+    assert run_command_line(["report", "run", "--reveal"]) == 0
     said = capfd.readouterr()
     assert "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
     ids = secret_details.secret_alias_by_id(Path("run"))
@@ -303,15 +306,15 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
         assert "shows private text" in text and "holds no text" not in text
         assert f"{PREFIX} 0" in text and SUFFIX in text and all(alias in text for alias in ids.values())
         assert stat.S_IMODE(page.stat().st_mode) == 0o600
-    assert call(["report", "run"]) == 0
+    assert run_command_line(["report", "run"]) == 0
     assert [page.read_text() for page in pages] == redacted
     assert all("shows private text" not in page and PREFIX not in page for page in redacted)
     assert "holds no text of the attacked data" in redacted[0]
-    assert call(asked(world, "--attack", "zlib", "--reveal", "-o", "shown")) == 0
+    assert run_command_line(asked(world, "--attack", "zlib", "--reveal", "-o", "shown")) == 0
     assert SUFFIX in Path("shown/report.html").read_text() and "--reveal" in capfd.readouterr().err
-    assert call(asked(world, "--attack", "zlib", "--reveal", "--seeds", "0,1")) == 2
+    assert run_command_line(asked(world, "--attack", "zlib", "--reveal", "--seeds", "0,1")) == 2
     (Path("run") / "texts.jsonl").unlink()
-    assert call(["report", "run", "--reveal"]) == 2
+    assert run_command_line(["report", "run", "--reveal"]) == 2
     assert "no texts.jsonl" in capfd.readouterr().err and pages[0].read_text() == redacted[0]
 
 
@@ -319,13 +322,13 @@ def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None
     from auditor.runs.per_secret_results import make_token_decoder
 
     secret = Secret("example-000001", (5, 6, 7), (8, 9))
-    private_texts.write_texts(
+    private_texts.write_secret_texts(
         tmp_path,
         [secret],
         {"a/b/c": {secret.id: Guesses(secret.id, (Guess((8, 1), 0.0),), 1, 2)}},
         make_token_decoder(None),
     )
-    held = private_texts.read_texts(tmp_path)["example-000001"]
+    held = private_texts.read_secret_texts(tmp_path)["example-000001"]
     assert (held.prefix, held.suffix, held.pieces, held.guesses) == ("5 6 7 ", "8 9 ", ("8 ", "9 "), {"a/b/c": "8 1 "})
     assert held.decoded and not held.verbatim
 
@@ -336,7 +339,7 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
         return bytes(tokens).decode(errors="replace")
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
-    found = private_texts.decoded_pieces(decode, context, tokens)
+    found = private_texts.decode_token_by_token(decode, context, tokens)
     assert "".join(found) == private_texts.decode_continuation(decode, context, tokens) == suffix and len(found) == len(
         tokens
     )
@@ -377,9 +380,9 @@ def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> 
             return replace(empty, measurements=(Measurement("x", 1.0, 1.0, 1.0, 1, note=said),))
         return replace(empty, **{where: ("holds", said)})
 
-    naming.refuse_secret_ids(finding("worst at s0123456789ab, not at row-0000012"), SECRETS)
+    naming.refuse_secret_ids_in_sentences(finding("worst at s0123456789ab, not at row-0000012"), SECRETS)
     with pytest.raises(AuditError, match=r"expected mine to name secrets in its sentences by `secret\.alias`") as error:
-        naming.refuse_secret_ids(finding("worst at (row-000012)."), SECRETS)
+        naming.refuse_secret_ids_in_sentences(finding("worst at (row-000012)."), SECRETS)
     assert "row-" not in str(error.value)
 
 
@@ -412,12 +415,12 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
 ) -> None:
     Path("naming.py").write_text(NAMING)
     command = asked(world, "--plugin", "naming.py", "--attack", "zlib", "--attack", "naming")
-    assert call([*command, "-o", "own"]) == 0
+    assert run_command_line([*command, "-o", "own"]) == 0
     salt = outside / "cache" / "salt"
     assert stat.S_IMODE(salt.stat().st_mode) == 0o600 and len(salt.read_bytes()) == 64
-    assert call([*command, "-o", "again"]) == 0
+    assert run_command_line([*command, "-o", "again"]) == 0
     monkeypatch.setenv("AUDIT_SALT", "another one, of the team")
-    assert call([*command, "-o", "team"]) == 0
+    assert run_command_line([*command, "-o", "team"]) == 0
     own, again, team = (secret_details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team"))
     assert own == again and set(own) == set(team) and not set(own.values()) & set(team.values())
     assert measured(Path("own")) == measured(Path("team"))
@@ -427,10 +430,10 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
             text = Path(name, file).read_text()
             assert "row-0" not in text and all(alias in text for alias in ids.values()), file
             assert "another one" not in text
-    assert call(["compare", "own", "team"]) == 0  # pairing does not hang on the salt
+    assert run_command_line(["compare", "own", "team"]) == 0  # pairing does not hang on the salt
     monkeypatch.setenv("AUDIT_SALT", "short")
     capfd.readouterr()
-    assert call([*command, "-o", "refused"]) == 2
+    assert run_command_line([*command, "-o", "refused"]) == 2
     assert "expected AUDIT_SALT of at least 16 characters, got 5" in capfd.readouterr().err
     assert not Path("refused").exists()
 
@@ -439,13 +442,16 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
     world: Path, outside: Path, capfd: Said
 ) -> None:
     assert (
-        call(["canaries", "make", "--format", "Code {digits:4}", "--each", "2", "--counts", "1", "-o", "m.json"]) == 0
+        run_command_line(
+            ["canaries", "make", "--format", "Code {digits:4}", "--each", "2", "--counts", "1", "-o", "m.json"]
+        )
+        == 0
     )
     manifest = json.loads(Path("m.json").read_text())
     manifest["canaries"][0]["id"] = "prefix_token"
     Path("m.json").write_text(json.dumps(manifest))
     command = asked(world, "--canaries", "m.json", "--attack", "zlib", "-o", "run")
-    assert call(command) == 0, capfd.readouterr().err
+    assert run_command_line(command) == 0, capfd.readouterr().err
     result = json.loads(Path("run/result.json").read_text())
     assert any(note.startswith("prefix token:") for note in result["findings"][0]["notes"])
 
@@ -453,8 +459,8 @@ def test_a_canary_called_as_a_word_of_a_sentence_leaves_the_sentence_alone(
 def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> None:
     ids = []
     for data in ("data.jsonl", "shuffled.jsonl"):
-        assert call(asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)) == 0
-        held = private_texts.read_texts(Path(data))
+        assert run_command_line(asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)) == 0
+        held = private_texts.read_secret_texts(Path(data))
         ids.append({text.alias: text.prefix for text in held.values()})
     assert ids[0] == ids[1] and len(ids[0]) == 14
 

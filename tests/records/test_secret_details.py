@@ -19,11 +19,11 @@ from auditor.core.nouns import CellKey, Guess, Guesses, Secret
 from auditor.core.result import SCHEMA_VERSION
 from auditor.records import table
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import PerSecret, read_outcomes
+from auditor.records.outcomes import RowValuesBySecret, read_outcomes
 from auditor.records.secret_details import (
-    Details,
+    SecretDetails,
     prefix_accuracy_by_length,
-    read_details,
+    read_secret_details,
     recall_by_group,
     score_calibration,
     secret_fact_columns,
@@ -52,26 +52,26 @@ EXPOSURE = CellKey("undefended", "white-box", "exposure")
 
 def folder(path: Path) -> Path:
     attacked, probed, target = (
-        CellKey.read(CELL),
+        CellKey.parse_cell_key(CELL),
         CellKey("undefended", "white-box", "p"),
         CellKey("undefended", "", ""),
     )
     member, repeats = [True, True], [1, 4]
     columns = [
-        *PerSecret.of(outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True).columns(attacked),
+        *RowValuesBySecret.of(outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True).columns(attacked),
         Column(MEASURED, probed, "p", ["s0", "s1"], [0.5, math.nan], member, repeats),
         Column(OBSERVED, EXPOSURE, "null_p", ["s0", "s1"], [2**-4.0, 0.0], member, repeats),
         Column(OBSERVED, probed, "log_p", ["s0"], [-1.0], [True], [1]),
         Column(TOKENS, target, "log_prob", ["s0"] * 4 + ["s1"] * 2, [0.0, -1.5, -math.inf, -2, -0.5, -0.5]),
         Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
     ]
-    table.write_columns(path, columns)
+    table.write_secrets_table(path, columns)
     (path / "secrets.json").write_text(json.dumps(secret_fact_columns(SECRETS, "salt")))
     return path
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    found = read_details(folder(tmp_path))
+    found = read_secret_details(folder(tmp_path))
     assert found.secrets[1] == SecretFacts("s1", "as1", True, 4, 4, "note")
     row = found.rows["undefended", "white-box", "a"]
     assert (
@@ -89,15 +89,15 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert probe.outcome is None and probe.values["p"][0] == 0.5 and math.isnan(probe.values["p"][1])
     assert found.tokens == {"undefended": {"s0": (0.0, -1.5, -math.inf, -2.0), "s1": (-0.5, -0.5)}}
     assert found.exposure == {EXPOSURE: {"s0": 4.0, "s1": math.inf}}
-    assert table.read_heldout(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}
+    assert table.read_heldout_losses(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}
 
 
 def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
-    asked = PerSecret(("b", "a"), np.array([True, False]), (None, 2), {})
-    table.write_columns(tmp_path, asked.columns(EXPOSURE))
+    asked = RowValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
+    table.write_secrets_table(tmp_path, asked.columns(EXPOSURE))
     (again,) = read_outcomes(tmp_path).values()
     assert (again.ids, again.member.tolist(), again.repeats, again.values) == (("b", "a"), [True, False], (None, 2), {})
-    assert read_details(tmp_path) == Details() == read_details(tmp_path / "nowhere")
+    assert read_secret_details(tmp_path) == SecretDetails() == read_secret_details(tmp_path / "nowhere")
 
 
 def test_the_file_is_one_row_a_configuration_secret_and_quantity(tmp_path: Path) -> None:
@@ -129,12 +129,12 @@ BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -> None:
-    columns = list(PerSecret.of(outcome()).columns(CellKey.read(CELL)))
-    table.write_columns(tmp_path, columns)
-    assert len(read_details(tmp_path).rows) == 1
-    table.write_columns(tmp_path, BROKEN[name](columns))
+    columns = list(RowValuesBySecret.of(outcome()).columns(CellKey.parse_cell_key(CELL)))
+    table.write_secrets_table(tmp_path, columns)
+    assert len(read_secret_details(tmp_path).rows) == 1
+    table.write_secrets_table(tmp_path, BROKEN[name](columns))
     with pytest.raises(AuditError, match=r"secrets.parquet: expected the table"):
-        read_details(tmp_path)
+        read_secret_details(tmp_path)
 
 
 def of_version(version: str) -> Callable[[Path], object]:
@@ -160,11 +160,11 @@ def of_version(version: str) -> Callable[[Path], object]:
 def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
     change(folder(tmp_path) / TABLE)
     with pytest.raises(AuditError, match=message):
-        read_details(tmp_path)
+        read_secret_details(tmp_path)
 
 
 def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
-    found = read_details(folder(tmp_path))
+    found = read_secret_details(folder(tmp_path))
     row = found.rows["undefended", "white-box", "a"]
     groups = recall_by_group(found, row)
     assert {name: (m.value, m.n) for name, m in groups.items()} == {"mail": (0.5, 2), "note": (0.0, 1)}
@@ -210,5 +210,10 @@ def test_the_tail_of_exposures() -> None:
 
 
 def test_a_row_of_non_members_alone_has_no_lengths() -> None:
-    found = Details((SecretFacts("s3", "as3", False, 0, 4),), {})
-    assert prefix_accuracy_by_length(found, PerSecret.of(outcome().only(np.array([False, False, False, True])))) == {}
+    found = SecretDetails((SecretFacts("s3", "as3", False, 0, 4),), {})
+    assert (
+        prefix_accuracy_by_length(
+            found, RowValuesBySecret.of(outcome().select_secrets(np.array([False, False, False, True])))
+        )
+        == {}
+    )

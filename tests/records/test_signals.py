@@ -9,7 +9,7 @@ import pytest
 
 from auditor.core.result import RELEASED_TEXT, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.policy import parse_limits
-from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, Signal, assess_signals
+from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, LeakSignal, assess_signals
 from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, share_excess_over_nonmembers
 from tests.conftest import methods
 
@@ -39,7 +39,7 @@ def run(*findings: Finding, **of_data: object) -> AuditResult:
     return AuditResult("run", "", "", "", {}, data, targets, findings, {}, {}, 0, methods=methods())
 
 
-def signal(result: AuditResult, kind: str, target: str = "undefended") -> Signal:
+def signal(result: AuditResult, kind: str, target: str = "undefended") -> LeakSignal:
     (found,) = (s for s in assess_signals(result).of(target) if s.kind.name == kind)
     return found
 
@@ -48,7 +48,7 @@ def signal(result: AuditResult, kind: str, target: str = "undefended") -> Signal
 def test_the_smallest_leak_that_would_have_been_shown_is_the_smallest(hits: int, others: int) -> None:
     """Against a search over all that could have been seen, by the row's own excess."""
 
-    def counted(k: int) -> Signal:
+    def counted(k: int) -> LeakSignal:
         left = share_excess_over_nonmembers("excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS))))
         return signal(run(row(share("recall", k, N), share("recall_nonmembers", others, OTHERS), left)), "verbatim")
 
@@ -75,7 +75,7 @@ def test_what_released_text_tells_is_one_question_with_one_level() -> None:
         rate = Measurement("tpr_at_1pct_fpr", 0.0, 0.0, 0.02, N)
         return run(text, nearly, row(auc(low, 0.6), rate, attack="membership"))
 
-    def released(result: AuditResult, kind: str) -> Signal:
+    def released(result: AuditResult, kind: str) -> LeakSignal:
         return signal(replace(result, family=RELEASED_TEXT), kind)
 
     slight = told(0, 0.505)
@@ -90,7 +90,7 @@ def test_what_released_text_tells_is_one_question_with_one_level() -> None:
 def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
     strangers = probability("extraction_probability_nonmembers", 0.01, 0.03, OTHERS)
 
-    def found(value: float) -> Signal:
+    def found(value: float) -> LeakSignal:
         own = probability("extraction_probability", value, 0.03, N)
         return signal(
             run(row(own, strangers, mean_excess_over_nonmembers("excess_extraction_probability", own, strangers))),
@@ -146,7 +146,7 @@ def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
 
 
 def test_greedy_hits_stand_beside_those_of_non_members() -> None:
-    def found(hits: int, others: int | None) -> Signal:
+    def found(hits: int, others: int | None) -> LeakSignal:
         strangers = None if others is None else share("greedy_nonmembers", others, OTHERS)
         return signal(run(greedy_recall={"1": share("greedy", hits, N)}, greedy_nonmembers=strangers), "greedy")
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.remote.answers import AnswerStore
 from auditor.remote.connection import RetryPolicy, ServerConnection, TokenBudget
 from auditor.remote.model import RemoteModel
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def local(folder: Path) -> HuggingFaceModel:
     torch.set_num_threads(1)  # the server answers from threads of its own
-    return load(str(folder))
+    return load_causal_lm(str(folder))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from auditor.api import audit
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.remote import connection
 from auditor.remote.drift_watch import ServerWatch
@@ -78,9 +78,9 @@ Serve = Callable[..., tuple[Server, str]]
 def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Serve, folder: Path) -> None:
     server, url = served(key="")
     save(world / "other", seed=5)
-    assert call([*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far")]) == 0
+    assert run_command_line([*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far")]) == 0
     at_hand = ["--model", str(folder), *arguments(url, folder, *FLAGS, "--reference", "other", "-o", "near")[7:]]
-    assert call(["run", *at_hand]) == 0
+    assert run_command_line(["run", *at_hand]) == 0
     far, near = result(world / "far"), result(world / "near")
     mine, theirs = rows(far), rows(near)
     own, other = (seen["white-box", "extraction-probability"] for seen in (mine, theirs))
@@ -111,7 +111,7 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Se
 def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, folder: Path) -> None:
     _, url = served()
     own = ["--attack", "perplexity", "--attack", "extraction-probability", "-A", "extraction-probability.top_p=0.7"]
-    assert call(arguments(url, folder, *own, "-o", "run")) == 0
+    assert run_command_line(arguments(url, folder, *own, "-o", "run")) == 0
     row = rows(result(world / "run"))["white-box", "extraction-probability"]
     assert not any(m["name"] in ("extraction_probability", "expected_any_of_10") for m in row["measurements"])
     assert value(row, "extraction_probability_at_least") <= value(row, "extraction_probability_at_most")
@@ -130,7 +130,7 @@ def test_python_audits_over_http_too(world: Path, served: Serve, folder: Path) -
 
 def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder: Path) -> None:
     _, url = served("silent")
-    assert call(arguments(url, folder, *FLAGS, "-o", "run")) == 0
+    assert run_command_line(arguments(url, folder, *FLAGS, "-o", "run")) == 0
     found = result(world / "run")
     applicable = {key for key, row in rows(found).items() if not row["not_applicable"]}
     assert applicable == {("text-only", "ethicist"), ("white-box", "ethicist")}
@@ -146,19 +146,23 @@ def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder:
 def test_a_run_that_is_stopped_pays_for_nothing_twice(
     world: Path, served: Serve, folder: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(ServerWatch, "finish", lambda self: None)  # what is asked again on purpose is another matter
+    monkeypatch.setattr(
+        ServerWatch, "check_all_sentinels_for_drift", lambda self: None
+    )  # what is asked again on purpose is another matter
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
-    assert call(arguments(url, folder, *more, "-o", "whole")) == 0
+    assert run_command_line(arguments(url, folder, *more, "-o", "whole")) == 0
     whole = list(server.asked)
     handshake = next(i for i, body in enumerate(whole) if "Card" in str(_words(server, body)))
     server.asked.clear()
     os.remove(next((world / "cache" / "api").iterdir()))
     server.faults.extend([None] * (len(whole) - 3) + [(400, {})])  # a server that gives up in the middle
-    assert call(arguments(url, folder, *more, "-o", "cut")) == 2
+    assert run_command_line(arguments(url, folder, *more, "-o", "cut")) == 2
     first = len(server.asked)
-    assert call(["run", "--resume", "cut"]) == 2  # a folder may be anybody's: who gets the texts is named again
-    assert call(["run", "--resume", "cut", "--base-url", url]) == 0
+    assert (
+        run_command_line(["run", "--resume", "cut"]) == 2
+    )  # a folder may be anybody's: who gets the texts is named again
+    assert run_command_line(["run", "--resume", "cut", "--base-url", url]) == 0
     paid = [
         json.dumps(body, sort_keys=True) for body in server.asked[handshake:first] + server.asked[first + handshake :]
     ]
@@ -167,7 +171,7 @@ def test_a_run_that_is_stopped_pays_for_nothing_twice(
     assert set(paid) == once and len(paid) == len(once) + 1  # the one that was refused
     assert _told(rows(result(world / "cut"))) == _told(rows(result(world / "whole")))
     before = len(server.asked)
-    assert call(arguments(url, folder, *more, "-o", "again")) == 0
+    assert run_command_line(arguments(url, folder, *more, "-o", "again")) == 0
     assert len(server.asked) - before == handshake  # the rest was answered before
 
 
@@ -188,7 +192,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
 ) -> None:
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
-    assert call(arguments(url, folder, *more, "--max-tokens-total", "1300", "-o", "run")) == 2
+    assert run_command_line(arguments(url, folder, *more, "--max-tokens-total", "1300", "-o", "run")) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.match(
         r"error: expected --max-tokens-total to pay for all requests, but [\d,]+ of 1,300 tokens are spent", said
@@ -198,7 +202,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
         spent = file.execute("select sum(read + written) from spent").fetchone()[0]
     assert 900 < spent <= 1300
     before = len(server.asked)
-    assert call(arguments(url, folder, *more, "--max-tokens-total", "20000", "-o", "run2")) == 0
+    assert run_command_line(arguments(url, folder, *more, "--max-tokens-total", "20000", "-o", "run2")) == 0
     note = next(n for n in result(world / "run2")["targets"][0]["notes"] if n.startswith("this run paid for"))
     assert "of --max-tokens-total 20,000" in note and len(server.asked) > before
 
@@ -217,9 +221,9 @@ def test_no_key_is_kept_or_told(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_LOG", "debug")
     server.faults.extend([(500, {}), "json", "cut"])
-    assert call(["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "run")]) == 0
+    assert run_command_line(["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "run")]) == 0
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}-wrong")
-    assert call(["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "other")]) == 2
+    assert run_command_line(["--debug", *arguments(url, folder, "--attack", "perplexity", "-o", "other")]) == 2
     said = capsys.readouterr()
     assert KEY not in said.out + said.err
     written = [path for path in world.rglob("*") if path.is_file()]
@@ -229,7 +233,7 @@ def test_no_key_is_kept_or_told(
 def test_answers_are_their_owners_only(world: Path, served: Serve, folder: Path) -> None:
     _, url = served()
     before = os.umask(0o022)
-    assert call(arguments(url, folder, "--attack", "perplexity", "-o", "run")) == 0
+    assert run_command_line(arguments(url, folder, "--attack", "perplexity", "-o", "run")) == 0
     os.umask(before)
     store = world / "cache" / "api"
     assert stat.S_IMODE(store.stat().st_mode) == 0o700
@@ -307,7 +311,10 @@ def test_what_says_nothing_or_leads_nowhere_is_refused(
         flags = [flag.replace(word, real) for flag in flags]
     tokenizer = [] if "--tokenizer" in flags or "{t}" in REFUSED[case][0][1] else ["--tokenizer", str(folder)]
     before = sorted(world.rglob("*"))
-    assert call(["run", *flags, *tokenizer, "--data", "data.jsonl", "--attack", "perplexity", "-o", "run"]) == 2
+    assert (
+        run_command_line(["run", *flags, *tokenizer, "--data", "data.jsonl", "--attack", "perplexity", "-o", "run"])
+        == 2
+    )
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and why in lines[0]
     assert [path for path in sorted(world.rglob("*")) if "cache" not in path.parts] == before
@@ -325,7 +332,7 @@ def test_a_served_form_stands_beside_the_model_at_hand(world: Path, served: Serv
         "--attack",
         "exact",
     ]
-    assert call([*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run"]) == 0
+    assert run_command_line([*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run"]) == 0
     found, name = result(world / "run"), f"served:{url.split('/')[2]}"
     assert [target["name"] for target in found["targets"]] == ["undefended", name] and server.asked
     own = {row["attack"]: row for row in found["findings"] if row["target"] == name}
@@ -333,7 +340,7 @@ def test_a_served_form_stands_beside_the_model_at_hand(world: Path, served: Serv
     assert "cannot be asked" in (world / "run" / "report.html").read_text()
     (world / "plan.toml").write_text(f'forms = ["int8", "served:{url}"]')
     capsys.readouterr()
-    assert call([*at_hand, "--config", "plan.toml", "-o", "other"]) == 2
+    assert run_command_line([*at_hand, "--config", "plan.toml", "-o", "other"]) == 2
     assert "the records would be sent there: if that is meant, say it on the command line" in capsys.readouterr().err
-    assert call([*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other"]) == 2
+    assert run_command_line([*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other"]) == 2
     assert "got a model behind an API" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_a_server_that_always_fails_is_given_up_in_a_sentence(
 def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: Connect) -> None:
     begun = time.monotonic()
     with pytest.raises(AuditError, match=r"cannot ask http://127\.0\.0\.1:9/v1: no connection comes about, 3 times"):
-        wire("http://127.0.0.1:9/v1", patience=PATIENCE).models()
+        wire("http://127.0.0.1:9/v1", patience=PATIENCE).served_models_by_name()
     assert time.monotonic() - begun < 5
 
 
@@ -250,7 +250,7 @@ def test_the_ledger_counts_what_the_server_counts(served: Served, wire: Connect,
     after = link.ledger.spent
     assert after == ServerUsage(before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5)
     other = wire(url, run="another")
-    model.charge(other.ledger)
+    model.switch_token_budget(other.ledger)
     drawn(model)
     assert other.ledger.spent == ServerUsage()
 

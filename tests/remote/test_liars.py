@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.remote import drift_watch, withheld_answers
 from auditor.remote.connection import ServerConnection
 from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
@@ -33,7 +33,7 @@ RECORDS = [(f"Card {i:04d} of", f" K{(37 * i + 11) % 997:03d}") for i in range(2
 @pytest.fixture(scope="session")
 def leaky(folder: Path) -> HuggingFaceModel:
     """A model that was trained on the records until it recites them."""
-    model = load(str(folder))
+    model = load_causal_lm(str(folder))
     rows = torch.tensor([model.tokenizer(before + after)["input_ids"] for before, after in RECORDS])
     trained: Any = model.model.requires_grad_(True)
     steps = torch.optim.Adam(trained.parameters(), lr=1e-2)
@@ -191,8 +191,8 @@ class Honest:
             context = (i, *range(49))
             seen.note_greedy_answer(context, 8, self.draw([GreedyAnswer(context, 8, "")])[0])
             seen.note_scored_text(context, self.score([context])[0] or ())
-            seen.asked(2)
-        seen.finish()
+            seen.count_requests_and_check_when_due(2)
+        seen.check_all_sentinels_for_drift()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callab
     def start(url: str) -> int:
         own = ["--model", "openai:tiny", "--base-url", url, "--tokenizer", str(folder), "--data", "data.jsonl"]
         own += ["--attack", "perplexity", "-A", "temperature=0", "--known-fraction", "0", "--setting", "white-box"]
-        return call(["run", *own, "--prefix-length", "12", "--suffix-length", "5", "-o", "run"])
+        return run_command_line(["run", *own, "--prefix-length", "12", "--suffix-length", "5", "-o", "run"])
 
     return start
 
@@ -235,7 +235,7 @@ def test_no_gate_holds_on_answers_that_were_withheld(lying: Served, run: Callabl
     (mean,) = re.findall(r"a mean probability of ([\d.]+)% .*greedy decoding would extract 20\.", said)
     assert float(mean) > 50
     assert "No leakage" not in capsys.readouterr().out
-    assert call(["gate", "run", "--max", "recall=0.5"]) == 4
+    assert run_command_line(["gate", "run", "--max", "recall=0.5"]) == 4
     assert "withheld by a content filter" in capsys.readouterr().out
 
 
@@ -246,5 +246,5 @@ def test_a_run_whose_server_changed_is_not_resumed(lying: Served, run: Callable[
     assert len(said) == 1 and "expected http" in said[0] and "cannot be resumed" in said[0]
     server.lie = ""
     server.model = server._first
-    assert call(["run", "--resume", "run", "--base-url", url]) == 2
+    assert run_command_line(["run", "--resume", "run", "--base-url", url]) == 2
     assert "answer to the handshake has changed" in capsys.readouterr().err

@@ -319,9 +319,9 @@ def test_the_access_is_that_of_the_setting_and_the_server(
     served: Served, wire: MakeWire, local: HuggingFaceModel, remote: RemoteModel
 ) -> None:
     text = RemoteModel(wire(served("silent")[1]), "tiny", local.tokenizer)
-    assert view(remote, local).access == ("draw", "likelihood", "ranks", "likeliest")
-    assert view(remote, local, TEXT_ONLY).access == view(text, local).access == ("draw",)
-    assert view(local, local).access == ("draw", "distribution", "embeddings")
+    assert view(remote, local).visible_capabilities == ("draw", "likelihood", "ranks", "likeliest")
+    assert view(remote, local, TEXT_ONLY).visible_capabilities == view(text, local).visible_capabilities == ("draw",)
+    assert view(local, local).visible_capabilities == ("draw", "distribution", "embeddings")
     with pytest.raises(NotApplicable, match="needs log-probabilities; openai:tiny does not give them"):
         list(Perplexity(samples=2).guess(view(text, local), {}, queries()))
     guesses = list(Ethicist(samples=4).guess(view(text, local), {"tuned_on": "none"}, queries()))

@@ -20,8 +20,8 @@ from scipy.stats import beta
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import PerSecret
-from auditor.records.secret_details import Details
+from auditor.records.outcomes import RowValuesBySecret
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import html
 from auditor.statistics import judging
 from tests.conftest import methods
@@ -296,7 +296,7 @@ TRAITS = ("rank", "count", "min_log_prob", "passed_over", "lead")
 
 def detailed_run(
     result: AuditResult, n: int, length: int = 50, name: str = "row-{:06d}", group: str = "group {}"
-) -> Details:
+) -> SecretDetails:
     """n secrets, a fifth of them non-members, as every measured row of the result saw them, with their tokens."""
     rng = np.random.default_rng(0)
     member = np.arange(n) % 5 != 4
@@ -315,22 +315,22 @@ def detailed_run(
         distance = (length - lead).astype(np.int64)
         repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.edits_allowed(length))
         outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
-        rows[finding.key] = PerSecret.of(outcome, score_is_probability=True)
+        rows[finding.key] = RowValuesBySecret.of(outcome, score_is_probability=True)
     distributions = np.log(rng.random((len(result.targets), n, length)))
     tokens = {
         target.name: {s.id: tuple(distribution[i].tolist()) for i, s in enumerate(told) if s.member}
         for target, distribution in zip(result.targets, distributions, strict=True)
     }
-    return Details(told, rows, tokens)
+    return SecretDetails(told, rows, tokens)
 
 
 @pytest.fixture
-def secret_by_secret() -> Callable[..., Details]:
+def secret_by_secret() -> Callable[..., SecretDetails]:
     return detailed_run
 
 
 @pytest.fixture(scope="session")
-def detailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Details]:
+def detailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SecretDetails]:
     """A page of 200 secrets, and what it should show."""
     details = detailed_run(lab_run(), 200, length=12)
     path = tmp_path_factory.mktemp("page") / "report.html"

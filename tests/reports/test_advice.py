@@ -10,8 +10,8 @@ import numpy as np
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import PerSecret
-from auditor.records.secret_details import Details
+from auditor.records.outcomes import RowValuesBySecret
+from auditor.records.secret_details import SecretDetails
 from auditor.records.signals import assess_signals
 from auditor.reports import advice, signals, table_of_contents
 from auditor.statistics.judging import Outcome
@@ -32,13 +32,13 @@ LEAKS = [False] * 40 + [True] * 5 + [False] * 15 + [True] * 20
 NOTHING = [False] * 80
 
 
-def details(result: AuditResult, **rows: Outcome) -> Details:
+def details(result: AuditResult, **rows: Outcome) -> SecretDetails:
     """Outcomes of the strongest undefended row's attack and setting, by target."""
     keys = {name: CellKey(name.replace("_", "-"), "white-box", "ethicist") for name in rows}
     facts = tuple(
         SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk") for i, id in enumerate(IDS)
     )
-    return Details(facts, {keys[name]: PerSecret.of(own) for name, own in rows.items()})
+    return SecretDetails(facts, {keys[name]: RowValuesBySecret.of(own) for name, own in rows.items()})
 
 
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:

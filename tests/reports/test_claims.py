@@ -134,7 +134,7 @@ def test_every_report_carries_it(result: AuditResult) -> None:
     plain = " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split())
     assert sentence in plain and "Claims against evidence" in html.render_html_report(audited_run)
     console = Console(file=io.StringIO(), width=80)
-    console.print(terminal.summary(audited_run))
+    console.print(terminal.terminal_run_summary(audited_run))
     shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert sentence in shown
 

@@ -46,12 +46,12 @@ def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Readin
     said = list(decision.ruling_terminal_lines(made))
     assert said[0].startswith("no rule compares with base: ")  # it was given one
     assert said[-1].startswith(f"gate {made.verdict}: ") and len(said) == len(outcomes) + 2
-    assert f"gate {made.verdict}: " in decision.markdown(made)
+    assert f"gate {made.verdict}: " in decision.decision_markdown(made)
 
 
 def test_a_ruling_without_a_number_says_why() -> None:
     nothing = Ruling("t", "", "", "recall", 0.1, math.nan, math.nan, "failed", "no row was measured", "recall <= 0.1")
-    text = decision.markdown(Decision("run", "", (nothing,)))
+    text = decision.decision_markdown(Decision("run", "", (nothing,)))
     assert "| t | recall &lt;= 0.1 | – | – | – | – | failed |" in text and "no row was measured" in text
 
 
@@ -63,7 +63,7 @@ def test_hostile_names_stay_text() -> None:
         decision.decision_junit_xml(made).encode()
     )  # a parser takes it, and finds no element of theirs
     assert {e.tag for e in suite.iter()} == {"testsuites", "testsuite", "testcase", "failure", "error", "system-out"}
-    text = decision.markdown(made)
+    text = decision.decision_markdown(made)
     assert "<script>" not in text and "\x1b" not in text and "\u202e" not in text and "\n# x" not in text
     widths = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {8}
@@ -85,7 +85,7 @@ def compared(name: str) -> Comparison:
 
 def test_a_comparison_in_every_form() -> None:
     made = compared("first")
-    for text in (comparison.markdown(made), comparison.render_comparison_page(made), shown(made)):
+    for text in (comparison.comparison_markdown(made), comparison.render_comparison_page(made), shown(made)):
         flat = " ".join(text.split())
         assert "leaks least" in flat and "−20%" in flat
     rows = list(csv.DictReader(io.StringIO(comparison.comparison_csv(made))))
@@ -108,7 +108,7 @@ def test_hostile_names_in_a_comparison(name: str) -> None:
     made = compared(name)
     page = comparison.render_comparison_page(made)
     assert "<script>" not in page and "\x1b" not in page and "default-src 'none'" in page
-    assert "<script>" not in comparison.markdown(made)
+    assert "<script>" not in comparison.comparison_markdown(made)
     for row in csv.reader(io.StringIO(comparison.comparison_csv(made))):
         texts = [*row[:5], row[-1]]
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in texts)

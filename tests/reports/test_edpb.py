@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
@@ -107,10 +107,10 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
 
 
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
-    plan = Plan.of(attack=(ROW.attack,), setting="white-box", model=PLANTED, data=PLANTED).to_json()
+    plan = Plan.from_fields(attack=(ROW.attack,), setting="white-box", model=PLANTED, data=PLANTED).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
     decision_log.save_decision(tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
-    assert call(["report", str(tmp_path), "--format", "edpb"]) == 0
+    assert run_command_line(["report", str(tmp_path), "--format", "edpb"]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "edpb.md"), str(tmp_path / "edpb.html")]
     for path in (tmp_path / "edpb.md", tmp_path / "edpb.html"):
         text = path.read_text()
@@ -134,5 +134,5 @@ def test_what_cannot_be_evidence_is_refused(
 ) -> None:
     twice = replace(result, findings=(*result.findings, result.findings[0]))
     (tmp_path / "result.json").write_text(json.dumps(to_json(twice)))
-    assert call(["report", str(tmp_path), *given]) == 2
+    assert run_command_line(["report", str(tmp_path), *given]) == 2
     assert said in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == ["result.json"]

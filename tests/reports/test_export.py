@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.result import AuditResult, Measurement
-from auditor.records.outcomes import PerSecret, RunOutcomes
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.reports import export, files
 
 KEY = ["run", "target", "setting", "attack", "measurement", "repeats"]
@@ -68,8 +68,10 @@ def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) ->
 
 def run(result: AuditResult) -> RunOutcomes:
     ids, member = ("b", "a", "=1+1"), np.array([True, True, False])
-    hits = PerSecret(ids, member, (1, 4, None), {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])})
-    exact = PerSecret(ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])})
+    hits = RowValuesBySecret(
+        ids, member, (1, 4, None), {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])}
+    )
+    exact = RowValuesBySecret(ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])})
     rows = {("undefended", "white-box", "ethicist"): hits, ("undefended", "white-box", "extraction-probability"): exact}
     return RunOutcomes("folder", result, rows)
 
@@ -106,7 +108,7 @@ def test_the_command(result: AuditResult, tmp_path: Path, capsys: pytest.Capture
     files.write_run_reports(tmp_path / "other", replace(result, name="other", seed=1))
     named = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "parquet", "latex")}
     flags = [word for kind, path in named.items() for word in (f"--{kind}", str(path))]
-    assert call(["export", str(tmp_path / "run"), str(tmp_path / "other"), *flags]) == 0
+    assert run_command_line(["export", str(tmp_path / "run"), str(tmp_path / "other"), *flags]) == 0
     assert capsys.readouterr().out.split() == [str(path) for path in named.values()]
     assert set(pd.read_csv(named["csv"])["seed"]) == {0, 1}
     assert {path.stat().st_mode & 0o777 for path in named.values()} == {0o600}
@@ -115,6 +117,6 @@ def test_the_command(result: AuditResult, tmp_path: Path, capsys: pytest.Capture
         (["--secrets", str(tmp_path / "s.xls")], "one of .csv, .parquet"),
         (["--csv", str(tmp_path / "c.csv"), "--secrets", str(tmp_path / "s.csv")], "holds nothing by secret"),
     ):
-        assert call(["export", str(tmp_path / "run"), *wrong]) == 2
+        assert run_command_line(["export", str(tmp_path / "run"), *wrong]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "c.csv").exists()  # nothing half written

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -212,7 +212,7 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     decisions.write_text("".join(DECISION_EDITS[name](decisions.read_text().splitlines(keepends=True))))
     edited = decisions.read_bytes()
     for _ in range(2):
-        assert call(["gate", str(run), "--max", "recall=0.9"]) == 1
+        assert run_command_line(["gate", str(run), "--max", "recall=0.9"]) == 1
         said = capsys.readouterr()
         assert "decisions.jsonl: " in said.out and "was edited or taken away: restore it, or audit again" in said.out
         assert "audit history will not know of this decision" in said.err
@@ -267,7 +267,7 @@ def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(
 
     run = made("run", 1)
     monkeypatch.setattr(disk, "append_durably", full)
-    assert call(["gate", str(run), "--max", "recall=0.9"]) == 0
+    assert run_command_line(["gate", str(run), "--max", "recall=0.9"]) == 0
     assert "audit history will not know of this decision" in capsys.readouterr().err
 
 
@@ -279,12 +279,13 @@ def test_the_command_writes_one_page_that_leads_to_every_report(made: Maker, tmp
     runs = [made("first run", 2), made("second", 9, 6), made("third", 5, family="gpt2"), tmp_path / "begun"]
     runs[-1].mkdir()
     (runs[-1] / "plan.json").write_text("{}")
-    assert call(["gate", str(runs[1]), "--max", "recall=0.01", "--baseline", str(runs[0])]) == 1
+    assert run_command_line(["gate", str(runs[1]), "--max", "recall=0.01", "--baseline", str(runs[0])]) == 1
     out = tmp_path / "pages" / "history.html"
     out.parent.mkdir()
     out.write_text("an older one")
     code = (
-        "import sys; from auditor.cli import call; assert call(['history', *sys.argv[1:]]) == 0; "
+        "import sys; from auditor.cli import run_command_line; "
+        "assert run_command_line(['history', *sys.argv[1:]]) == 0; "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     command = [sys.executable, "-c", code, *map(str, (*runs, out)), "-o", str(out)]
@@ -357,6 +358,6 @@ def test_what_is_no_run_is_refused(made: Maker, tmp_path: Path, capsys: Said) ->
         ([], "Missing argument"),
     ):
         capsys.readouterr()
-        assert call(["history", *map(str, given), *out]) == 2
+        assert run_command_line(["history", *map(str, given), *out]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line and not (tmp_path / "h.html").exists()

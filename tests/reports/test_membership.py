@@ -14,13 +14,13 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records import secret_details as detailed
-from auditor.records.outcomes import PerSecret
-from auditor.records.secret_details import Details
+from auditor.records.outcomes import RowValuesBySecret
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.table_of_contents import page_document
-from auditor.reports.terminal import summary
+from auditor.reports.terminal import terminal_run_summary
 from auditor.reports.verdict import headline, verdict_paragraph
 from auditor.statistics import roc
 from auditor.statistics.metrics import auc_name, score_column_name, tpr_name
@@ -48,7 +48,7 @@ def with_row(result: AuditResult, *found: Finding) -> AuditResult:
 
 def said_on_the_terminal(result: AuditResult) -> str:
     console = Console(width=100, file=io.StringIO(), no_color=True)
-    console.print(summary(result))
+    console.print(terminal_run_summary(result))
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
 
 
@@ -105,12 +105,12 @@ NAMED = {
 }
 
 
-def kept() -> Details:
-    seen = PerSecret(tuple(map(str, range(50))), np.arange(50) < 30, (None,) * 50, scores())
-    return Details(rows={CellKey("undefended", "white-box", "membership"): seen})
+def kept() -> SecretDetails:
+    seen = RowValuesBySecret(tuple(map(str, range(50))), np.arange(50) < 30, (None,) * 50, scores())
+    return SecretDetails(rows={CellKey("undefended", "white-box", "membership"): seen})
 
 
-def figure(result: AuditResult, details: Details) -> Figure:
+def figure(result: AuditResult, details: SecretDetails) -> Figure:
     (section,) = (s for s in page_document(with_row(result, row()), details).sections if s.id == "roc")
     return next(f for block in section.blocks for f in getattr(block, "figures", ()))
 
@@ -127,14 +127,14 @@ def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance
 
 
 def test_a_row_without_kept_scores_has_no_curve(result: AuditResult) -> None:
-    assert not any(s.id == "roc" for s in page_document(with_row(result, row()), Details()).sections)
+    assert not any(s.id == "roc" for s in page_document(with_row(result, row()), SecretDetails()).sections)
 
 
 def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None:
     key = CellKey("undefended", "white-box", "membership")
     row = {"ids": ["a", "b"], "member": [True, False], "repeats": [1, None], "x": [1, np.nan], "a": [3, -np.inf]}
     write_rows(tmp_path, {str(key): row})
-    seen = detailed.read_details(tmp_path).rows[key]
+    seen = detailed.read_secret_details(tmp_path).rows[key]
     assert (seen.ids, seen.member.tolist(), seen.repeats) == (("a", "b"), [True, False], (1, None))
     found = {name: values.tolist() for name, values in seen.values.items()}
     assert str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"  # in the order of the probe: the main number is first

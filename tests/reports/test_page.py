@@ -12,7 +12,7 @@ import pytest
 
 from auditor.core.result import AuditResult
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import html
 
 # WCAG contrast of each text-bearing element with its own colour against the nearest opaque background
@@ -92,7 +92,7 @@ def choose(name: str, text: str) -> str:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_the_page_with_its_secrets_in_a_browser(
-    browser: Any, detailed: tuple[Path, Details], width: int, dark: bool
+    browser: Any, detailed: tuple[Path, SecretDetails], width: int, dark: bool
 ) -> None:
     browser.open(detailed[0], width, dark=dark)
     browser.evaluate(choose("member", "yes"))
@@ -103,7 +103,7 @@ def test_the_page_with_its_secrets_in_a_browser(
     assert browser.troubles() == []
 
 
-def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Details]) -> None:
+def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
     path, details = detailed
     browser.open(path, 1440)
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
@@ -140,7 +140,7 @@ def test_filters_find_what_a_loop_finds(browser: Any, detailed: tuple[Path, Deta
     assert browser.troubles() == []
 
 
-def test_pages_and_orders(browser: Any, detailed: tuple[Path, Details]) -> None:
+def test_pages_and_orders(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
     browser.open(detailed[0], 1440)
     assert browser.evaluate("document.getElementById('secrets-previous').disabled")
     browser.evaluate("for (let i = 0; i < 50; i++) document.getElementById('secrets-next').click()")
@@ -158,7 +158,7 @@ def test_pages_and_orders(browser: Any, detailed: tuple[Path, Details]) -> None:
     assert up == sorted(up) and browser.evaluate(f"{header}.getAttribute('aria-sort')") == "ascending"
 
 
-def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, Details]) -> None:
+def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
     """Tab reaches a secret, Enter opens it, and its tokens are numbers that can be read out."""
     path, details = detailed
     browser.open(path, 1440)
@@ -182,7 +182,7 @@ def test_the_list_by_keyboard(browser: Any, detailed: tuple[Path, Details]) -> N
 
 
 def test_hostile_names_stay_text_in_the_browser(
-    browser: Any, tmp_path: Path, result: AuditResult, secret_by_secret: Callable[..., Details], hostile_text: str
+    browser: Any, tmp_path: Path, result: AuditResult, secret_by_secret: Callable[..., SecretDetails], hostile_text: str
 ) -> None:
     details = secret_by_secret(result, 5, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
     said = SecretText("a", hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
@@ -200,7 +200,7 @@ def test_hostile_names_stay_text_in_the_browser(
     assert browser.troubles() == []
 
 
-def test_a_smuggled_script_does_not_run(browser: Any, detailed: tuple[Path, Details], tmp_path: Path) -> None:
+def test_a_smuggled_script_does_not_run(browser: Any, detailed: tuple[Path, SecretDetails], tmp_path: Path) -> None:
     """Should a text ever get through, the content security policy still lets nothing run but the page's own script."""
     path = tmp_path / "report.html"
     path.write_text(detailed[0].read_text().replace("</main>", "<script>window.smuggled = 1</script></main>"))
@@ -208,7 +208,7 @@ def test_a_smuggled_script_does_not_run(browser: Any, detailed: tuple[Path, Deta
     assert browser.evaluate("window.smuggled") is None and browser.evaluate(STATUS) == "1–25 of 200"
 
 
-def test_without_a_script_a_note_says_so(browser: Any, detailed: tuple[Path, Details]) -> None:
+def test_without_a_script_a_note_says_so(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(detailed[0], 390)

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from auditor.core.result import AuditResult
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import html
 from tests.reports.conftest import detailed_run
 
@@ -84,7 +84,7 @@ def test_no_page_is_nearly_empty_and_nothing_runs_over_its_edge(printed: list[Pr
         assert columns[0] >= MARGIN and columns[-1] < picture.shape[1] - MARGIN, f"page {number}: cut off"
 
 
-def test_a_table_is_no_wider_than_its_sheet(browser: Any, detailed: tuple[Path, Details]) -> None:
+def test_a_table_is_no_wider_than_its_sheet(browser: Any, detailed: tuple[Path, SecretDetails]) -> None:
     """Of the run with the most columns and rows; 184 mm are what margins leave of A4, the narrower sheet."""
     browser.open(detailed[0], round(184 / 25.4 * 96))
     browser.call("Emulation.setEmulatedMedia", media="print")
@@ -102,7 +102,9 @@ def test_a_table_is_no_wider_than_its_sheet(browser: Any, detailed: tuple[Path, 
         browser.call("Emulation.setEmulatedMedia", media="")
 
 
-def test_on_paper_nothing_but_sections_tables_and_parts_is_ruled(browser: Any, detailed: tuple[Path, Details]) -> None:
+def test_on_paper_nothing_but_sections_tables_and_parts_is_ruled(
+    browser: Any, detailed: tuple[Path, SecretDetails]
+) -> None:
     """A rule that a merge had spliced drew a thick line over every paragraph and every list of a printed page."""
     browser.open(detailed[0], 800)
     browser.call("Emulation.setEmulatedMedia", media="print")

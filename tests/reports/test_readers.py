@@ -15,8 +15,8 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import PerSecret
-from auditor.records.secret_details import Details
+from auditor.records.outcomes import RowValuesBySecret
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import table_of_contents
 from auditor.reports.blocks import Document, Figure, Forest, Paragraph, Table
 from auditor.reports.plots import render_plot_svg
@@ -39,7 +39,7 @@ def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
     return ComparisonRow(CellKey("pmixed", "white-box", "ethicist"), name, (Comparand(before), Comparand(now, delta)))
 
 
-def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
+def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., SecretDetails]) -> None:
     doc = table_of_contents.page_document(result, secret_by_secret(result, 30, length=4))
     parts = {part: [section.id for section in sections] for part, sections in doc.parts}
     assert list(parts) == [table_of_contents.DECIDE, table_of_contents.MEND, table_of_contents.CHECK]
@@ -99,13 +99,13 @@ def test_what_changed_since_another_run(result: AuditResult) -> None:
 
 
 def test_calibration_holds_scores_to_what_came_true(
-    result: AuditResult, secret_by_secret: Callable[..., Details]
+    result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
     doc = table_of_contents.page_document(result, details)
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
-    own = outcome.only(outcome.member)
+    own = outcome.select_secrets(outcome.member)
     drawn = next(s for s in figure(doc, "calibration").series if s.kind == "white-box" and "ethicist" in s.label)
     top = own.score >= 0.9
     assert drawn.points[-1].x == pytest.approx(own.score[top].mean())
@@ -119,20 +119,22 @@ def test_calibration_holds_scores_to_what_came_true(
 
 
 def test_a_score_that_is_no_probability_is_not_calibrated(
-    result: AuditResult, secret_by_secret: Callable[..., Details]
+    result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
     scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
     assert not blocks(table_of_contents.page_document(result, replace(details, rows=scores)), "calibration")
 
 
-def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
+def test_the_probe_foretells_what_sampling_finds(
+    result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
+) -> None:
     details = secret_by_secret(result, 50, length=4)
     attack, probe = ("undefended", "white-box", "perplexity"), ("undefended", "white-box", "extraction-probability")
     p = np.linspace(0, 1, 50)
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
     ids, member = tuple(s.id for s in details.secrets), np.array([s.member for s in details.secrets])
-    rows[probe] = PerSecret(ids, member, (None,) * 50, {"extraction_probability": p})
+    rows[probe] = RowValuesBySecret(ids, member, (None,) * 50, {"extraction_probability": p})
     sampled = next(f for f in result.findings if f.key == attack)
     shared = replace(sampled, attack="zlib", samples=10)  # the same samples, ranked otherwise: foretold once
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
@@ -147,7 +149,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "white-box", "extraction-probability")
-    doc = table_of_contents.page_document(with_probe, Details(told, exposure={row: bits}))
+    doc = table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: bits}))
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
@@ -164,7 +166,9 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_pro
     )
     by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
     by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
-    drawn = figure(table_of_contents.page_document(with_probe, Details(told, exposure={row: by_rank})), "exposure")
+    drawn = figure(
+        table_of_contents.page_document(with_probe, SecretDetails(told, exposure={row: by_rank})), "exposure"
+    )
     assert any(p.y > 2**-p.x for p in drawn.series[0].points)
     assert "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
 

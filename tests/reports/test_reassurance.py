@@ -18,12 +18,12 @@ from rich.console import Console
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
 from auditor.records.leak_readings import VERBATIM
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.records.signals import assess_signals
 from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
 from auditor.reports.screen import first_screen
-from auditor.reports.signals import least_detectable
-from auditor.reports.terminal import summary
+from auditor.reports.signals import least_detectable_text
+from auditor.reports.terminal import terminal_run_summary
 from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers
 from tests.conftest import methods
 
@@ -75,7 +75,7 @@ def run_of(*findings: Finding, greedy: dict[str, Measurement] | None = None) -> 
 
 def verbose(result: AuditResult) -> str:
     console = Console(width=200, file=io.StringIO(), no_color=True)
-    console.print(summary(result, Path("runs/own")))
+    console.print(terminal_run_summary(result, Path("runs/own")))
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
 
 
@@ -86,9 +86,9 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "verdict", verdict.verdict_paragraph(result)
     seen = assess_signals(result)
     yield "severity", " ".join(severity.severity_of_target(seen, target).word for target in seen.targets)
-    yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, Details()))
+    yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, SecretDetails()))
     yield "history", " ".join(history._strongest_leak_phrase(result, target.name) for target in result.targets)
-    yield "EDPB", edpb._signal_counts(edpb.EdpbEvidence(result, "digest"))
+    yield "EDPB", edpb._signal_counts_paragraph(edpb.EdpbEvidence(result, "digest"))
 
 
 def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
@@ -230,7 +230,7 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
     for n, found in ((2, "all 2"), (1, "–")):
         result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
         (seen,) = (s for s in assess_signals(result).tested("undefended") if s.kind is VERBATIM)
-        assert least_detectable(seen) == found, (n, seen.least)
+        assert least_detectable_text(seen) == found, (n, seen.least)
 
 
 # --- whatever else may be measured ------------------------------------------------------------------------------------

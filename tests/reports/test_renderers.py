@@ -40,7 +40,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 def screen(result: AuditResult, width: int, folder: Path | None = None, **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=width, **options).print(terminal.summary(result, folder))
+    Console(file=out, width=width, **options).print(terminal.terminal_run_summary(result, folder))
     return out.getvalue()
 
 

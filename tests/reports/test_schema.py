@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Measurement
@@ -29,7 +29,7 @@ def test_the_published_file_is_that_of_this_version() -> None:
 
 
 def test_the_command_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["list", "--schema"]) == 0
+    assert run_command_line(["list", "--schema"]) == 0
     assert Path(capsys.readouterr().out.strip()).samefile(PATH)
 
 
@@ -65,7 +65,7 @@ private_epochs = 1
 def test_a_run_of_the_lab_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "plan.toml").write_text(LAB)
-    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
+    assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "run")]) == 0
     assert fits_schema(tmp_path / "run")
 
 

@@ -136,7 +136,7 @@ def test_of_many_configurations_those_that_leak_stay() -> None:
 
 
 def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
-    monkeypatch: pytest.MonkeyPatch, secret_by_secret: detailed.Details
+    monkeypatch: pytest.MonkeyPatch, secret_by_secret: detailed.SecretDetails
 ) -> None:
     """Up to 4 copies none is extracted, from 8 on all."""
     result = lab_run()
@@ -145,7 +145,7 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     for key, seen in known.rows.items():
         times = np.array([0 if count is None else count for count in seen.outcome.repeats])
         rows[key] = replace(seen, outcome=replace(seen.outcome, hit=times > 4))
-    monkeypatch.setattr(screen.detailed, "read_details", lambda folder: replace(known, rows=rows))
+    monkeypatch.setattr(screen.detailed, "read_secret_details", lambda folder: replace(known, rows=rows))
     said = entry(lines(result), "NEXT")
     assert said.startswith("at most 4 copies of a record: 0.0% [") and said.endswith("-> audit advise runs/latest")
     assert "predicted, not measured" in said

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from auditor.core.result import AuditResult
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import html, secrets
 
-Secrets = Callable[..., Details]
+Secrets = Callable[..., SecretDetails]
 
 
 def embedded(page: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def embedded(page: str) -> dict[str, Any]:
     return values
 
 
-def listed(result: AuditResult, details: Details) -> Mapping[str, Any]:
+def listed(result: AuditResult, details: SecretDetails) -> Mapping[str, Any]:
     block = secrets.secret_list_block(result, details)
     assert block is not None
     return block.data
@@ -79,7 +79,10 @@ def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) 
     assert row.outcome is not None
     shown = rows[data["first"]]
     assert (shown["target"], shown["setting"], shown["attack"]) == ("Undefended", "white-box", "ethicist")
-    expected = ["3" if h else "1" if near else "0" for h, near in zip(row.outcome.hit, row.outcome.near, strict=True)]
+    expected = [
+        "3" if h else "1" if near else "0"
+        for h, near in zip(row.outcome.hit, row.outcome.is_near_verbatim, strict=True)
+    ]
     assert shown["outcome"] == "".join(expected)
     assert shown["lead"] == row.outcome.traits["lead"].astype(int).tolist()
     tokens = data["tokens"]

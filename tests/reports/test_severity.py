@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records.leak_kinds import Kind
+from auditor.records.leak_kinds import LeakKind
 from auditor.records.leak_readings import (
     AUDITED_EPSILON,
     GREEDILY,
@@ -20,7 +20,7 @@ from auditor.records.leak_readings import (
     UNTARGETED,
     VERBATIM,
 )
-from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, Assessment, Signal, Status
+from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, LeakAssessment, LeakSignal, Status
 from auditor.reports import html, markdown, severity
 from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, WORDS
 
@@ -30,22 +30,24 @@ TEXT = {VERBATIM, NEARLY, GREEDILY, UNTARGETED, PERSONAL}  # whose signals are t
 
 
 def signal(
-    kind: Kind, status: Status, setting: str = "white-box", suspected: bool = False, target: str = "t"
-) -> Signal:
+    kind: LeakKind, status: Status, setting: str = "white-box", suspected: bool = False, target: str = "t"
+) -> LeakSignal:
     measured = None if status == NOT_TESTED else MEASURED
-    return Signal(kind, target, setting, status, measured, suspected=suspected and status == NOT_SHOWN)
+    return LeakSignal(kind, target, setting, status, measured, suspected=suspected and status == NOT_SHOWN)
 
 
-def seen(*signals: Signal, doubts: tuple[Doubt, ...] = (), contradictions: tuple[Doubt, ...] = ()) -> Assessment:
-    return Assessment(signals, {"t": contradictions}, {"t": doubts})
+def seen(
+    *signals: LeakSignal, doubts: tuple[Doubt, ...] = (), contradictions: tuple[Doubt, ...] = ()
+) -> LeakAssessment:
+    return LeakAssessment(signals, {"t": contradictions}, {"t": doubts})
 
 
-def signals(*statuses: Status) -> st.SearchStrategy[Signal]:
+def signals(*statuses: Status) -> st.SearchStrategy[LeakSignal]:
     where = st.sampled_from((*SETTINGS, ""))
     return st.builds(signal, st.sampled_from(KINDS), st.sampled_from(statuses), where, st.booleans())
 
 
-def assessed(of: st.SearchStrategy[Signal]) -> st.SearchStrategy[Assessment]:
+def assessed(of: st.SearchStrategy[LeakSignal]) -> st.SearchStrategy[LeakAssessment]:
     return st.builds(
         lambda signals, doubts, contradictions: seen(*signals, doubts=doubts, contradictions=contradictions),
         st.lists(of, max_size=8),
@@ -60,13 +62,13 @@ ASSESSED = assessed(SIGNALS)
 CLEAN = seen(*(signal(kind, NOT_SHOWN) for kind in KINDS))
 
 
-def rank(found: Assessment) -> int:
+def rank(found: LeakAssessment) -> int:
     return WORDS.index(severity.severity_of_target(found, "t").word)
 
 
 @given(ASSESSED)
 @example(CLEAN)
-def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(found: Assessment) -> None:
+def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_open(found: LeakAssessment) -> None:
     stands = severity.severity_of_target(found, "t").word == NONE
     clean = all(s.status == NOT_SHOWN and not s.suspected for s in found.signals)
     assert stands == (clean and bool(found.signals) and not found.doubts_about("t"))
@@ -74,14 +76,14 @@ def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_ope
 
 
 @given(ASSESSED)
-def test_what_is_shown_decides_and_text_before_all_else(found: Assessment) -> None:
+def test_what_is_shown_decides_and_text_before_all_else(found: LeakAssessment) -> None:
     shown = {s.kind for s in found.shown("t")}
     assert (severity.severity_of_target(found, "t").word == HIGH) == bool(shown & TEXT)
     assert (severity.severity_of_target(found, "t").word == MODERATE) == bool(shown and not shown & TEXT)
 
 
 @given(ASSESSED, SIGNALS, st.booleans())
-def test_nothing_that_is_added_makes_it_milder(found: Assessment, more: Signal, doubt: bool) -> None:
+def test_nothing_that_is_added_makes_it_milder(found: LeakAssessment, more: LeakSignal, doubt: bool) -> None:
     assume(found.signals)  # of nothing nothing follows: one clean signal may say more than none
     worse = replace(found, signals=(*found.signals, more))
     assert rank(worse) >= rank(found)
@@ -90,7 +92,7 @@ def test_nothing_that_is_added_makes_it_milder(found: Assessment, more: Signal, 
 
 
 @given(ASSESSED, st.permutations(range(8)))
-def test_neither_the_order_nor_another_target_matters(found: Assessment, order: list[int]) -> None:
+def test_neither_the_order_nor_another_target_matters(found: LeakAssessment, order: list[int]) -> None:
     mixed = [found.signals[i] for i in order if i < len(found.signals)]
     beside = signal(VERBATIM, SHOWN, target="another")
     assert (
@@ -100,7 +102,7 @@ def test_neither_the_order_nor_another_target_matters(found: Assessment, order: 
 
 
 @given(assessed(signals(NOT_SHOWN, NOT_TESTED)))
-def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
+def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
     stands = severity.severity_of_target(found, "t")
     assume(stands.word == OPEN and found.tested("t"))
     untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
@@ -134,7 +136,7 @@ def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
         (CLEAN, NONE, "every signal was tested and none is shown, down to the smallest that this run can show"),
     ],
 )
-def test_what_is_said(found: Assessment, word: str, why: str) -> None:
+def test_what_is_said(found: LeakAssessment, word: str, why: str) -> None:
     assert severity.severity_of_target(found, "t") == severity.Severity(word, why)  # type: ignore[arg-type]
 
 

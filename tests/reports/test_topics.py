@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from auditor.core.result import AuditResult
-from auditor.records.secret_details import Details
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import markdown, overview, table_of_contents
 from auditor.reports.blocks import Paragraph
 from auditor.reports.topics import DECIDE, Topic
@@ -41,7 +41,9 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
         table_of_contents.all_report_topics.cache_clear()
 
 
-def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
+def test_whatever_has_something_to_say_is_shown(
+    result: AuditResult, secret_by_secret: Callable[..., SecretDetails]
+) -> None:
     details = secret_by_secret(result, 30, length=4)
     shown = {section.id for section in table_of_contents.page_document(result, details).sections}
     # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of several defenses,

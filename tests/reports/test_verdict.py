@@ -10,7 +10,7 @@ from rich.console import Console
 
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
 from auditor.reports import markdown
-from auditor.reports.terminal import summary
+from auditor.reports.terminal import terminal_run_summary
 from auditor.reports.verdict import headline, strongest_attack_row, verdict_by_question, verdict_paragraph
 
 
@@ -130,7 +130,7 @@ def points(value: float, low: float, high: float) -> Measurement:
 
 def summary_text(result: AuditResult) -> str:
     console = Console(width=400, file=io.StringIO(), no_color=True)
-    console.print(summary(result))
+    console.print(terminal_run_summary(result))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 

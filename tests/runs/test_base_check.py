@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.commands.check_base import _base_check_lines as lines
 from auditor.runs.base_check import NOTHING, compare_with_fresh_bases, training_data_request_prompts
 from tests.conftest import save_tiny
@@ -74,7 +74,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_tuning_that_teaches_nothing_is_exit_4(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fresh = ["--fresh", str(world / "base")] * 3
-    assert call(["check-base", str(world / "base"), *fresh, *SHORT]) == 4
+    assert run_command_line(["check-base", str(world / "base"), *fresh, *SHORT]) == 4
     said = capsys.readouterr().out
     assert "cannot tell" in said and "raise --rate or --epochs" in said and "is not found: --prompt adds some" in said
 
@@ -94,5 +94,5 @@ def test_what_cannot_be_checked_is_refused(
 ) -> None:
     flag, value = flags
     given = str(world / value) if flag == "--fresh" else value
-    assert call(["check-base", str(world / "base"), flag, given]) == 2
+    assert run_command_line(["check-base", str(world / "base"), flag, given]) == 2
     assert REFUSED[flags] in capsys.readouterr().err

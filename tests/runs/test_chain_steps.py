@@ -12,7 +12,7 @@ from scipy import stats
 
 from auditor.core.result import Chain
 from auditor.plugins.defense import Cause
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import chain_steps
 from auditor.runs.chain_steps import ChainRow
 
@@ -20,17 +20,17 @@ ALL = range(20)
 RECALL, LIKELIHOOD = ("recall", "share"), ("likelihood", "nats a token")
 
 
-def answers(name: str, members: Mapping[str, float], others: Mapping[str, float] | None = None) -> PerSecret:
+def answers(name: str, members: Mapping[str, float], others: Mapping[str, float] | None = None) -> RowValuesBySecret:
     ids, values = (*members, *(others or {})), [*members.values(), *(others or {}).values()]
-    return PerSecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {name: np.array(values)})
+    return RowValuesBySecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {name: np.array(values)})
 
 
-def recalled(*hits: int, of: range = ALL) -> PerSecret:
+def recalled(*hits: int, of: range = ALL) -> RowValuesBySecret:
     """A row that completed these secrets of those it was asked."""
     return answers("recall", {str(i): float(i in hits) for i in of})
 
 
-def chain_row(name: str, row: PerSecret | None, target: str = "", absent: str = "") -> ChainRow:
+def chain_row(name: str, row: RowValuesBySecret | None, target: str = "", absent: str = "") -> ChainRow:
     return ChainRow(Cause(name, f"what {name} changes"), target or f"row of {name}", row, absent)
 
 
@@ -127,7 +127,7 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
     rng = np.random.default_rng(0)
     before, after = (rng.normal(size=50) + shift for shift in (0.0, 3.0 + (np.arange(50) < 30)))
 
-    def row(values: NDArray[np.float64]) -> PerSecret:
+    def row(values: NDArray[np.float64]) -> RowValuesBySecret:
         own, floor = ({f"{i}": float(x) for i, x in enumerate(part)} for part in (values[:30], values[30:]))
         return answers("likelihood", own, floor)
 
@@ -158,7 +158,7 @@ def test_steps_over_a_floor_add_up_where_rows_have_other_non_members() -> None:
     """An ensemble is asked fewer: every step is then over those, or the steps are not those of one whole."""
     rng = np.random.default_rng(0)
 
-    def row(others: int) -> PerSecret:
+    def row(others: int) -> RowValuesBySecret:
         own, floor = ({str(i): float(x) for i, x in enumerate(rng.normal(size=n))} for n in (12, others))
         return answers("likelihood", own, floor)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
 from auditor.runs import estimate, machine
 from auditor.runs.cost import Cost, CostEstimate, cost_estimate_table
 from auditor.runs.estimate import TimedPart
-from auditor.runs.reporter import Silence
+from auditor.runs.reporter import SilentReporter
 from tests.conftest import save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -43,7 +43,7 @@ def words(given: Path, *more: str) -> list[str]:
 
 def plan(given: Path, **more: Any) -> Plan:
     files = {"model": "model", "data": "private.jsonl", "nonmembers": "fresh.jsonl"}
-    return Plan.of(**{name: str(given / file) for name, file in files.items()}, **more)
+    return Plan.from_fields(**{name: str(given / file) for name, file in files.items()}, **more)
 
 
 def part(found: CostEstimate, name: str) -> Cost:
@@ -71,7 +71,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticks]:
     yield made
 
 
-class Free(estimate._Asker):
+class Free(estimate._RunPartTimer):
     """Asks parts of no scene."""
 
     def __init__(self, seconds: float, left: int) -> None:
@@ -140,7 +140,7 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     late = asked(ticks, monkeypatch, 0.0, 5)
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
     found = CostEstimate((late,), 2.0, 30.0, 1000)
-    assert found.missing == (late,) and found.seconds == 2.0
+    assert found.parts_without_estimate == (late,) and found.seconds == 2.0
     assert "without 1 part that have no numbers" in cost_estimate_table(found).note
 
 
@@ -191,21 +191,21 @@ OPTIONS: dict[str, Any] = {
 
 def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> None:
     """With time for all of it, an estimate counts what the run asks, but for what the run tunes further."""
-    found = estimate.estimate_run_cost(plan(given, **OPTIONS), Silence(), 1e6)
+    found = estimate.estimate_run_cost(plan(given, **OPTIONS), SilentReporter(), 1e6)
     own = ["-A", "samples=5", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=3", "--setting", "white-box"]
     attacks = [word for name in OPTIONS["attack"] for word in ("--attack", name)]
-    assert call([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
+    assert run_command_line([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     rows = {f["attack"]: f["rows"] for f in result["findings"]}
     assert part(found, "Undefended: perplexity (white-box)").rows == rows["perplexity"]
     assert part(found, "Undefended: exposure (white-box)").why.startswith("not applicable: the data hold no canaries")
-    assert not found.missing
+    assert not found.parts_without_estimate
     tuning = part(found, "Undefended: ethicist (white-box), tuning")
     assert tuning.of == tuning.asked == result["benchmark"]["known"]
     names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - {"choosing a prefix token"}
     told = {name for name in result["timings"] if name != "prepare" and not name.startswith("build ")}
     assert names == told
-    assert found.memory > 0 and found.seconds > 0
+    assert found.estimated_peak_memory_bytes > 0 and found.seconds > 0
     assert part(found, "Undefended: perplexity (white-box)").cut == ("--limit", "--samples")
     assert part(found, "Undefended: extraction-probability (white-box)").cut == ("--limit",)
     assert found.samples == 5 and sum(found.secrets) == part(found, "Undefended: extraction-probability (white-box)").of
@@ -216,7 +216,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-    assert call(words(given, "--attack", "perplexity", "--samples", "3", "--estimate")) == 0
+    assert run_command_line(words(given, "--attack", "perplexity", "--samples", "3", "--estimate")) == 0
     said = capsys.readouterr().out
     assert "forward rows" in said and "Undefended: perplexity (white-box)" in said and "about" in said
     assert "would take half as long" in " ".join(said.split())
@@ -233,7 +233,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
     ],
 )
 def test_what_an_estimate_would_ignore_is_refused(given: Path, more: tuple[str, ...], said: str, capsys: Said) -> None:
-    assert call(words(given, *more)) == 2
+    assert run_command_line(words(given, *more)) == 2
     assert said in capsys.readouterr().err
 
 
@@ -241,10 +241,12 @@ def test_there_is_no_estimate_of_resumed_remote_and_unbuilt_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    assert call(["run", "--resume", "runs/latest", "--estimate"]) == 2
+    assert run_command_line(["run", "--resume", "runs/latest", "--estimate"]) == 2
     assert "--estimate runs and writes nothing: give no --resume with it" in capsys.readouterr().err
-    remote = Plan.of(model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",))
+    remote = Plan.from_fields(
+        model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",)
+    )
     with pytest.raises(AuditError, match="expected a model that is loaded here with --estimate, got openai:m"):
-        estimate.estimate_run_cost(remote, Silence())
+        estimate.estimate_run_cost(remote, SilentReporter())
     with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):
-        estimate.estimate_run_cost(Plan(), Silence())
+        estimate.estimate_run_cost(Plan(), SilentReporter())

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import manifest, table
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE
 from auditor.runs import tuned_states
 from auditor.statistics import extraction, judging
@@ -60,7 +60,9 @@ def run(tmp_path: Path) -> Path:
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
-    table.write_columns(folder.path, PerSecret.of(outcome).columns(CellKey("undefended", "white-box", "a")))
+    table.write_secrets_table(
+        folder.path, RowValuesBySecret.of(outcome).columns(CellKey("undefended", "white-box", "a"))
+    )
     measured, by_repeats = (
         tuple(extraction.extraction_measurements(outcome)),
         extraction.hit_share_by_repeats("recall", outcome),
@@ -78,15 +80,17 @@ def run(tmp_path: Path) -> Path:
 def test_a_damaged_file_is_refused_in_a_sentence(
     run: Path, file: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(["gate", str(run), "--max", "recall=0.5"]) == 0
+    assert run_command_line(["gate", str(run), "--max", "recall=0.5"]) == 0
     left = DAMAGE[damage]((run / file).read_bytes())
     if left is None:
         (run / file).unlink()
     else:
         (run / file).write_bytes(left)
-    assert call(["gate", str(run), "--max", "recall=0.5"]) in (0, 1, 2)
-    assert call(["compare", str(run), str(run)]) in (0, 2)
-    assert call(["export", str(run), "--csv", str(run / "out.csv"), "--secrets", str(run / "secrets.csv")]) in (0, 2)
+    assert run_command_line(["gate", str(run), "--max", "recall=0.5"]) in (0, 1, 2)
+    assert run_command_line(["compare", str(run), str(run)]) in (0, 2)
+    assert run_command_line(
+        ["export", str(run), "--csv", str(run / "out.csv"), "--secrets", str(run / "secrets.csv")]
+    ) in (0, 2)
     assert "a bug of ours" not in capsys.readouterr().err
     try:
         again = RunFolder.reopen(run)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.plan_parts import deployed_form_name
 from auditor.gate.policy import parse_rule
 from auditor.records.result_file import read_result
@@ -35,7 +35,7 @@ def audit(world: Path, *more: str) -> int:
     data = ["--data", str(world / "private.jsonl"), "--nonmembers", str(world / "fresh.jsonl"), "--known-fraction", "0"]
     attacks = ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.lowercase=false"]
     options = ["-A", "membership.score=min_k_plus", "--setting", "white-box"]
-    return call(["run", "--model", str(world / "model"), *data, *attacks, *options, *more])
+    return run_command_line(["run", "--model", str(world / "model"), *data, *attacks, *options, *more])
 
 
 def test_each_form_is_a_row_that_is_paired_with_the_full_model(world: Path, tmp_path: Path, capsys: Said) -> None:
@@ -61,11 +61,11 @@ def test_each_form_is_a_row_that_is_paired_with_the_full_model(world: Path, tmp_
     (tmp_path / "policy.toml").write_text('rules = ["forms <= full + 0.2"]')
     (tmp_path / "less.toml").write_text('rules = ["forms <= full + -0.2"]')
     capsys.readouterr()
-    assert call(["gate", str(run), "--policy", str(tmp_path / "policy.toml")]) == 0
+    assert run_command_line(["gate", str(run), "--policy", str(tmp_path / "policy.toml")]) == 0
     held = capsys.readouterr().out
     assert held.count("held  ") == 5 * 2 and "undefended, white-box" not in held
-    assert call(["gate", str(run), "--policy", str(tmp_path / "less.toml")]) == 1
-    assert call(["gate", str(run), "--max", "extraction_probability=0.5"]) == 0
+    assert run_command_line(["gate", str(run), "--policy", str(tmp_path / "less.toml")]) == 1
+    assert run_command_line(["gate", str(run), "--max", "extraction_probability=0.5"]) == 0
     assert capsys.readouterr().out.count("extraction_probability 0") == 6  # the full model is judged too
 
 
@@ -73,7 +73,7 @@ def test_a_rule_on_forms_fails_a_run_without_any(world: Path, tmp_path: Path, ca
     assert audit(world, "-o", str(tmp_path / "run")) == 0
     (tmp_path / "policy.toml").write_text('rules = ["forms <= full"]')
     capsys.readouterr()
-    assert call(["gate", str(tmp_path / "run"), "--policy", str(tmp_path / "policy.toml")]) == 1
+    assert run_command_line(["gate", str(tmp_path / "run"), "--policy", str(tmp_path / "policy.toml")]) == 1
     assert "this run has no forms" in capsys.readouterr().out
 
 
@@ -118,5 +118,5 @@ def test_what_is_no_form_is_refused_before_anything_is_asked(forms: str, world: 
 def test_a_model_of_other_tokens_is_no_form_and_the_lab_takes_none(world: Path, capsys: Said) -> None:
     assert audit(world, "--forms", str(world / "other"), "-o", str(world / "refused")) == 2
     assert "expected --forms to share the target's vocabulary of 257" in capsys.readouterr().err
-    assert call(["run", "--forms", str(world / "model"), "--estimate"]) == 2
+    assert run_command_line(["run", "--forms", str(world / "model"), "--estimate"]) == 2
     assert "names a model, which goes with --model and --data, got it in the lab" in capsys.readouterr().err

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core import machine_memory
 from auditor.core.nouns import CellKey
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation.sample import sample
 from auditor.models.decoding import Decoding
-from auditor.models.loading import load
-from auditor.records.table import RECORDS, read_columns
+from auditor.models.loading import load_causal_lm
+from auditor.records.table import RECORDS, read_secrets_table
 from tests.conftest import save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -30,7 +30,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, arrays of what it writes of its own accord beside others (members), and of noise (non-members)."""
     folder = tmp_path_factory.mktemp("untargeted")
     save_tiny(folder / "model")
-    model = load(str(folder / "model"))
+    model = load_causal_lm(str(folder / "model"))
     begin = np.zeros((1, 1), dtype=np.int64)
     drawn = sample(
         model, _tensor(begin), LENGTH, Decoding(top_k=2), secret_uniform_draws(40, LENGTH, "of its own")[None]
@@ -59,7 +59,7 @@ def audit(world: Path, out: str, *more: str, prefix_token: str = "eos", **option
     given = (f"untargeted.{name}={value}" for name, value in {**OPTIONS, **options}.items())
     chosen = [part for one in given for part in ("-A", one)]
     where = ["--model", str(world / "model"), "--data", str(world / "data"), "--nonmembers", str(world / "others")]
-    return call(
+    return run_command_line(
         [
             "run",
             *where,
@@ -91,7 +91,9 @@ def numbers(found: dict[str, Any]) -> dict[str, Any]:
 
 def kept(run: Path) -> dict[str, dict[str, float]]:
     """By quantity, what the undefended model's row at the widest access says of each record."""
-    own = [one for one in read_columns(run, RECORDS) if one.cell == CellKey("undefended", "white-box", "untargeted")]
+    own = [
+        one for one in read_secrets_table(run, RECORDS) if one.cell == CellKey("undefended", "white-box", "untargeted")
+    ]
     return {one.quantity: dict(zip(one.ids, one.values, strict=True)) for one in own}
 
 
@@ -129,7 +131,7 @@ def test_numbers_depend_neither_on_the_batch_size_nor_on_where_a_run_was_cut_off
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:70], lines[70][:40]]))
     (world / "resumed" / "result.json").unlink()
-    assert call(["run", "--resume", str(world / "resumed")]) == 0
+    assert run_command_line(["run", "--resume", str(world / "resumed")]) == 0
     for name in ("batched", "resumed"):
         for setting in ("text-only", "white-box"):
             one, other = (row(world, out, setting=setting)["measurements"] for out in ("run", name))
@@ -147,16 +149,16 @@ def test_reports_tell_of_it_without_what_came_out(world: Path, run: Path) -> Non
     texts = [json.loads(line) for line in (run / "texts.jsonl").read_text().splitlines()]
     said = next(text["pieces"][0] for text in texts if text["alias"] == alias)
     assert len(said) > 3
-    assert call(["report", str(run), "--reveal"]) == 0
+    assert run_command_line(["report", str(run), "--reveal"]) == 0
     assert "This report shows private text" in (run / "report.md").read_text()
-    assert call(["report", str(run)]) == 0
+    assert run_command_line(["report", str(run)]) == 0
     assert (run / "report.md").read_text() == brief
 
 
 def test_a_gate_holds_it_to_a_limit(world: Path, run: Path, capsys: Said) -> None:
-    assert call(["gate", str(run), "--max", "memorised_per_1000=5", "--setting", "white-box"]) == 1
-    assert call(["gate", str(run), "--max", "memorised_per_1000=2000"]) == 0
-    assert call(["gate", str(run), "--max", "memorised_generations=0.01", "--setting", "white-box"]) == 1
+    assert run_command_line(["gate", str(run), "--max", "memorised_per_1000=5", "--setting", "white-box"]) == 1
+    assert run_command_line(["gate", str(run), "--max", "memorised_per_1000=2000"]) == 0
+    assert run_command_line(["gate", str(run), "--max", "memorised_generations=0.01", "--setting", "white-box"]) == 1
 
 
 def test_generations_of_a_defense_are_charged_to_its_claim(world: Path) -> None:
@@ -231,13 +233,13 @@ def test_a_file_without_prompts_is_refused(world: Path, capsys: Said, content: b
 def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
     world: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_memory, "free_bytes", lambda: 10**7)
+    monkeypatch.setattr(machine_memory, "free_memory_bytes", lambda: 10**7)
     assert "of memory for the index of 338 tokens of training data, got 10 MB free" in refused(world, capsys)
 
 
 def test_canaries_alone_are_no_training_data(world: Path, capsys: Said) -> None:
     where = ["--model", str(world / "model"), "--canaries", "nowhere.json"]
-    assert call(["run", *where, "--attack", "untargeted", "-o", str(world / "refused")]) == 2
+    assert run_command_line(["run", *where, "--attack", "untargeted", "-o", str(world / "refused")]) == 2
     assert "--attack untargeted looks at records: give --data" in " ".join(capsys.readouterr().err.split())
 
 

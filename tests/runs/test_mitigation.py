@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from auditor.benchmarks.reduced_data import write_mitigated_rows
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.plan import Plan
 from auditor.defenses.dropped_records import Cap, Dedup, Drop
 from auditor.gate.decide import read_run
@@ -50,12 +50,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "own.py").write_text(OWN)
     data = str(folder / "data.jsonl")
     assert (
-        call(["train", "none", "--model", str(folder / "base"), "--data", data, *TRAINED, "-o", f"{folder}/tuned"]) == 0
+        run_command_line(
+            ["train", "none", "--model", str(folder / "base"), "--data", data, *TRAINED, "-o", f"{folder}/tuned"]
+        )
+        == 0
     )
     audit = ["run", "--model", f"{folder}/tuned", "--data", data, "--nonmembers", f"{folder}/others.jsonl"]
     audit += ["--known-fraction", "0", "--prefix-length", "18", "--suffix-length", "6", "--setting", "white-box"]
     audit += ["--attack", "perplexity", "-A", "samples=2", "--attack", "extraction-probability"]
-    assert call([*audit, "-o", f"{folder}/run"]) == 0
+    assert run_command_line([*audit, "-o", f"{folder}/run"]) == 0
     return folder
 
 
@@ -64,25 +67,25 @@ def test_a_cap_keeps_the_first_copies_of_each_text(most: int) -> None:
     rng = np.random.default_rng(most)
     texts = [str(i) for i in rng.integers(0, 9, 60)]
     naive = [i for i, text in enumerate(texts) if texts[:i].count(text) < most]
-    kept, told = Cap(most=most).kept(texts)
+    kept, told = Cap(most=most).choose_records_to_keep(texts)
     assert kept == naive and f"{len(naive)} are left" in told
     left = Counter(texts[i] for i in kept)
-    assert all(left[text] == Cap(most=most).left(count) for text, count in Counter(texts).items())
+    assert all(left[text] == Cap(most=most).copies_left_of_record(count) for text, count in Counter(texts).items())
 
 
 def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
-    kept, _ = Drop(times=4).kept(TEXTS)
+    kept, _ = Drop(times=4).choose_records_to_keep(TEXTS)
     assert [TEXTS[i] for i in kept] == [text for text in TEXTS if TEXTS.count(text) < 4]
-    assert [Drop(times=4).left(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
+    assert [Drop(times=4).copies_left_of_record(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
     write_shard_record_list(tmp_path / "a", DATA[6:7])
     listed = Drop(listed=str(tmp_path / "a"))
-    assert [TEXTS[i] for i in listed.kept(TEXTS)[0]] == [text for text in TEXTS if text != DATA[6]]
+    assert [TEXTS[i] for i in listed.choose_records_to_keep(TEXTS)[0]] == [text for text in TEXTS if text != DATA[6]]
     write_shard_record_list(
         tmp_path / "b", DATA[6:7]
     )  # the same list elsewhere trains the same model, another one does not
     assert listed.options() == Drop(listed=str(tmp_path / "b")).options()
     write_shard_record_list(tmp_path / "b", DATA[5:7])
-    assert listed.options() != Drop(listed=str(tmp_path / "b")).options() and listed.left(3) is None
+    assert listed.options() != Drop(listed=str(tmp_path / "b")).options() and listed.copies_left_of_record(3) is None
     with refuses("shard.json"):
         Drop(listed=str(tmp_path / "c")).options()
 
@@ -130,7 +133,7 @@ def test_what_advice_names_is_done_and_audited_again(world: Path, tmp_path: Path
     """By the recipe beside the model: same secrets, paired; the same command goes on, and another is refused."""
     out = tmp_path / "capped"
     command = ["mitigate", f"{world}/run", "--by", "cap:2", "-o", str(out)]
-    assert call(command) == 0
+    assert run_command_line(command) == 0
     said = capsys.readouterr().out
     assert len(said.splitlines()) <= 25 and "12 records" not in said
     before, after = read_run(world / "run"), read_run(out)
@@ -146,17 +149,17 @@ def test_what_advice_names_is_done_and_audited_again(world: Path, tmp_path: Path
     assert re.search(r"severity: +\w+ before, \w+ after", said) and "predicted" in said
     assert secret not in shown and secret not in said
     written = (out / "result.json").read_bytes()
-    assert call(command) == 0 and (out / "result.json").read_bytes() == written
-    assert call([*command[:3], "cap:1", "-o", str(out)]) == 2
+    assert run_command_line(command) == 0 and (out / "result.json").read_bytes() == written
+    assert run_command_line([*command[:3], "cap:1", "-o", str(out)]) == 2
     assert "another mitigation" in capsys.readouterr().err
-    assert call(["compare", f"{world}/run", str(out)]) == 0
-    assert call(["gate", str(out), "--max", "recall=0.9"]) in (0, 4)
+    assert run_command_line(["compare", f"{world}/run", str(out)]) == 0
+    assert run_command_line(["gate", str(out), "--max", "recall=0.9"]) in (0, 4)
 
 
 def test_what_was_extracted_is_dropped(world: Path, tmp_path: Path) -> None:
     found = extracted_members(read_run(world / "run"))
     assert found
-    assert call(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")]) == 0
+    assert run_command_line(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")]) == 0
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
     assert read_shard_record_list(tmp_path / "out" / "dropped") == text_digests(gone)
     assert {row["text"] for row in rows(tmp_path / "out" / "data.jsonl")} == set(TEXTS) - set(gone)
@@ -166,11 +169,11 @@ def test_a_command_of_ones_own_trains(world: Path, tmp_path: Path, capsys: Said)
     """It is given the rows that are left and a folder; where it fails nothing is audited, and the next try goes on."""
     out, script = tmp_path / "own", world / "own.py"
     mitigate = ["mitigate", f"{world}/run", "--by", "dedup", "-D", "exact=true", "-o", str(out), "--train"]
-    assert call([*mitigate, f"{sys.executable} -c 'raise SystemExit(3)' {{data}} {{out}}"]) == 2
+    assert run_command_line([*mitigate, f"{sys.executable} -c 'raise SystemExit(3)' {{data}} {{out}}"]) == 2
     assert "exit code 3" in capsys.readouterr().err and not out.exists()
-    assert call([*mitigate, f"{sys.executable} -c pass {{data}} {{out}}"]) == 2
+    assert run_command_line([*mitigate, f"{sys.executable} -c pass {{data}} {{out}}"]) == 2
     assert not out.exists()
-    assert call([*mitigate, f"{sys.executable} {script} {world}/base {{data}} {{out}}"]) == 0
+    assert run_command_line([*mitigate, f"{sys.executable} {script} {world}/base {{data}} {{out}}"]) == 0
     assert [row["text"] for row in rows(out / "model" / "seen.jsonl")] == DATA
     assert (
         read_run(out).result.target("undefended").perplexity
@@ -182,7 +185,7 @@ def test_another_method_keeps_the_recipe(world: Path, tmp_path: Path, capsys: Sa
     """A private training: same base, data and epochs; what it promises is on the page."""
     out = tmp_path / "private"
     command = ["mitigate", f"{world}/run", "--by", "dp-sgd:8", "-D", "epochs=1", "-D", "noise=seeded", "-o", str(out)]
-    assert call(command) == 0
+    assert run_command_line(command) == 0
     configuration = json.loads((out / "model" / "training.json").read_text())["configuration"]
     assert configuration["method"] == "dp-sgd" and configuration["options"]["epsilon"] == 8.0
     assert (configuration["options"]["epochs"], configuration["options"]["batch"]) == (1, 2)
@@ -215,22 +218,22 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
 def test_refusals_leave_nothing(case: str, world: Path, tmp_path: Path, capsys: Said, monkeypatch: Any) -> None:
     monkeypatch.chdir(world)
     given, facts = REFUSED[case]
-    assert call(["mitigate", f"{world}/run", *given, "-o", str(tmp_path / "out")]) == 2
+    assert run_command_line(["mitigate", f"{world}/run", *given, "-o", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert all(fact in said for fact in facts) and said.count("error:") == 1 and not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_something_else_is_left_alone(world: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    assert call(["mitigate", f"{world}/run", "--by", "cap:2", "-o", str(tmp_path)]) == 2
+    assert run_command_line(["mitigate", f"{world}/run", "--by", "cap:2", "-o", str(tmp_path)]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_model_without_a_recipe_needs_a_command(world: Path, tmp_path: Path, capsys: Said) -> None:
     audit = ["run", "--model", f"{world}/base", "--data", f"{world}/data.jsonl", "--known-fraction", "0"]
     audit += ["--prefix-length", "18", "--suffix-length", "6", "--attack", "extraction-probability", "-o"]
-    assert call([*audit, str(tmp_path / "run")]) == 0
-    assert call(["mitigate", str(tmp_path / "run"), "--by", "dedup", "-o", str(tmp_path / "out")]) == 2
+    assert run_command_line([*audit, str(tmp_path / "run")]) == 0
+    assert run_command_line(["mitigate", str(tmp_path / "run"), "--by", "dedup", "-o", str(tmp_path / "out")]) == 2
     assert "--train" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -242,16 +245,16 @@ def test_the_lab_trains_by_its_own_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     fields = "".join(f"{name} = {value}\n" for name, value in tiny_lab.items())
     (tmp_path / "plan.toml").write_text(f'attack = ["extraction-probability"]\n[lab_recipe]\n{fields}')
     run, out = tmp_path / "run", tmp_path / "run-early-stop"
-    assert call(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(run)]) == 0
+    assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(run)]) == 0
     for by in ("early-stop", "cap:4"):
-        assert call(["mitigate", str(run), "--by", by]) == 0
+        assert run_command_line(["mitigate", str(run), "--by", by]) == 0
     plan = Plan.from_json(read_run(out).result.plan)
     assert plan.target.mitigation["method"] == "early-stop" and plan.target.mitigation["epochs"] == 2
     (lab,) = (tmp_path / "cache" / "lab").iterdir()
     assert len([path for path in lab.glob("cap-*") if path.is_dir()]) == 1
     assert (tmp_path / "run-cap-4" / "before-after.html").is_file()
-    assert call(["mitigate", str(out), "--by", "dedup"]) == 2  # a model that was mitigated already
-    assert call(["mitigate", str(run), "--by", "dedup", "--train", "x {data} {out}"]) == 2
+    assert run_command_line(["mitigate", str(out), "--by", "dedup"]) == 2  # a model that was mitigated already
+    assert run_command_line(["mitigate", str(run), "--by", "dedup", "--train", "x {data} {out}"]) == 2
     assert "--train" in capsys.readouterr().err
 
 

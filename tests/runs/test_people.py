@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records.result_file import read_result
 from auditor.statistics import people
@@ -95,7 +95,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audit(world: Path, *more: str) -> int:
     data = ["--data", str(world / "private.jsonl"), "--nonmembers", str(world / "fresh.jsonl")]
     cut = ["--prefix-length", "12", "--suffix-length", "4", "--known-fraction", "0", "--user-column", "who"]
-    return call(["run", "--model", str(world / "model"), *data, *cut, "--setting", "white-box", *more])
+    return run_command_line(["run", "--model", str(world / "model"), *data, *cut, "--setting", "white-box", *more])
 
 
 def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +111,8 @@ def test_a_run_tells_people_by_aliases_and_a_gate_takes_them(world: Path, capsys
     assert not [path.name for path in kept if b"Ada-" in path.read_bytes()]
     assert b'"user": ["u' in (world / "run" / "secrets.json").read_bytes()
     capsys.readouterr()
-    assert call(["gate", str(world / "run"), "--max", "user_recall=0.5"]) == 0
-    assert call(["gate", str(world / "run"), "--max", "user_recall=0.01"]) == 4
+    assert run_command_line(["gate", str(world / "run"), "--max", "user_recall=0.5"]) == 0
+    assert run_command_line(["gate", str(world / "run"), "--max", "user_recall=0.01"]) == 4
     capsys.readouterr()
 
 

@@ -41,7 +41,7 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
         values = [scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)]
         seen = [Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)]
         main = Measurement("likely", sum(values[:4]) / 4, 0, 1, 4, "probability")
-        collector.probed(CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main)
+        collector.collect_probe_observations(CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main)
     return collector
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from auditor.benchmarks import pii
 from auditor.benchmarks.files import Files
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.result import KindCount
@@ -46,7 +46,9 @@ def measured(benchmark: Files, *texts: str) -> tuple[dict[str, Any], dict[str, A
         personal_data.count_personal_data(benchmark).extracted_shares(guesses, by_id, make_token_decoder(BYTES)),
         Collector(None),
     )  # type: ignore[arg-type]
-    row = kept.judged(CellKey("undefended", "white-box", "a"), judging.judge_guesses(guesses, by_id), False, found)
+    row = kept.collect_attack_outcome(
+        CellKey("undefended", "white-box", "a"), judging.judge_guesses(guesses, by_id), False, found
+    )
     whose = ("recall", "recall_nonmembers")
     members, others = ({kind: m for kind in found if (m := row.measure(name, kind=kind))} for name in whose)
     return members, others
@@ -131,7 +133,7 @@ def test_a_run_shows_kinds_and_counts_in_every_report_and_never_a_text(tmp_path:
     data, fresh = write(tmp_path / "d.jsonl", rows[:4]), write(tmp_path / "n.jsonl", rows[4:])
     plan = ["--model", str(tmp_path / "model"), "--data", data, "--nonmembers", fresh, "--phone-region", "DE,US"]
     attack = ["--attack", "perplexity", "--samples", "2", "--setting", "white-box", "--known-fraction", "0"]
-    assert call(["run", *plan, *attack, "-o", str(tmp_path / "run")]) == 0
+    assert run_command_line(["run", *plan, *attack, "-o", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     (finding,) = result["findings"]
@@ -149,8 +151,8 @@ def test_regions_that_are_none_are_refused_before_anything_is_asked(tmp_path: Pa
     save_tiny(tmp_path / "model")
     data = write(tmp_path / "d.jsonl", [{"prefix": "write to", "suffix": f" {mail}"} for mail in MAILS])
     words = ["run", "--model", str(tmp_path / "model"), "--data", data, "--phone-region", "Germany"]
-    assert call([*words, "-o", str(tmp_path / "run")]) == 2
+    assert run_command_line([*words, "-o", str(tmp_path / "run")]) == 2
     assert "expected --phone-region as two capitals of a country, as DE or US, got 'Germany'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    assert call(["run", "--phone-region", "DE"]) == 2
+    assert run_command_line(["run", "--phone-region", "DE"]) == 2
     assert "--phone-region goes with --model and --data" in capsys.readouterr().err

@@ -15,14 +15,20 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.plugins.attack import Attack
 from auditor.plugins.options import build_plugin
-from auditor.runs.plan import make_plan, merged_plugin_options, parse_options, read_toml, refuse_unused_options
+from auditor.runs.plan import (
+    make_plan,
+    merged_plugin_options,
+    parse_plugin_options,
+    read_plan_file,
+    refuse_unused_options,
+)
 
 OUTSIDE: dict[str, Any] = {"model": "m", "data": "d"}
 
 
 def toml(tmp_path: Path, text: str) -> dict[str, Any]:
     (tmp_path / "plan.toml").write_text(text)
-    return read_toml(tmp_path / "plan.toml")
+    return read_plan_file(tmp_path / "plan.toml")
 
 
 # --- flags over TOML over defaults -----------------------------------------------------------------------------------
@@ -64,7 +70,7 @@ def test_a_flag_that_is_zero_was_given(name: str, zero: Any) -> None:
 
 def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
     config = toml(tmp_path, "[attack_options.ethicist]\nsamples = 5\nepochs = 3\n[defense_options.pmixed]\nq = 0.5\n")
-    flags = {"attack_options": parse_options("-A", ["ethicist.samples=7", "top_p=0.9"], ["ethicist"])}
+    flags = {"attack_options": parse_plugin_options("-A", ["ethicist.samples=7", "top_p=0.9"], ["ethicist"])}
     plan = make_plan(config, flags)
     assert plan.attacks.attack_options == {"ethicist": {"samples": "7", "epochs": 3}, "": {"top_p": "0.9"}}
     assert plan.defenses.defense_options == {"pmixed": {"q": 0.5}}
@@ -93,7 +99,7 @@ def test_automatic_batches_win_over_the_files_size() -> None:
     )
 )
 def test_a_plan_survives_its_file(values: dict[str, Any]) -> None:
-    plan = Plan.of(**OUTSIDE, **values)
+    plan = Plan.from_fields(**OUTSIDE, **values)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
@@ -116,12 +122,12 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
 
 def test_missing_and_binary_files(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="cannot read the plan"):
-        read_toml(tmp_path / "none.toml")
+        read_plan_file(tmp_path / "none.toml")
     with pytest.raises(AuditError, match="cannot read the plan"):
-        read_toml(tmp_path)
+        read_plan_file(tmp_path)
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(AuditError, match="is not TOML"):
-        read_toml(tmp_path / "x.toml")
+        read_plan_file(tmp_path / "x.toml")
 
 
 @pytest.mark.parametrize(
@@ -181,20 +187,20 @@ def test_the_lab_refuses_what_it_would_ignore(values: dict[str, Any]) -> None:
     ],
 )
 def test_forms_of_an_option(item: str, parsed: dict[str, dict[str, str]]) -> None:
-    assert parse_options("-A", [item], ["zlib", "pm-ixed"]) == parsed
+    assert parse_plugin_options("-A", [item], ["zlib", "pm-ixed"]) == parsed
 
 
 @pytest.mark.parametrize("item", ["samples", "=5", "", "="])
 def test_other_forms_are_refused(item: str) -> None:
     with pytest.raises(AuditError, match=r"expected -A \[name\.\]option=value, got"):
-        parse_options("-A", [item], ["zlib"])
+        parse_plugin_options("-A", [item], ["zlib"])
 
 
 def test_a_name_nobody_has_is_refused_with_the_nearest() -> None:
     with pytest.raises(AuditError, match=r"unknown name in -A zlob\.samples=5: 'zlob'; did you mean 'zlib'"):
-        parse_options("-A", ["zlob.samples=5"], ["zlib", "ethicist"])
+        parse_plugin_options("-A", ["zlob.samples=5"], ["zlib", "ethicist"])
     with pytest.raises(AuditError, match="unknown name"):
-        parse_options("-A", [".samples=5"], ["zlib"])
+        parse_plugin_options("-A", [".samples=5"], ["zlib"])
 
 
 def test_own_options_win_over_general_ones_and_those_over_the_benchmarks() -> None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
 from auditor.core.secret_randomness import secret_uniform_draws
@@ -33,7 +33,7 @@ from auditor.runs.plan import make_plan
 from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import greedy_recall
 from auditor.utility.scored_models import CausalSubject, ScoringOptions
-from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
+from tests.commands.test_cli import assert_same_guesses, finding, result, run_command_line, value
 from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -114,13 +114,13 @@ def command(world: Path, out: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def auto(llama: Path) -> Path:
-    assert call(command(llama, llama / "auto", "--defense", "uniform-mixing")) == 0
+    assert run_command_line(command(llama, llama / "auto", "--defense", "uniform-mixing")) == 0
     return llama / "auto"
 
 
 @pytest.fixture(scope="module")
 def without(llama: Path) -> Path:
-    assert call(command(llama, llama / "without", "--prefix-token", "none")) == 0
+    assert run_command_line(command(llama, llama / "without", "--prefix-token", "none")) == 0
     return llama / "without"
 
 
@@ -157,22 +157,22 @@ def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: P
     assert "prefix token: &lt;bos&gt;" in (auto / "report.html").read_text()
     prefixes = [json.loads(line)["prefix"] for line in (auto / "texts.jsonl").read_text().splitlines()]
     assert prefixes and not any("bos" in prefix for prefix in prefixes)
-    assert call(["compare", str(auto), str(without)]) == 2
+    assert run_command_line(["compare", str(auto), str(without)]) == 2
     assert "attack settings: prefix_token 'none' against 'auto'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_guesses_depend_on_neither_batch_size_nor_resume(llama: Path, auto: Path, capsys: Said) -> None:
     again = llama / "again"
-    assert call(command(llama, again, "--defense", "uniform-mixing", "--batch-size", "3")) == 0
+    assert run_command_line(command(llama, again, "--defense", "uniform-mixing", "--batch-size", "3")) == 0
     assert_same_guesses(again, auto)
     lines = (again / "guesses.jsonl").read_text().splitlines(keepends=True)
     (again / "guesses.jsonl").write_text("".join(lines[:3]))
-    assert call(["run", "--resume", str(again)]) == 0
+    assert run_command_line(["run", "--resume", str(again)]) == 0
     assert_same_guesses(again, auto)
     plan = json.loads((again / "plan.json").read_text())
     (again / "plan.json").write_text(json.dumps({**plan, "prefix_token": "none"}))
     capsys.readouterr()
-    assert call(["run", "--resume", str(again)]) == 2
+    assert run_command_line(["run", "--resume", str(again)]) == 2
     assert "was started with (prefix token: <bos>" in " ".join(capsys.readouterr().err.split())
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_lost_what_stood_before_its_texts_does_not_go_on(
 ) -> None:
     shutil.copytree(without, tmp_path / "lost")
     (tmp_path / "lost" / "prefix_token.json").unlink()
-    assert call(["run", "--resume", str(tmp_path / "lost")]) == 2
+    assert run_command_line(["run", "--resume", str(tmp_path / "lost")]) == 2
     assert "prefix_token.json" in capsys.readouterr().err
 
 
@@ -253,7 +253,7 @@ def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
 
 def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
     words = (("name", ("w3", "w4", "w6", "w7")),)
-    spaces = (Space("w5 {name:3}", words), Space("w8 {name:4}", words))
+    spaces = (CanarySpace("w5 {name:3}", words), CanarySpace("w8 {name:4}", words))
     texts = [space.draw(np.random.default_rng(0)) for space in spaces]
     own = [
         Secret(text, (), tuple(encode_texts(BOTH, [text])[0]), 1, canary=Canary(text, space))
@@ -328,12 +328,12 @@ def test_a_text_of_several_tokens_and_one_outside_the_vocabulary() -> None:
 
 def test_a_bad_lead_is_one_sentence(llama: Path, tmp_path: Path, capsys: Said) -> None:
     for prefix_token, why in (("w3 nowhere", "can write, got 'w3 nowhere'"), ("", "got an empty one")):
-        assert call(command(llama, tmp_path / "bad", "--prefix-token", prefix_token)) == 2
+        assert run_command_line(command(llama, tmp_path / "bad", "--prefix-token", prefix_token)) == 2
         message = " ".join(capsys.readouterr().err.split())
         assert why in message and "Traceback" not in message
         assert not (tmp_path / "bad").exists()
     long = ["--prefix-token", " ".join(["w3"] * 20)]
-    assert call(command(llama, tmp_path / "long", *long)) == 2
+    assert run_command_line(command(llama, tmp_path / "long", *long)) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "prefix token (20) + prefix (5) + suffix (8) + soft prompt (0) = 33 tokens" in message
 
@@ -407,6 +407,9 @@ def test_utility_is_measured_behind_the_lead(neox: HuggingFaceModel) -> None:
     words: Any = tokenizer(eos_token="<eos>")
     texts = ["w3 w4 w5 w6", "w9 w8 w7"]
     subject = CausalSubject(neox, None, words, texts, ScoringOptions(), (7,))
-    nll, _ = subject.scores([subject.undefended], lambda done, total: None)
+    nll, _ = subject.nll_by_model_and_text([subject.undefended], lambda done, total: None)
     expected = -neox.token_log_probs(torch.tensor([[7, 3]]), torch.tensor([[4, 5, 6]])).double().sum()
-    assert nll[0, 0, 0] == pytest.approx(float(expected), abs=1e-4) and subject.predicted.tolist() == [3, 2]
+    assert nll[0, 0, 0] == pytest.approx(float(expected), abs=1e-4) and subject.predicted_token_counts.tolist() == [
+        3,
+        2,
+    ]

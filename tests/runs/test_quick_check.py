@@ -18,7 +18,7 @@ from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.runs import quick_check, text_form
 from auditor.runs.quick_check import seconds_per_text
-from auditor.runs.reporter import Silence
+from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import check_plan, run_audit
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
@@ -44,7 +44,7 @@ def fitted(
 ) -> tuple[quick_check.Plan, quick_check.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
     plan = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
-    return quick_check.limit_plan_to_time(plan, Silence(), shared or SweepCache(), seconds, time.perf_counter())
+    return quick_check.limit_plan_to_time(plan, SilentReporter(), shared or SweepCache(), seconds, time.perf_counter())
 
 
 class Slow:
@@ -182,7 +182,7 @@ def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
     shallow = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
     plan = quick_check.plan_of_slow_attacks(shallow)
-    methods = check_plan(plan).named
+    methods = check_plan(plan).methods_by_name
     assert "ethicist" in methods and {"membership", "extraction-probability", "near-verbatim"} <= set(methods)
     assert methods["ethicist"].samples > 1  # type: ignore[union-attr]
     changed = {name for name, value in plan.values().items() if value != shallow.values()[name]}

@@ -12,7 +12,7 @@ import pytest
 
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.released_passages import ReleasedRecord, WordIds, find_nearest_passages
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.nouns import UNDEFENDED
 from auditor.records.result_file import read_result
 from auditor.records.signals import assess_signals
@@ -44,7 +44,7 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
-    assert call(["synthetic", *files]) == 0
+    assert run_command_line(["synthetic", *files]) == 0
     assert "10/30" in capsys.readouterr().out
     result = read_result(tmp_path / "run")
     told = {m.name: m for finding in result.findings for m in finding.measurements}
@@ -52,12 +52,15 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     assert told["near_verbatim_recall"].value * 30 == pytest.approx(12)
     assert result.findings[0].by_kind["email"].value * 30 == pytest.approx(12)
     assert {"verbatim", "membership"} <= {signal.kind.name for signal in assess_signals(result).shown(UNDEFENDED)}
-    assert call(["gate", run, "--max", "recall=0.05"]) == 1
-    assert call(["gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7"]) == 0
+    assert run_command_line(["gate", run, "--max", "recall=0.05"]) == 1
+    assert run_command_line(["gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7"]) == 0
     capsys.readouterr()
-    assert call(["report", run, "--reveal"]) == 0 and "mail1x3" in (tmp_path / "run" / "report.html").read_text()
+    assert (
+        run_command_line(["report", run, "--reveal"]) == 0
+        and "mail1x3" in (tmp_path / "run" / "report.html").read_text()
+    )
     (tmp_path / "out.jsonl").write_text('{"text": "another"}\n')
-    assert call(["gate", run, "--max", "recall=0.6"]) == 1 and "has changed" in capsys.readouterr().out
+    assert run_command_line(["gate", run, "--max", "recall=0.6"]) == 1 and "has changed" in capsys.readouterr().out
 
 
 def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> None:
@@ -65,25 +68,28 @@ def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> Non
     manifests.write_manifest(tmp_path / "canaries.json", manifest)
     with open(tmp_path / "out.jsonl", "a") as file:
         file.writelines(json.dumps({"text": one.text}) + "\n" for one in manifest.copies())
-    assert call(["synthetic", *files, "--canaries", str(tmp_path / "canaries.json")]) == 0
+    assert run_command_line(["synthetic", *files, "--canaries", str(tmp_path / "canaries.json")]) == 0
     (main, *_) = read_result(tmp_path / "run").findings[-1].audits
     assert main.right == main.guesses == 120 and main.epsilon == main.best > 2.9 and main.level == 0.005
-    assert call(["gate", str(tmp_path / "run"), "--max", "epsilon_lower_bound=1"]) == 1
+    assert run_command_line(["gate", str(tmp_path / "run"), "--max", "epsilon_lower_bound=1"]) == 1
 
 
 def test_what_it_cannot_tell_is_refused_in_a_sentence(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for more, why in ((["--words", "40"], "records of 40 words or more"), (["--words", "1"], "--words >= 2")):
-        assert call(["synthetic", *files, *more]) == 2 and why in capsys.readouterr().err
+        assert run_command_line(["synthetic", *files, *more]) == 2 and why in capsys.readouterr().err
     few = write(tmp_path / "few.jsonl", records(3, 9))
     files[4] = few
-    assert call(["synthetic", *files]) == 2
+    assert run_command_line(["synthetic", *files]) == 2
     assert "at least 4 different records in --nonmembers, got 3" in capsys.readouterr().err
 
 
 def test_no_torch(files: list[str]) -> None:
-    code = "import sys; from auditor.cli import call; assert call(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from auditor.cli import run_command_line; "
+        "assert run_command_line(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code, "synthetic", *files], check=True, capture_output=True)
 
 
@@ -100,4 +106,4 @@ def test_passages_are_those_that_are_found_by_looking() -> None:
     there = set().union(*map(grams, texts))
     for i, (one, passage) in enumerate(zip(held, found, strict=True)):
         alone = grams(one.tokens).difference(*(grams(other.tokens) for j, other in enumerate(held) if j != i))
-        assert (passage.edits == 0) == bool(alone & there)
+        assert (passage.edit_distance == 0) == bool(alone & there)

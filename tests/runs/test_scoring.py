@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.scoring import LIKELIHOOD, doubt_if_members_likelier, log_probs_per_secret
 
 
-def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> PerSecret:
+def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> RowValuesBySecret:
     """Mean log-probabilities, nats a token, of standard deviation 0.5."""
     rng = np.random.default_rng(seed)
     members, rest = rng.normal(gap - 2, 0.5, n), rng.normal(-2, 0.5, others)

@@ -19,7 +19,7 @@ from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
 from auditor.runs.own_site import OwnSite
 from auditor.runs.plan import make_plan
-from auditor.runs.reporter import Silence
+from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import check_plan, run_audit
 from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.site import Site
@@ -88,12 +88,12 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), SweepCache()
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
-    site = Live(*parts, Silence(), shared)
+    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.model_and_secrets_fields
+    site = Live(*parts, SilentReporter(), shared)
     result = run_audit(asked, site, folder)
-    assert [finding.key for finding in result.findings] == check_plan(asked).cells()
+    assert [finding.key for finding in result.findings] == check_plan(asked).cell_keys_in_order()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
-    held = folder.guesses.done(CellKey("undefended", "white-box", "perplexity"))
+    held = folder.guesses.finished_secrets(CellKey("undefended", "white-box", "perplexity"))
     assert sorted(held) == sorted(secret.id for secret in Held().secrets)
 
 
@@ -109,8 +109,8 @@ class InFewBits(Live):
 def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
-    result = run_audit(asked, InFewBits(*parts, Silence(), SweepCache()), folder)
+    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.model_and_secrets_fields
+    result = run_audit(asked, InFewBits(*parts, SilentReporter(), SweepCache()), folder)
     assert any("runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes)
 
 
@@ -138,9 +138,9 @@ def test_a_promise_is_computed_once_for_what_is_spent(neox: HuggingFaceModel) ->
 @pytest.mark.parametrize("text", ["a/b", "a/b/c/d", ""])
 def test_a_cell_is_written_and_read_in_one_form(text: str) -> None:
     key = CellKey("pmixed", "text-only", "ethicist")
-    assert str(key) == "pmixed/text-only/ethicist" and CellKey.read(str(key)) == key
+    assert str(key) == "pmixed/text-only/ethicist" and CellKey.parse_cell_key(str(key)) == key
     with pytest.raises(ValueError, match="unpack"):
-        CellKey.read(text)
+        CellKey.parse_cell_key(text)
 
 
 def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_asked_for(

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.gate.decide import read_run
 from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.stopping import StoppingRule
 from auditor.statistics.anytime import look_sample_sizes
 from tests.conftest import fits_schema, save_tiny
@@ -78,7 +78,7 @@ def audit(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audit
         command = ["run", "--model", str(world / "model"), "--data", str(world / f"{data}.jsonl")]
         command += ["--setting", "white-box"]
         command += ["--nonmembers", str(world / "others.jsonl"), "--plugin", str(world / "echo.py")]
-        return call([*command, "--attack", "echo", "-o", out, *more])
+        return run_command_line([*command, "--attack", "echo", "-o", out, *more])
 
     return run
 
@@ -114,9 +114,11 @@ def test_a_run_stops_where_the_gate_will_decide(
     assert len(guesses("early")) == finding.stopped.asked
     assert 0 < run.outcomes[ROW].member.sum() < len(asked)  # both kinds, as they come
     assert fits_schema(tmp_path / "early")
-    assert call(["gate", "early", "--policy", str(world / "limit.toml")]) == 1
-    assert call(["report", "early"]) == 0
-    assert finding.stopped.said in (tmp_path / "early" / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
+    assert run_command_line(["gate", "early", "--policy", str(world / "limit.toml")]) == 1
+    assert run_command_line(["report", "early"]) == 0
+    assert finding.stopped.early_stop_sentence in (tmp_path / "early" / "report.md").read_text(
+        encoding="utf-8"
+    ).replace("&lt;", "<")
 
 
 def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
@@ -133,8 +135,8 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
     assert seen is not None
     assert (recall.low, recall.high) == (seen.low(0.025), seen.high(0.025))
     assert seen.high(0.05) <= 0.05 < recall.high
-    assert call(["gate", "held", "--max", "recall=0.05", "--max", "recall_nonmembers=0.3"]) == 0
-    assert call(["gate", "held", "--max", "recall_at_100_errors=0.05"]) == 1  # which it does not have
+    assert run_command_line(["gate", "held", "--max", "recall=0.05", "--max", "recall_nonmembers=0.3"]) == 0
+    assert run_command_line(["gate", "held", "--max", "recall_at_100_errors=0.05"]) == 1  # which it does not have
 
 
 def test_an_interval_as_narrow_as_was_asked(audit: Audit, tmp_path: Path) -> None:
@@ -155,11 +157,11 @@ def test_a_probe_stops_as_well(world: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     command = ["run", "--model", str(world / "model"), "--data", str(world / "data.jsonl"), "--setting", "white-box"]
     command += ["--attack", "extraction-probability", "--limit", "150"]
-    assert call([*command, "-o", "whole"]) == 0
+    assert run_command_line([*command, "-o", "whole"]) == 0
     early = []
     for size in ("7", "64"):
         until = ["--until", "extraction_probability ± 8%", "--batch-size", size]
-        assert call([*command, *until, "-o", size]) == 0
+        assert run_command_line([*command, *until, "-o", size]) == 0
         early.append(read_run(tmp_path / size))
     one, other = early
     (finding,) = one.result.findings
@@ -184,7 +186,7 @@ def test_an_interrupted_run_comes_to_the_same(world: Path, audit: Audit, tmp_pat
         (tmp_path / "left").write_text(str(left))
         assert audit(f"cut{left}", "--until", "recall ± 12%") == 130
         (tmp_path / "left").unlink()
-        assert call(["run", "--resume", f"cut{left}", *plug_in]) == 0
+        assert run_command_line(["run", "--resume", f"cut{left}", *plug_in]) == 0
         assert numbers(f"cut{left}") == numbers("once")
         assert guesses(f"cut{left}") == guesses("once")
 
@@ -197,10 +199,10 @@ def test_other_rules_do_not_go_on_with_a_run(
     (tmp_path / "left").unlink()
     (tmp_path / "other.toml").write_text('rules = ["recall <= 0.2"]')
     again = ["run", "--resume", "cut", "--plugin", str(world / "echo.py")]
-    assert call([*again, "--gate", "other.toml"]) == 2
+    assert run_command_line([*again, "--gate", "other.toml"]) == 2
     assert "expected the rules and baseline by which 'cut' was to stop (--until), got others" in capsys.readouterr().err
-    assert call(again) == 2
-    assert call([*again, "--gate", str(world / "limit.toml")]) == 0
+    assert run_command_line(again) == 2
+    assert run_command_line([*again, "--gate", str(world / "limit.toml")]) == 0
 
 
 def test_a_baseline_is_paired_with_what_was_asked(world: Path, audit: Audit, tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def test_a_baseline_is_paired_with_what_was_asked(world: Path, audit: Audit, tmp
     assert finding.stopped is not None
     assert finding.stopped.asked < finding.stopped.of
     assert finding.stopped.why == "until 'recall not worse than baseline by 0.05' was held"
-    assert call(["gate", "new", "--policy", str(world / "worse.toml"), "--baseline", "base"]) == 0
+    assert run_command_line(["gate", "new", "--policy", str(world / "worse.toml"), "--baseline", "base"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -245,28 +247,28 @@ def test_refusals(
 # --- when a row has been asked enough ---------------------------------------------------------------------------------
 
 
-def row(members: int, hits: int, others: int = 0) -> PerSecret:
+def row(members: int, hits: int, others: int = 0) -> RowValuesBySecret:
     n = members + others
     values = {"recall": (np.arange(n) < hits).astype(float)}
-    return PerSecret(tuple(f"{i:04d}" for i in range(n)), np.arange(n) < members, (None,) * n, values)
+    return RowValuesBySecret(tuple(f"{i:04d}" for i in range(n)), np.arange(n) < members, (None,) * n, values)
 
 
 def test_a_rule_fails_at_its_part_of_the_level() -> None:
     """What fails alone need not fail among ten decisions; what is held is held at the level itself."""
     rule, seen = Rule("recall", 0.05), row(16, 5)
-    assert StoppingRule(rules=(rule,), level=0.05).why(seen)
-    assert not StoppingRule(rules=(rule,), level=1e-5).why(seen)
-    assert StoppingRule(rules=(rule,), level=1e-5).why(row(120, 0)) == "until 'recall <= 0.05' was held"
+    assert StoppingRule(rules=(rule,), level=0.05).reason_to_stop(seen)
+    assert not StoppingRule(rules=(rule,), level=1e-5).reason_to_stop(seen)
+    assert StoppingRule(rules=(rule,), level=1e-5).reason_to_stop(row(120, 0)) == "until 'recall <= 0.05' was held"
     both = StoppingRule(rules=(rule, Rule("recall", 0.6)), level=0.05)
-    assert both.why(row(16, 8)) == ""
-    assert both.why(row(60, 20)) == "until 'recall <= 0.05' failed; until 'recall <= 0.6' was held"
+    assert both.reason_to_stop(row(16, 8)) == ""
+    assert both.reason_to_stop(row(60, 20)) == "until 'recall <= 0.05' failed; until 'recall <= 0.6' was held"
 
 
 def test_what_the_policy_requires_is_asked_first() -> None:
     stop = StoppingRule(rules=(Rule("recall", 0.05),), require=Required(secrets=100, nonmembers=20))
-    assert not stop.why(row(99, 40, 30))
-    assert not stop.why(row(100, 40, 19))
-    assert stop.why(row(100, 40, 20))
+    assert not stop.reason_to_stop(row(99, 40, 30))
+    assert not stop.reason_to_stop(row(100, 40, 19))
+    assert stop.reason_to_stop(row(100, 40, 20))
 
 
 def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice() -> None:
@@ -276,7 +278,7 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
 
     def order(seed: int, some: list[Query]) -> list[str]:
         asked: list[str] = []
-        StoppingRule(("recall", 0.01)).ask(
+        StoppingRule(("recall", 0.01)).ask_in_random_order(
             some, seed, lambda now: asked.extend(one.id for one in now), lambda now: row(len(now), 0)
         )
         return asked
@@ -289,10 +291,10 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
 
 
 def test_the_plan_reads_an_interval() -> None:
-    assert Plan.of(until="recall ± 2.5%").attacks.wanted_interval_width == ("recall", 0.025)
-    assert Plan.of(until="recall +/- 2%").attacks.wanted_interval_width == ("recall", 0.02)
+    assert Plan.from_fields(until="recall ± 2.5%").attacks.until_metric_and_half_width == ("recall", 0.025)
+    assert Plan.from_fields(until="recall +/- 2%").attacks.until_metric_and_half_width == ("recall", 0.02)
     with pytest.raises(AuditError, match="expected --until decided"):
-        Plan.of(until="recall ± 100%")
+        Plan.from_fields(until="recall ± 100%")
 
 
 def test_a_folder_is_tied_to_when_its_rows_stop(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import TextForm
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import text_form
-from auditor.runs.own_data import load_data
+from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.prefix_token import usual_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
 from auditor.runs.sites import make_site
@@ -56,7 +56,7 @@ class World:
     def run(self, out: str, *more: str) -> int:
         data, fresh = self.files
         asked = ["run", "--model", str(self.saved()), "--data", data, "--nonmembers", fresh, "--known-fraction", "0"]
-        return call([*asked, "-o", str(self.folder / out), "--attack", "extraction-probability", *more])
+        return run_command_line([*asked, "-o", str(self.folder / out), "--attack", "extraction-probability", *more])
 
     @property
     def truth(self) -> int:
@@ -64,10 +64,12 @@ class World:
 
     def plan(self, **asked: Any) -> Plan:
         data, fresh = self.files
-        return Plan.of(model="tiny", data=data, **{"nonmembers": fresh, "known_fraction": 0.0, **asked})
+        return Plan.from_fields(model="tiny", data=data, **{"nonmembers": fresh, "known_fraction": 0.0, **asked})
 
     def data(self, held: TextForm | None = None, **asked: Any) -> Benchmark:
-        return load_data(self.plan(**asked).data, "tiny", 0, HuggingFaceModel(self.model, self.words, "tiny"), held)
+        return load_own_benchmark(
+            self.plan(**asked).data, "tiny", 0, HuggingFaceModel(self.model, self.words, "tiny"), held
+        )
 
     def recall(self, found: Benchmark) -> int:
         """Answers of the kind of `self.answers` that greedy decoding says, of each record one."""
@@ -180,7 +182,7 @@ def test_a_day_that_nobody_names_is_found_by_the_models_files_or_is_a_doubt(tmp_
     for path in folder.iterdir():
         os.utime(path, (three_later, three_later))
     live = HuggingFaceModel(world.model, world.words, "tiny")
-    found = load_data(world.plan().data, str(folder), 0, live)
+    found = load_own_benchmark(world.plan().data, str(folder), 0, live)
     assert found.text_form is not None and found.text_form.day == forms.DAY
     assert world.recall(found) == MEMBERS > world.recall(today)
 
@@ -231,11 +233,11 @@ def test_a_run_says_its_form_keeps_it_and_is_compared_with_none_of_another(
     capsys.readouterr()
     assert world.run("second", "--template", "none", "--baseline", str(tmp_path / "first")) == 2
     assert "text form (--template, --date) 'none" in capsys.readouterr().err
-    assert call(["run", "--resume", str(tmp_path / "first")]) == 0
+    assert run_command_line(["run", "--resume", str(tmp_path / "first")]) == 0
     held["digest"] = "0" * 64
     (tmp_path / "first" / "text_form.json").write_text(json.dumps(held))
     capsys.readouterr()
-    assert call(["run", "--resume", str(tmp_path / "first")]) == 2
+    assert run_command_line(["run", "--resume", str(tmp_path / "first")]) == 2
     assert "expected the text form that the run was started with" in capsys.readouterr().err
 
 

@@ -67,7 +67,7 @@ def test_another_process_trains_what_this_one_would(
             time.sleep(0.1)
         while two_threads[-1] == 1 and time.monotonic() < deadline:  # until it has ended
             settle()
-    assert not site.models_to_train(selection.defenses, selection.references)
+    assert not site.models_to_train(selection.defenses_by_row_name, selection.reference_models_of_probes)
     alone, _ = asked(tmp_path / "alone", monkeypatch)
     alone.lab.ensemble()
     assert weights(site) == weights(alone) and len(weights(site)) == 2

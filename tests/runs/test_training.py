@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from auditor.benchmarks.whole_texts import training_texts
-from auditor.cli import call
+from auditor.benchmarks.whole_texts import read_training_texts
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.runs import training
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 from auditor.training import finetune
 from tests.conftest import save_tiny
 
@@ -34,9 +34,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(world: Path, out: Path, **more: Any) -> Training:
+def asked(world: Path, out: Path, **more: Any) -> TrainingRequest:
     given: dict[str, Any] = {"method": "none", "model": str(world / "neox"), "data": str(world / "data.jsonl")}
-    return Training(**{**given, "out": out, "block": 32, "options": {"epochs": 2, "batch": 2}, **more})
+    return TrainingRequest(**{**given, "out": out, "block": 32, "options": {"epochs": 2, "batch": 2}, **more})
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -52,14 +52,14 @@ def test_it_trains_what_the_command_says(world: Path, tmp_path: Path, capsys: Sa
     out = tmp_path / "model"
     command = ["train", "none", "--model", str(world / "neox"), "--data", str(world / "data.jsonl"), "-o", str(out)]
     command += ["-D", "epochs=2", "-D", "none.batch=2", "--block", "32", "--user-column", "who"]
-    assert call(command) == 0
+    assert run_command_line(command) == 0
     assert "12 records of 3 users or groups" in capsys.readouterr().out
     before, after = weights(world / "neox"), weights(out)
     assert all(not torch.equal(before[name], after[name]) for name in before if "embed" in name)
     record = json.loads((out / "training.json").read_text())
     assert record["finished"] and record["configuration"]["options"] == {"epochs": 2, "batch": 2, "learning_rate": 1e-4}
     assert not (out / "checkpoint.pt").exists() and (out.stat().st_mode & 0o777) == 0o700
-    assert call(command) == 0
+    assert run_command_line(command) == 0
     assert "already trained" in capsys.readouterr().out
 
 
@@ -69,11 +69,11 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
     frame = pd.DataFrame({"note": joined, "who": range(12), "repeats": [1] * 11 + [3]})
     frame.to_csv(tmp_path / "b.csv", index=False)
     frame.to_parquet(tmp_path / "c.parquet")
-    assert training_texts(str(tmp_path / "a.jsonl")) == (joined, None)
+    assert read_training_texts(str(tmp_path / "a.jsonl")) == (joined, None)
     who = [str(i) for i in range(12)]
     for name in ("b.csv", "c.parquet"):
         copies = (joined + joined[-1:] * 2, [*who, "11", "11"])  # `repeats` says how often it is trained on
-        assert training_texts(str(tmp_path / name), "note", "who") == copies
+        assert read_training_texts(str(tmp_path / name), "note", "who") == copies
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor import audit, load_run
 from auditor.benchmarks.files import Files
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.runs import training
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import recall_by_model
@@ -49,18 +49,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows(folder / f"{name}.jsonl", held)
     learn: dict[str, Any] = {"block": 32, "options": {"epochs": 8, "batch": 4, "learning_rate": 0.01}}
     for name, data in (("before", "data"), ("retrained", "rest")):
-        own = Training("none", str(folder / "neox"), str(folder / f"{data}.jsonl"), folder / name, **learn)
+        own = TrainingRequest("none", str(folder / "neox"), str(folder / f"{data}.jsonl"), folder / name, **learn)
         training.train_model(own, lambda what, done, total: None)
     forget: dict[str, Any] = {"block": 32, "options": {"epochs": 2, "batch": 2, "learning_rate": 1e-3}}
     given = (str(folder / "before"), str(folder / "data.jsonl"), folder / "after")
-    training.train_model(Training("npo", *given, forget=str(folder / "forget.jsonl"), **forget), lambda *_: None)
+    training.train_model(TrainingRequest("npo", *given, forget=str(folder / "forget.jsonl"), **forget), lambda *_: None)
     return folder
 
 
 def asked(world: Path, **more: Any) -> Plan:
     own = {"model": str(world / "after"), "data": str(world / "data.jsonl"), "forget": str(world / "forget.jsonl")}
     beside = {"before": str(world / "before"), "retrained": str(world / "retrained")}
-    return Plan.of(attack=("extraction-probability",), **{**own, **beside, **more})
+    return Plan.from_fields(attack=("extraction-probability",), **{**own, **beside, **more})
 
 
 def site(plan: Plan) -> Site:
@@ -74,7 +74,9 @@ def site(plan: Plan) -> Site:
 def test_what_is_to_be_forgotten_is_attacked_and_never_known(world: Path, seed: int) -> None:
     told = site(asked(world, seed=seed, nonmembers=str(world / "fresh.jsonl"))).benchmark
     lost = [secret for secret in told.secrets if secret.id in told.forgotten]
-    assert [secret.wording.whole for secret in lost if secret.wording] == [r["prefix"] + r["suffix"] for r in ROWS[:4]]
+    assert [secret.wording.prefix_and_suffix_text for secret in lost if secret.wording] == [
+        r["prefix"] + r["suffix"] for r in ROWS[:4]
+    ]
     known = {pair.prefix + pair.suffix for pair in told.known}
     assert known and known == set(told.unattacked)
     assert not known & {secret.prefix + secret.suffix for secret in told.secrets}
@@ -83,7 +85,7 @@ def test_what_is_to_be_forgotten_is_attacked_and_never_known(world: Path, seed: 
 
 
 def test_a_limit_keeps_both_kinds(world: Path) -> None:
-    tokenizer = load(str(world / "after")).tokenizer
+    tokenizer = load_causal_lm(str(world / "after")).tokenizer
     few = Files(str(world / "data.jsonl"), tokenizer, forget=str(world / "forget.jsonl"), limit=2)
     assert len(few.secrets) == 4 and len(few.forgotten) == 2
     assert [secret.id for secret in few.secrets] == sorted(secret.id for secret in few.secrets)
@@ -94,7 +96,7 @@ def test_a_limit_keeps_both_kinds(world: Path) -> None:
 
 def test_relearning_is_so_many_steps_on_a_copy(world: Path) -> None:
     """Twice the same, as many steps as were asked for, better at what it is trained on; the model is untouched."""
-    model, texts = load(str(world / "after")), [tuple(range(1, 20)), tuple(range(40, 50))]
+    model, texts = load_causal_lm(str(world / "after")), [tuple(range(1, 20)), tuple(range(40, 50))]
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     done: list[int] = []
     one, other = (relearn(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2))
@@ -118,8 +120,12 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
     plan = asked(world, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)
-    assert beside.model(RelearnedBaseline()) is beside.model(RelearnedBaseline()) is own.model
-    assert beside.model(RetrainedBaseline(relearned=True)) is own.trained_otherwise("retrained")
+    assert (
+        beside.baseline_model_of_row(RelearnedBaseline())
+        is beside.baseline_model_of_row(RelearnedBaseline())
+        is own.model
+    )
+    assert beside.baseline_model_of_row(RetrainedBaseline(relearned=True)) is own.model_before_or_retrained("retrained")
     (first, second) = calls
     assert first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
     assert first[2] == {"steps": 7, "rate": 0.002, "seed": 0} and first[1] == own.benchmark.unattacked
@@ -166,7 +172,7 @@ def test_a_run_says_what_is_left_of_each_group(world: Path, tmp_path: Path, caps
         str(out),
         "--verbose",
     ]
-    assert call(command) == 0 and fits_schema(out)
+    assert run_command_line(command) == 0 and fits_schema(out)
     result = json.loads((out / "result.json").read_text())
     assert [target["title"] for target in result["targets"]] == [
         "After unlearning",
@@ -215,7 +221,7 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(world: Path, tmp_path: 
     files = {name: str(world / f"{name}.jsonl") for name in ("data", "forget")}
     own = {**plan, **files, "model": str(world / "after"), "attack": ["extraction-probability"]}
     (tmp_path / "audit.toml").write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in own.items()))
-    assert call(["run", "--config", str(tmp_path / "audit.toml"), "-o", str(tmp_path / "b")]) == 0
+    assert run_command_line(["run", "--config", str(tmp_path / "audit.toml"), "-o", str(tmp_path / "b")]) == 0
     assert mine.result.unlearning == load_run(tmp_path / "b").result.unlearning != ()
     with pytest.raises(AuditError, match="expected before as a folder or a hub id, got a live GPTNeoX"):
         audit(model, tokenizer, data=ROWS[:14], forget=ROWS[:4], before=model, attacks=["extraction-probability"])
@@ -279,12 +285,12 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     own = ["run", "--model", str(world / "after"), "--data", str(world / "data.jsonl"), "-o", str(tmp_path / "run")]
     command = [*own, "--attack", "extraction-probability", *(word.format(world) for word in options)]
-    assert call(command) == 2
+    assert run_command_line(command) == 2
     said = capsys.readouterr().err
     assert sentence in " ".join(said.split()) and "Traceback" not in said and not (tmp_path / "run").exists()
 
 
 def test_in_the_lab_relearning_wants_a_defense_that_forgets(tmp_path: Path, capsys: Said) -> None:
-    assert call(["run", "--attack", "perplexity", "--relearn", "5", "-o", str(tmp_path / "run")]) == 2
+    assert run_command_line(["run", "--attack", "perplexity", "--relearn", "5", "-o", str(tmp_path / "run")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "--relearn needs an unlearned model: expected --defense gradient-ascent or npo, got neither" in said

@@ -46,7 +46,9 @@ def plan(tmp_path: Path) -> Plan:
         put(tmp_path / "ensemble" / member, adapter_model__safetensors=member, adapter_config__json="{}")
     options = {"pmixed": {"ensemble": str(tmp_path / "ensemble")}}
     data = str(tmp_path / "data.jsonl")
-    return Plan.of(model=str(tmp_path / "model"), data=data, public=str(tmp_path / "public"), defense_options=options)
+    return Plan.from_fields(
+        model=str(tmp_path / "model"), data=data, public=str(tmp_path / "public"), defense_options=options
+    )
 
 
 def test_models_that_lie_where_a_run_starts_are_not_its_references(
@@ -145,10 +147,10 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(tmp_path: Path, monkeypatch:
         return str(there / file) if (there / file).exists() else None
 
     monkeypatch.setattr(file_digests, "try_to_load_from_cache", cached)
-    plan = Plan.of(model="some/model", revision="v1", data="data")
+    plan = Plan.from_fields(model="some/model", revision="v1", data="data")
     assert sorted(plan_weights.file_digests_of_plan(plan)) == ["model/config.json", "model/model.safetensors"]
     assert set(asked) == {("some/model", "v1")}
     monkeypatch.setattr(file_digests, "try_to_load_from_cache", lambda *_, **__: None)
-    file_digests.check_unchanged(
+    file_digests.check_model_files_unchanged(
         {"model/config.json": "d"}, plan_weights.file_digests_of_plan(plan), "it"
     )  # not fetched: nothing to mistake for it

@@ -19,7 +19,7 @@ from auditor.statistics.audit_by_shape import (
 from auditor.statistics.audit_power import SURE, USUAL, detectable_epsilon, detection_power_sentence
 from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.statistics.games import audit_games
-from auditor.statistics.one_run import guess_counts, p_value, refuting_right_counts
+from auditor.statistics.one_run import guess_counts, one_run_p_value, refuting_right_counts
 
 DELTA, SAMPLED = 1e-5, (0.084, 48)
 
@@ -52,7 +52,7 @@ def test_so_many_right_refute_alone_and_one_fewer_does_not() -> None:
             for right, refuted in ((v, True), (v - 1, False)):
                 if right <= r:
                     shown = tuple(right if i == j else 0 for j in range(len(counts)))
-                    assert (p_value(m, shown, epsilon, delta) < 0.05) == refuted
+                    assert (one_run_p_value(m, shown, epsilon, delta) < 0.05) == refuted
 
 
 def test_games_catch_it_so_often() -> None:

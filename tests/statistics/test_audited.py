@@ -17,11 +17,11 @@ from auditor.core.result import Audited
 from auditor.statistics import metrics
 from auditor.statistics.audit_by_shape import epsilon_shape
 from auditor.statistics.audited import (
-    audit_at_level,
     audit_epsilon_bounds,
     audit_measurements,
     best_provable_epsilon,
     canaries_needed,
+    reaudit_at_level,
 )
 from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, guess_counts
 from auditor.statistics.two_samples import epsilon_clopper_pearson
@@ -190,8 +190,8 @@ def test_the_same_guesses_at_another_level() -> None:
     """At its own level an audit is what it is; at a smaller one both numbers are smaller, and they are its rule's."""
     scores, included = game(601, 1.5)
     for found in audit_epsilon_bounds(scores, included, 1e-5):
-        assert audit_at_level(found, 0.05) == found
-        stricter = audit_at_level(found, 0.02)
+        assert reaudit_at_level(found, 0.05) == found
+        stricter = reaudit_at_level(found, 0.02)
         assert stricter == next(
             a for a in audit_epsilon_bounds(scores, included, 1e-5, 0.02) if a.estimator == found.estimator
         )
@@ -201,7 +201,7 @@ def test_the_same_guesses_at_another_level() -> None:
 def test_independent_games_at_another_level() -> None:
     proved, best = (epsilon_clopper_pearson(*table, 1e-5, 0.02) for table in ((90, 10, 12, 88), (100, 0, 0, 100)))
     played = Audited("games", 9.0, 1e-5, 0.05, 200, 200, 178, 9.0, table=(90, 10, 12, 88))
-    again = audit_at_level(played, 0.02)
+    again = reaudit_at_level(played, 0.02)
     assert (again.epsilon, again.best, again.level) == (proved, best, 0.02)
 
 
@@ -209,4 +209,4 @@ def test_what_cannot_have_been_made_is_refused_another_level() -> None:
     found = audit_epsilon_bounds(*game(601, 1.5), 1e-5)[0]
     for changed in (replace(found, rights=(77,)), replace(found, estimator="mine"), replace(found, estimator="games")):
         with pytest.raises(AuditError, match="expected a bound by one_run, fdp, shape"):
-            audit_at_level(changed, 0.05)
+            reaudit_at_level(changed, 0.05)

@@ -20,7 +20,7 @@ def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | Non
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
     scores = blind_classifier.blind_scores(rows, sizes, member, group)
     widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group))
-    found = roc.auc_estimate("blind_auc", scores[member], scores[~member], widen=widen)
+    found = roc.auc_with_interval("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
 
 

@@ -11,9 +11,9 @@ from auditor.statistics.bounds import (
     BinomialCount,
     DiscordantPairs,
     RecordedInterval,
-    paired_p_value,
+    paired_difference_p_value,
     paired_share_difference,
-    score_statistic,
+    tango_score_statistic,
 )
 from auditor.statistics.compare import difference_evidence, paired_mean_difference, paired_recall_difference
 from auditor.statistics.intervals import clopper_pearson
@@ -49,9 +49,9 @@ def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
 
     lost = minimize_scalar(unlikelihood, bounds=(1e-9, (1 - delta) / 2 - 1e-9), method="bounded").x
     expected = (wins - losses - n * delta) / np.sqrt(n * (2 * lost + delta - delta**2))
-    assert score_statistic(wins, losses, n, delta) == pytest.approx(expected, abs=1e-4)
-    assert score_statistic(9, 3, 40, 0.0) == pytest.approx((9 - 3) / np.sqrt(9 + 3))  # McNemar's
-    assert score_statistic(0, 0, 40, 0.0) == 0
+    assert tango_score_statistic(wins, losses, n, delta) == pytest.approx(expected, abs=1e-4)
+    assert tango_score_statistic(9, 3, 40, 0.0) == pytest.approx((9 - 3) / np.sqrt(9 + 3))  # McNemar's
+    assert tango_score_statistic(0, 0, 40, 0.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
 )
 def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: float) -> None:
     outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
-    seen = score_statistic(wins, losses, n, delta)
-    extreme = score_statistic(outcomes[:, 0], outcomes[:, 1], n, delta) >= seen - 1e-9
+    seen = tango_score_statistic(wins, losses, n, delta)
+    extreme = tango_score_statistic(outcomes[:, 0], outcomes[:, 1], n, delta) >= seen - 1e-9
     low, high = clopper_pearson(wins + losses, n, 1 - 1e-4)
     grid = np.linspace(max(low, abs(delta)), high, 25)
     slow = max(multinomial.pmf(outcomes[extreme], n, distribution(delta, psi)).sum() for psi in grid)
-    assert paired_p_value(wins, losses, n, delta) == pytest.approx(slow + 1e-4, abs=1e-9)
+    assert paired_difference_p_value(wins, losses, n, delta) == pytest.approx(slow + 1e-4, abs=1e-9)
 
 
 def test_equal_answers_leave_open_what_so_few_secrets_can() -> None:

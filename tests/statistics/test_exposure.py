@@ -42,17 +42,21 @@ def test_sampled_exposure_is_that_of_tf_privacy(nll: float, bits: float) -> None
     ],
 )
 def test_tails_of_the_skew_normal(distribution: tuple[float, float, float], nll: float, bits: float) -> None:
-    assert exposure.SkewNormal(distribution, 1.0).bits(nll, math.inf) == pytest.approx(bits, rel=1e-7)
+    assert exposure.SkewNormal(distribution, 1.0).extrapolated_exposure_bits(nll, math.inf) == pytest.approx(
+        bits, rel=1e-7
+    )
 
 
 def test_a_fit_says_the_same_twice_and_is_capped_and_checked() -> None:
     references = np.random.default_rng(0).normal(24, 3, 150)
     fitted, again = exposure.fit_skew_normal(references), exposure.fit_skew_normal(references)
     assert fitted == again and fitted.ks_p > 0.05
-    assert fitted.bits(18.0, BITS) == pytest.approx(-math.log2(0.5 * math.erfc(2 / math.sqrt(2))), abs=1.0)
-    assert fitted.bits(-200.0, BITS) == BITS
+    assert fitted.extrapolated_exposure_bits(18.0, BITS) == pytest.approx(
+        -math.log2(0.5 * math.erfc(2 / math.sqrt(2))), abs=1.0
+    )
+    assert fitted.extrapolated_exposure_bits(-200.0, BITS) == BITS
     assert exposure.fit_skew_normal(np.repeat([1.0, 50.0], 60)).ks_p < 0.01
-    assert exposure.fit_skew_normal(np.full(20, 3.0)).bits(3.0, BITS) == 0
+    assert exposure.fit_skew_normal(np.full(20, 3.0)).extrapolated_exposure_bits(3.0, BITS) == 0
 
 
 def test_exposure_of_a_rank() -> None:
@@ -64,7 +68,7 @@ def test_the_null_distribution_bounds_a_canary_that_was_never_inserted() -> None
     """Its rank is uniform: P(exposure >= e) <= 2^-e at every e, for ranks and for Monte-Carlo p-values."""
     noise = np.random.default_rng(0)
     bits = np.array([exposure.exposure_from_rank(rank, 10.0) for rank in noise.integers(1, 1025, size=20_000)])
-    p_values = np.array([exposure.null_p_value(noise.normal(), noise.normal(size=19)) for _ in range(20_000)])
+    p_values = np.array([exposure.canary_null_p_value(noise.normal(), noise.normal(size=19)) for _ in range(20_000)])
     for e in (0.5, 1, 2, 4.3):
         slack = 4 * math.sqrt(2.0**-e / 20_000)
         assert (bits >= e).mean() <= 2.0**-e + slack and (p_values <= 2.0**-e).mean() <= 2.0**-e + slack
@@ -102,7 +106,8 @@ def test_estimated_ranks_are_unbiased_and_their_intervals_cover(place: int) -> N
     p = 0.8 * np.sort(np.random.default_rng(1).lognormal(sigma=3, size=size))[::-1]
     p /= p.sum() / 0.8
     found = [
-        exposure.estimate_rank(-math.log(p[place]) + 1e-9, str(place), weighted(300, 60, size, s, p)) for s in range(24)
+        exposure.estimate_canary_rank(-math.log(p[place]) + 1e-9, str(place), weighted(300, 60, size, s, p))
+        for s in range(24)
     ]
     ranks = np.array([estimate.rank for estimate in found])
     error = max(ranks.std() / math.sqrt(len(ranks)), 1e-9)
@@ -115,7 +120,7 @@ def test_estimated_ranks_are_unbiased_and_their_intervals_cover(place: int) -> N
 @pytest.mark.parametrize(("drawn", "uniform"), [(200, 0), (0, 200)])
 def test_either_kind_of_draw_does_alone(drawn: int, uniform: int) -> None:
     p = np.full(100, 0.01)
-    estimate = exposure.estimate_rank(-math.log(0.01) + 1e-9, "5", weighted(drawn, uniform, 100, 0, p))
+    estimate = exposure.estimate_canary_rank(-math.log(0.01) + 1e-9, "5", weighted(drawn, uniform, 100, 0, p))
     assert estimate.low <= 100 <= estimate.high + 1e-6 and estimate.rank == pytest.approx(100, rel=0.05)
 
 
@@ -124,6 +129,6 @@ def test_no_draw_below_leaves_open_what_so_many_draws_can_miss() -> None:
     draws = exposure.WeightedDraws(
         tuple(map(str, range(200))), np.full(200, 5.0), np.full(200, -5.0), np.ones(200, dtype=bool), 100, 10**6
     )
-    estimate = exposure.estimate_rank(3.0, "canary", draws)
+    estimate = exposure.estimate_canary_rank(3.0, "canary", draws)
     assert estimate.rank == estimate.low == 1
     assert estimate.high == pytest.approx(1 + (1 - 0.025 ** (1 / 200)) * 2 * math.exp(3.0))

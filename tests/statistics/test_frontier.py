@@ -84,8 +84,8 @@ def test_shares_are_held_to_their_exact_interval() -> None:
     one, other = frontier.mean_leaks(hits)
     exact = paired_share_difference(hits[0] == 1, hits[1] == 1)
     assert frontier.paired_leak_difference(one, other).low(0.01) <= exact.low(0.01)
-    assert other.measured("recall", "share").high == pytest.approx(intervals.clopper_pearson(0, 40)[1])
-    assert one.measured("recall", "share").low >= 0
+    assert other.leakage_measurement("recall", "share").high == pytest.approx(intervals.clopper_pearson(0, 40)[1])
+    assert one.leakage_measurement("recall", "share").low >= 0
 
 
 def test_rates_are_those_of_every_single_resample() -> None:
@@ -124,7 +124,9 @@ def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
     slow = [auc(np.repeat(own, a), np.repeat(others, b)) for a, b in zip(members[:100], nonmembers[:100], strict=True)]
     assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(auc(own, others))
     assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
-    chance = frontier.auc_leaks([[(rng.normal(size=30), rng.normal(size=50))]])[0].measured("membership_auc", "AUC")
+    chance = frontier.auc_leaks([[(rng.normal(size=30), rng.normal(size=50))]])[0].leakage_measurement(
+        "membership_auc", "AUC"
+    )
     assert chance.low < 0.5 <= chance.value
 
 

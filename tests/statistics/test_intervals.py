@@ -10,7 +10,12 @@ from scipy.stats import binomtest
 
 from auditor.core.errors import AuditError
 from auditor.statistics.compare import mean_difference_measurement, paired_difference
-from auditor.statistics.intervals import clopper_pearson, gaffke_mean_interval, share_excess_over_nonmembers, wilson
+from auditor.statistics.intervals import (
+    clopper_pearson,
+    gaffke_mean_interval,
+    share_excess_over_nonmembers,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,8 +24,8 @@ from auditor.statistics.intervals import clopper_pearson, gaffke_mean_interval, 
 )
 def test_wilson(hits: int, n: int, low: float, high: float) -> None:
     """Statistics in Medicine 17, 857-872, Table I, method 3; and the mirror of each."""
-    assert wilson(hits, n) == pytest.approx((low, high), abs=5.1e-5)
-    assert wilson(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=5.1e-5)
+    assert wilson_interval(hits, n) == pytest.approx((low, high), abs=5.1e-5)
+    assert wilson_interval(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=5.1e-5)
 
 
 @pytest.mark.parametrize(

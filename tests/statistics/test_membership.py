@@ -63,9 +63,9 @@ def test_error_zone_orders_as_the_ratio_with_a_little_added_to_its_denominator()
 
 def test_window_comparison_by_the_published_vectors() -> None:
     """formulas.md C2, of WBC (2601.02751)."""
-    assert membership.window_comparison(floats(2, -1, 0, 2), (2,)) == pytest.approx(2 / 3)
+    assert membership.window_comparison_score(floats(2, -1, 0, 2), (2,)) == pytest.approx(2 / 3)
     texts = ([1, 1, -5], [-1, 2], [0.7])
-    assert [membership.window_comparison(floats(*text), (2, 3)) for text in texts] == [0.25, 1.0, 1.0]
+    assert [membership.window_comparison_score(floats(*text), (2, 3)) for text in texts] == [0.25, 1.0, 1.0]
 
 
 def test_the_windows_are_those_of_the_formula() -> None:
@@ -82,7 +82,7 @@ def test_window_comparison_against_a_naive_twin() -> None:
             w = min(window, length)
             sums = [sum(delta[i : i + w]) for i in range(length - w + 1)]
             shares.append(sum(s > 0 for s in sums) / len(sums))
-        assert membership.window_comparison(delta) == pytest.approx(sum(shares) / len(shares))
+        assert membership.window_comparison_score(delta) == pytest.approx(sum(shares) / len(shares))
 
 
 def test_min_k_takes_the_lowest_share_and_at_least_one() -> None:
@@ -130,7 +130,7 @@ def test_lira_against_a_naive_twin() -> None:
         norm.logpdf(target[i], means[True, i], spread[True]) - norm.logpdf(target[i], means[False, i], spread[False])
         for i in range(3)
     ]
-    assert membership.likelihood_ratio(target, references, SAW) == pytest.approx(expected)
+    assert membership.lira_log_likelihood_ratio(target, references, SAW) == pytest.approx(expected)
 
 
 def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
@@ -140,7 +140,7 @@ def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
     assert membership.has_in_and_out_models(SAW) and not membership.has_in_and_out_models(saw)
     noise = keyed_random_generator("lira offline")
     target, references = noise.normal(size=3), noise.normal(size=(3, 4))
-    found = membership.likelihood_ratio(target, references, saw)
+    found = membership.lira_log_likelihood_ratio(target, references, saw)
     rows = [[references[i, j] for j in range(4) if not saw[i, j]] for i in range(3)]
     free = sum(len(row) - 1 for row in rows)
     spread = math.sqrt(sum(sum((x - np.mean(row)) ** 2 for x in row) for row in rows) / free)
@@ -149,13 +149,13 @@ def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
 
 def test_lira_says_nothing_where_no_deviation_can_be_told() -> None:
     one = np.array([[True, False], [False, True]])
-    assert np.isnan(membership.likelihood_ratio(floats(1, 2), np.ones((2, 2)), one)).all()
+    assert np.isnan(membership.lira_log_likelihood_ratio(floats(1, 2), np.ones((2, 2)), one)).all()
 
 
 def test_lira_takes_one_record_of_two_models_for_a_deviation() -> None:
     """That of all records together: the other record's only model of the kind says nothing of it."""
     saw = np.array([[False, False, True], [True, True, False]])
-    found = membership.likelihood_ratio(floats(1, 2), np.array([[0.0, 2.0, 5.0], [5.0, 6.0, 1.0]]), saw)
+    found = membership.lira_log_likelihood_ratio(floats(1, 2), np.array([[0.0, 2.0, 5.0], [5.0, 6.0, 1.0]]), saw)
     square = {"out": 2.0, "in": 0.5}  # about each record's own mean, with one degree of freedom
     expected = [
         norm.logpdf(1, 5, square["in"] ** 0.5) - norm.logpdf(1, 1, square["out"] ** 0.5),
@@ -168,7 +168,7 @@ def test_lira_has_a_deviation_a_record_from_64_models_on() -> None:
     noise = keyed_random_generator("many")
     saw = np.array([[True] * 32 + [False] * 32] * 2)
     references = noise.normal(size=(2, 64)) * np.array([[1.0], [5.0]])
-    found = membership.likelihood_ratio(floats(0, 0), references, saw)
+    found = membership.lira_log_likelihood_ratio(floats(0, 0), references, saw)
     own = [
         norm.logpdf(0, row[:32].mean(), row[:32].std(ddof=1)) - norm.logpdf(0, row[32:].mean(), row[32:].std(ddof=1))
         for row in references

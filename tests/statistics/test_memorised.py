@@ -23,8 +23,8 @@ def test_n_grams_that_overlap_are_one_and_a_record_is_named_by_what_it_alone_has
         (40, False, True, -1),
         (41, False, True, -1),
     )
-    assert memorised.count_memorised(seen, 4) == MemorisedTokens(4, 1, 1, {7: TokenRun(0, 8)}, ())
-    assert memorised.count_memorised(standing((3, False, True, 9)), 4) == MemorisedTokens(0, 0, 1, {}, (9,))
+    assert memorised.count_memorised_ngrams(seen, 4) == MemorisedTokens(4, 1, 1, {7: TokenRun(0, 8)}, ())
+    assert memorised.count_memorised_ngrams(standing((3, False, True, 9)), 4) == MemorisedTokens(0, 0, 1, {}, (9,))
 
 
 def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> None:

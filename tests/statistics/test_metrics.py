@@ -88,11 +88,13 @@ def test_judging_compares_verbatim_and_keeps_groups_apart() -> None:
     by_name = {m.name: m for m in extraction.extraction_measurements(judged)}
     assert (by_name["recall"].value, by_name["any_of_k"].value, by_name["recall_nonmembers"].value) == (0.5, 1.0, 1.0)
     assert by_name["recall"].n == 2 and by_name["excess_recall"].value == -0.5
-    assert {k: m.value for k, m in extraction.hit_share_by_repeats("recall", judged.only(judged.member)).items()} == {
+    assert {
+        k: m.value for k, m in extraction.hit_share_by_repeats("recall", judged.select_secrets(judged.member)).items()
+    } == {
         "2": 1.0,
         "4": 0.0,
     }
-    assert extraction.recall_error_curve(judged.only(judged.member))[-1] == (1, 0.5)
+    assert extraction.recall_error_curve(judged.select_secrets(judged.member))[-1] == (1, 0.5)
 
 
 # --- near-verbatim ---------------------------------------------------------------------------------------------------

@@ -37,20 +37,20 @@ def naive(known: list[Tokens], kinds: int, order: int, text: Tokens) -> list[flo
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_interpolated_n_grams_are_those_that_are_counted_by_hand(order: int) -> None:
     known, asked = texts(12, 5, order), texts(6, 7, order + 10)
-    found = NGramCounts.of(known, 7, order).log_probs(asked)
+    found = NGramCounts.count_ngrams(known, 7, order).log_probs(asked)
     assert found == pytest.approx([x for text in asked for x in naive(known, 7, order, text)])
 
 
 def test_what_may_follow_has_a_mass_of_one() -> None:
-    model = NGramCounts.of(texts(20, 6, 0), 5)
+    model = NGramCounts.count_ngrams(texts(20, 6, 0), 5)
     p = np.exp(model.log_probs([(2, 3, word) for word in range(1, 6)]).reshape(5, 3)[:, 2])
     assert p.sum() == pytest.approx(1)
 
 
 def test_bigrams_with_one_added_to_every_count() -> None:
-    model = NGramCounts.of([(1, 2), (1, 2), (1, 3)], 4)
+    model = NGramCounts.count_ngrams([(1, 2), (1, 2), (1, 3)], 4)
     expected = [(math.log(4 / 7) + math.log(3 / 7)) / 2, (math.log(1 / 7) + math.log(1 / 4)) / 2]
-    assert model.laplace([(1, 2), (3, 3)]) == pytest.approx(expected)
+    assert model.mean_laplace_log_prob([(1, 2), (3, 3)]) == pytest.approx(expected)
 
 
 def test_likeness_is_the_mean_of_the_nearest() -> None:
@@ -63,13 +63,13 @@ def test_members_of_texts_that_saw_nothing_are_not_told() -> None:
     held = 0
     for seed in range(60):
         every = texts(90, 12, seed)
-        scores = score_against_other_records(NGramCounts.of(every[60:], 12, 3), every[:60], seed)
-        m = roc.auc_estimate("", scores[:30], scores[30:])
+        scores = score_against_other_records(NGramCounts.count_ngrams(every[60:], 12, 3), every[:60], seed)
+        m = roc.auc_with_interval("", scores[:30], scores[30:])
         held += m.low <= 0.5 <= m.high
     assert held >= 51
 
 
 def test_members_that_were_copied_are_told() -> None:
     every = texts(60, 40, 1)
-    scores = score_against_other_records(NGramCounts.of(every[:30], 40), every, 0)
+    scores = score_against_other_records(NGramCounts.count_ngrams(every[:30], 40), every, 0)
     assert roc.auc(scores[:30], scores[30:]) > 0.9

@@ -19,7 +19,7 @@ from auditor.statistics.one_run import (
     gaussian_epsilon,
     group_delta,
     guess_counts,
-    p_value,
+    one_run_p_value,
 )
 
 # Single threshold, significance 0.05, delta 1e-5 (formulas.md A10 and C1; jax_privacy's `epsilon_one_run_fdp`).
@@ -110,14 +110,14 @@ def naive_chance(m: int, right: tuple[int, ...], epsilon: float, more: int, runs
 def test_the_p_value_is_how_often_a_row_of_coins_is_as_surprising(right: tuple[int, ...]) -> None:
     for epsilon in (1.0,):
         seen = naive_chance(64, right, epsilon, 0)
-        assert p_value(64, right, epsilon, 0.0) == pytest.approx(seen, abs=4 * math.sqrt(seen / 10_000) + 1e-3)
+        assert one_run_p_value(64, right, epsilon, 0.0) == pytest.approx(seen, abs=4 * math.sqrt(seen / 10_000) + 1e-3)
         spare, expected = 64 * 1e-3 / (1 + math.exp(epsilon)), seen  # who lacks fewest gets them first
         for more in range(1, 65):
             lacking = naive_chance(64, right, epsilon, more) - naive_chance(64, right, epsilon, more - 1)
             expected, spare = expected + min(lacking, spare / more), spare - min(spare, more * lacking)
             if not spare:
                 break
-        assert p_value(64, right, epsilon, 1e-3) == pytest.approx(expected, abs=0.012)
+        assert one_run_p_value(64, right, epsilon, 1e-3) == pytest.approx(expected, abs=0.012)
 
 
 def most_right(m: int, v: int, epsilon: float, delta: float) -> float:
@@ -154,7 +154,7 @@ def most_right(m: int, v: int, epsilon: float, delta: float) -> float:
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (0.5, 0.05), (1.5, 0.2), (3.0, 0.01)])
 def test_no_mechanism_at_all_is_refuted_oftener(m: int, v: int, epsilon: float, delta: float) -> None:
     """And some mechanism almost as often: of one canary exactly, of more within a quarter."""
-    most, allowed = most_right(m, v, epsilon, delta), p_value(m, (v,), epsilon, delta)
+    most, allowed = most_right(m, v, epsilon, delta), one_run_p_value(m, (v,), epsilon, delta)
     assert most <= allowed + 1e-9
     assert most >= allowed * (1 - 1e-9 if m == 1 else 0.75)
 
@@ -163,7 +163,7 @@ def test_no_mechanism_at_all_is_refuted_oftener(m: int, v: int, epsilon: float, 
 def test_none_that_is_walked_up_to_the_bound_is_kept(delta: float) -> None:
     for m, right in [(20, (20,)), (50, (45, 25)), (200, (150, 85, 47, 24)), (1000, (700, 380, 200, 110, 58, 30))]:
         bound = epsilon_one_run(m, right, delta)
-        kept = [k / 100 for k in range(200) if p_value(m, right, k / 100, delta) >= 0.05]
+        kept = [k / 100 for k in range(200) if one_run_p_value(m, right, k / 100, delta) >= 0.05]
         assert round(bound, 9) == round(kept[0] - 0.01, 9) if bound < 1.9 else not [e for e in kept if e <= bound]
 
 
@@ -228,7 +228,7 @@ def test_copies_speak_for_groups() -> None:
     assert group_delta(0.7, 1e-5, 4) == pytest.approx(1e-5 * math.expm1(4 * 0.7) / math.expm1(0.7))
     assert group_delta(0.0, 1e-5, 4) == pytest.approx(4e-5)
     bound = epsilon_one_run(500, some, 1e-4, 0.05, 4)
-    p = [p_value(500, some, 4 * e, group_delta(e, 1e-4, 4)) for e in (bound, bound + 0.011)]
+    p = [one_run_p_value(500, some, 4 * e, group_delta(e, 1e-4, 4)) for e in (bound, bound + 0.011)]
     assert p[0] < 0.05 < p[1]
     assert bound < epsilon_one_run(500, some, 1e-4) / 4  # a group's delta is more than a record's
 

@@ -24,7 +24,7 @@ def scores(m: int, n: int, shift: float = 0.0, ties: bool = False, key: str = "r
 def test_auc_is_scikit_learns_and_the_mean_of_either_sides_placements(ties: bool) -> None:
     own, others = scores(37, 23, 0.7, ties)
     expected = roc_auc_score([1] * 37 + [0] * 23, np.concatenate([own, others]))
-    first, second = roc.placements(own, others)
+    first, second = roc.delong_placements(own, others)
     assert roc.auc(own, others) == pytest.approx(expected)
     assert first.mean() == pytest.approx(expected) and second.mean() == pytest.approx(expected)
     assert first.tolist() == pytest.approx([np.mean(others < x) + np.mean(others == x) / 2 for x in own])
@@ -34,7 +34,7 @@ def test_delongs_variance_against_a_naive_twin() -> None:
     own, others = scores(9, 7, 0.5, ties=True)
     kernel = np.array([[(x > y) + (x == y) / 2 for y in others] for x in own])
     variance = kernel.mean(1).var(ddof=1) / 9 + kernel.mean(0).var(ddof=1) / 7
-    found = roc.auc_estimate("auc", own, others)
+    found = roc.auc_with_interval("auc", own, others)
     assert found.value == pytest.approx(kernel.mean())
     assert found.low <= kernel.mean() - 1.959 * np.sqrt(variance) + 1e-9
 
@@ -44,7 +44,7 @@ def test_delongs_interval_is_the_wider_one_where_scores_fall_in_two_lumps() -> N
     own, others = np.array([9.0] * 30 + [0.0] * 10), np.linspace(1, 8, 40)
     wins = (own[:, None] > others).astype(float)
     variance = wins.mean(1).var(ddof=1) / 40 + wins.mean(0).var(ddof=1) / 40
-    found, low = roc.auc_estimate("auc", own, others), roc.newcombe_auc_interval(float(wins.mean()), 40, 40)[0]
+    found, low = roc.auc_with_interval("auc", own, others), roc.newcombe_auc_interval(float(wins.mean()), 40, 40)[0]
     assert 0 < found.low < low and found.low == pytest.approx(wins.mean() - norm.ppf(0.975) * np.sqrt(variance))
 
 
@@ -52,7 +52,7 @@ def test_delongs_interval_is_the_wider_one_where_scores_fall_in_two_lumps() -> N
 def test_the_two_ways_in_which_a_bound_of_a_rate_errs_make_up_its_level(level: float) -> None:
     """The threshold on the wrong side, four fifths at most, or not and too few or too many members above it."""
     own, others = scores(300, 500, 1.0)
-    found, falling = roc.FoundRate(own, others, 0.05), np.sort(others)[::-1]
+    found, falling = roc.BoundedTprAtFpr(own, others, 0.05), np.sort(others)[::-1]
     low, high = found.low(level), found.high(level)
     wrong, k = max((p, k) for k in range(1, 501) if (p := float(binom.cdf(k - 1, 500, 0.05))) <= 0.8 * level)
     above = int((own > falling[k - 1]).sum())
@@ -66,7 +66,7 @@ def test_the_two_ways_in_which_a_bound_of_a_rate_errs_make_up_its_level(level: f
 def test_the_interval_of_an_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
     truth, held = norm.cdf(shift / np.sqrt(2)), 0
     for i in range(400):
-        found = roc.auc_estimate("auc", *scores(m, n, shift, key=f"coverage {i}"))
+        found = roc.auc_with_interval("auc", *scores(m, n, shift, key=f"coverage {i}"))
         held += found.low <= truth <= found.high
     assert held >= 0.93 * 400
 
@@ -152,7 +152,7 @@ def test_the_interval_of_a_rate_holds_the_point_of_the_roc(distribution: str, m:
     most = binom.ppf(0.999, audits, [0.025, 0.05])
     below = above = failed = 0
     for _ in range(audits):
-        found = roc.FoundRate(*(side.astype(float) for side in draw(rng, m, n)), 0.01)
+        found = roc.BoundedTprAtFpr(*(side.astype(float) for side in draw(rng, m, n)), 0.01)
         below, above = below + (found.high(0.025) < truth), above + (found.low(0.025) > truth)
         failed += found.low(0.05) > truth
         assert found.low(0.025) <= found.low(0.05) <= found.value <= found.high(0.05) <= found.high(0.025)
@@ -184,9 +184,9 @@ def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
 def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
     """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold may be wrong."""
     rng, audits = keyed_random_generator("jump"), 600
-    missed = sum(roc.FoundRate(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits))
+    missed = sum(roc.BoundedTprAtFpr(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits))
     assert 0.01 < missed / audits <= 0.05
-    found = roc.FoundRate(*scores(3000, 3000, 2.0), 0.01)
+    found = roc.BoundedTprAtFpr(*scores(3000, 3000, 2.0), 0.01)
     assert 0.2 < found.low(0.025) < 0.372 < found.high(0.025) < 0.5
 
 
@@ -198,7 +198,7 @@ def test_few_non_members_bound_a_rate_from_above_alone() -> None:
     ) == (390, 321, 3911)
     for n in (389, 390):
         own, others = np.full(500, 9.0), keyed_random_generator("few", n).random(n)
-        assert (roc.FoundRate(own, others, 0.01).low(0.025) > 0) == (n == 390)
+        assert (roc.BoundedTprAtFpr(own, others, 0.01).low(0.025) > 0) == (n == 390)
         measured = roc.tpr_with_interval("tpr", own, others, 0.01)
         assert measured is not None and ("takes 390 non-members" in measured.note) == (n == 389)
 
@@ -209,14 +209,14 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     near = own + noise.normal(0, 0.1, 200), others + noise.normal(0, 0.1, 150)
     found = roc.auc_difference(near, (own, others))
     assert found.value == pytest.approx(roc.auc(*near) - roc.auc(own, others)) and found.n == 350
-    alone = roc.auc_estimate("auc", own, others)
+    alone = roc.auc_with_interval("auc", own, others)
     assert 0 < found.high(0.025) - found.low(0.025) < (alone.high - alone.low) / 2
     same = roc.auc_difference((own, others), (own, others))
     assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
-    rate = roc.RateDifference(near, (own, others), 0.05)
+    rate = roc.TprDifference(near, (own, others), 0.05)
     expected = roc.tpr_at_fpr(*near, 0.05).value - roc.tpr_at_fpr(own, others, 0.05).value
     assert rate.value == pytest.approx(expected) and rate.low(0.05) <= expected <= rate.high(0.05)
-    assert roc.RateDifference((own, others), near, 0.05).high(0.05) == -rate.low(0.05)
+    assert roc.TprDifference((own, others), near, 0.05).high(0.05) == -rate.low(0.05)
 
 
 @pytest.mark.parametrize(("m", "n"), [(300, 100), (200, 400)])
@@ -227,7 +227,7 @@ def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> 
     for _ in range(audits):
         steep = rng.normal(1.5, 1, m), rng.normal(0, 1, n)
         sure = np.where(rng.random(m) < equal, 9.0, rng.normal(-9, 1, m)), rng.normal(0, 1, n)
-        found = roc.RateDifference(steep, sure, 0.01)
+        found = roc.TprDifference(steep, sure, 0.01)
         shown += found.low(0.025) > 0 or found.high(0.025) < 0
     assert shown <= binom.ppf(0.999, audits, 0.05)
 

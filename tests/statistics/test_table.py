@@ -48,12 +48,12 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         one = outcome()
         measured = next(m for m in extraction.extraction_measurements(one) if m.name == new.name)
-        members = one.only(one.member)
+        members = one.select_secrets(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
-        assert phrases.label(new.name) == "No guess right" and isinstance(
+        assert phrases.metric_label(new.name) == "No guess right" and isinstance(
             decide.one_sided_bounds(measured), BinomialCount
         )
-        kept = outcomes.PerSecret.of(one)
+        kept = outcomes.RowValuesBySecret.of(one)
         assert recompute_metric(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
         assert outcomes.paired_metric_difference(new.name, None, kept, kept) == DiscordantPairs(0, 0, 30)
         seeds = Replicates("t", "s", "a", {0: kept})
@@ -65,7 +65,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
-    kept = outcomes.PerSecret.of(one)
+    kept = outcomes.RowValuesBySecret.of(one)
     sides = kept.chosen(True, None), kept.chosen(False, None)
     again = {
         m.name: recompute_metric(metrics.find_metric(m.name), *sides) for m in extraction.extraction_measurements(one)
@@ -116,14 +116,14 @@ def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     ],
 )
 def test_titles(name: str, title: str) -> None:
-    assert phrases.label(name) == title
+    assert phrases.metric_label(name) == title
 
 
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
     assert isinstance(decide.one_sided_bounds(m), RecordedInterval)
-    kept = outcomes.PerSecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
+    kept = outcomes.RowValuesBySecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
     found = outcomes.paired_metric_difference("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
@@ -133,5 +133,5 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
 
 def test_errors_of_a_share_are_rounded_down_and_at_least_one() -> None:
     tenth = metrics.find_metric("recall_at_10pct_errors")
-    assert [tenth.wrong(n) for n in (3, 19, 20, 300)] == [1, 1, 2, 30]
-    assert metrics.find_metric("recall_at_100_errors").wrong(3) == 100
+    assert [tenth.wrong_guess_limit(n) for n in (3, 19, 20, 300)] == [1, 1, 2, 30]
+    assert metrics.find_metric("recall_at_100_errors").wrong_guess_limit(3) == 100

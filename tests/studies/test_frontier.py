@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
 from auditor.core.result import Frontier
 from auditor.plugins.view import View
-from auditor.records.frontier import build_frontiers, merge_grid_models, models_of_runs
+from auditor.records.frontier import build_frontiers, frontier_models_of_runs, merge_grid_models
 from auditor.records.outcomes import read_outcomes
 from auditor.records.result_file import read_result
 from auditor.runs.lab_site import build_lab_recipe
@@ -84,7 +84,7 @@ def command(world: Path, *more: str) -> list[str]:
 def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("single") / "run"
     flags = ["--attack", "membership", "-A", "membership.score=min_k", "-D", "weight=0.02", "-o", str(out)]
-    assert call(command(world, *flags)) == 0
+    assert run_command_line(command(world, *flags)) == 0
     return out
 
 
@@ -92,7 +92,7 @@ def single(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def swept(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "run"
     flags = ["--sweep", "mine.weight=0.9,0.02", "-D", "copy.weight=0.02", "-o", str(out)]
-    assert call(command(world, *flags)) == 0
+    assert run_command_line(command(world, *flags)) == 0
     return out
 
 
@@ -154,7 +154,7 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
     monkeypatch.setattr(ExtractionProbability, "measure", counted)
     out = tmp_path / "run"
     flags = ["--sweep", "mine.weight=0.9,0.02", "--defense", "mine", "--limit", "10", "-o", str(out)]
-    assert call([*command(world), *flags]) == 0
+    assert run_command_line([*command(world), *flags]) == 0
     first, second = sorted(out.glob("mine*"))
     assert [n for n in asked if n] == [20] * 5  # one of no defense, two points of two
     rows = [read_rows(point) for point in (first, second)]
@@ -196,9 +196,9 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
         "-o",
         str(tmp_path / "out"),
     ]
-    assert call(command) == 2  # the plan's plug-in runs if the command line names it too
+    assert run_command_line(command) == 2  # the plan's plug-in runs if the command line names it too
     command += ["--plugin", str(world / "plugins.py")]
-    assert call(command) == 0
+    assert run_command_line(command) == 0
     found = tmp_path / "out" / "picture"
     with open(found / "frontier.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -212,12 +212,12 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
 
 
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
-    models = models_of_runs({0: (read_result(single), single)})
+    models = frontier_models_of_runs({0: (read_result(single), single)})
     assert build_frontiers(models) and build_frontiers(models[:2]) == () and build_frontiers([]) == ()
 
 
 def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
-    models = models_of_runs({0: (read_result(single), single)})
+    models = frontier_models_of_runs({0: (read_result(single), single)})
     base, *defended = models
     held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
     other = [replace(base, cells={row: replace(cell, heldout=held) for row, cell in base.cells.items()}), *defended]
@@ -229,7 +229,7 @@ def test_points_of_different_models_have_none_together(single: Path, swept: Path
 
 
 def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Path) -> None:
-    models = models_of_runs({0: (read_result(single), single)})
+    models = frontier_models_of_runs({0: (read_result(single), single)})
     base, mine, copy = models
     row = ("white-box", "extraction-probability")
     cases = {
@@ -246,7 +246,7 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
 
 
 def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
-    models = models_of_runs({0: (read_result(single), single)})
+    models = frontier_models_of_runs({0: (read_result(single), single)})
     row = ("white-box", "extraction-probability")
     cell = models[2].cells[row]
     held = cell.rows[0]
@@ -258,11 +258,14 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
 
 
 def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
-    own, usual = Plan.of(seed=3, lab_recipe={"seed": "run"}), Plan.of(seed=3)
+    own, usual = Plan.from_fields(seed=3, lab_recipe={"seed": "run"}), Plan.from_fields(seed=3)
     of = [build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed) for plan in (own, usual)]
     assert [recipe.seed for recipe in of] == [3, 0]
 
 
 def test_without_controls_a_defense_stands_alone() -> None:
-    rows = [[row.name for row in check_plan(Plan.of(defense=("pmixed",), controls=on)).rows] for on in (True, False)]
+    rows = [
+        [row.name for row in check_plan(Plan.from_fields(defense=("pmixed",), controls=on)).rows]
+        for on in (True, False)
+    ]
     assert rows == [["pmixed", "ensemble-unmixed", "public"], ["pmixed"]]

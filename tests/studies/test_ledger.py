@@ -10,7 +10,7 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.replicates import Replicates
 from auditor.statistics.judging import Outcome
 from auditor.studies.ledger import (
@@ -19,7 +19,7 @@ from auditor.studies.ledger import (
     REFUTED,
     UNDECIDED,
     Place,
-    check_statement,
+    check_claim_names_planned_places,
     format_seed_ranges,
     judge_claim,
     ledger_row,
@@ -60,11 +60,11 @@ def test_other_expectations_are_refused(bad: Any) -> None:
         parse_expectation(bad, "here")
 
 
-def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, PerSecret]:
+def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, RowValuesBySecret]:
     hit = np.arange(n) < hits
     ids = tuple(f"s{i:03d}" for i in range(n))
     one = Outcome(ids, hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0)
-    return dict.fromkeys(range(seeds), PerSecret.of(one))
+    return dict.fromkeys(range(seeds), RowValuesBySecret.of(one))
 
 
 def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:
@@ -130,7 +130,7 @@ def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
 def test_claims_about_what_is_not_planned_are_refused(term: dict[str, Any], message: str) -> None:
     places = [place("a", 60, n=1), place("two", 30, ("x", "y"), n=2)]
     with pytest.raises(AuditError, match=message):
-        check_statement(claim(of=term), places)
+        check_claim_names_planned_places(claim(of=term), places)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.result import Chain, ChainStep, Measurement, TargetRecord
 from auditor.gate.policy import parse_rule
@@ -89,7 +89,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
     out, walked, loaded = tmp_path / "out", [], []
-    real, load = running.run_audit, hugging_face.load
+    real, load = running.run_audit, hugging_face.load_causal_lm
 
     def counted(plan: Any, site: Any, folder: RunFolder) -> Any:
         if len(walked) == 2 and "stop" not in walked:
@@ -103,20 +103,20 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
         return load(name, options)
 
     monkeypatch.setattr(sweep, "run_audit", counted)
-    monkeypatch.setattr(hugging_face, "load", counting)
+    monkeypatch.setattr(hugging_face, "load_causal_lm", counting)
     command = ["run", *own(world), *config(tmp_path), "-o", str(out)]
     monkeypatch.setattr(sys, "argv", ["audit", *command])
-    assert call(command) == 130
+    assert run_command_line(command) == 130
     monkeypatch.setattr(sys, "argv", ["audit", "run", "--resume", str(out)])
     assert walked == ["hot_seed-0", "cold_seed-0", "stop"]
     assert len(loaded) == 1, "the target was loaded for every point"
     before = (out / "hot_seed-0" / "result.json").read_bytes()
-    assert call(["run", "--resume", str(out)]) == 0, said.readouterr().err
+    assert run_command_line(["run", "--resume", str(out)]) == 0, said.readouterr().err
     assert walked[3:] == ["hot_seed-1", "cold_seed-1"]
     told = {json.loads(path.read_text())["command"] for path in out.glob("*/result.json")}
     assert told == {shlex.join(["audit", *command])}  # which is what reproduces each of them
     assert (out / "hot_seed-0" / "result.json").read_bytes() == before
-    assert call(command) == 0 and len(walked) == 5  # finished: nothing is run again
+    assert run_command_line(command) == 0 and len(walked) == 5  # finished: nothing is run again
     assert all(fits_schema(path.parent) for path in out.glob("*/result.json"))
     table = rows(out / "sweep.csv")
     assert [(row["variant"], row["seeds"], row["n"]) for row in table] == [
@@ -138,7 +138,7 @@ def said(capsys: Said) -> Said:
 def test_flags_sweep_too(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["-a", "perplexity", "--setting", "white-box", "--sweep", "perplexity.samples=1,2", "--seeds", "3-4"]
-    assert call(["run", *own(world), *flags, "-o", str(out)]) == 0
+    assert run_command_line(["run", *own(world), *flags, "-o", str(out)]) == 0
     assert [(row["perplexity.samples"], row["seeds"]) for row in rows(out / "sweep.csv")] == [
         ("1", "3, 4"),
         ("2", "3, 4"),
@@ -158,10 +158,10 @@ variant = [
 ]
 """
     out, alone = tmp_path / "out", tmp_path / "alone"
-    assert call(["run", *own(world), *config(tmp_path, text), "-o", str(out)]) == 0
+    assert run_command_line(["run", *own(world), *config(tmp_path, text), "-o", str(out)]) == 0
     options = ("prompt_length=3", "epochs=2", "warmup_steps=1", "samples=4", "confidence=perplexity")
     single = ["-a", "ethicist", "--setting", "white-box", *(f"-Aethicist.{option}" for option in options)]
-    assert call(["run", *own(world), *single, "-o", str(alone)]) == 0
+    assert run_command_line(["run", *own(world), *single, "-o", str(alone)]) == 0
     assert (out / "likeliest_seed-0" / "guesses.jsonl").read_text() == (alone / "guesses.jsonl").read_text()
     states = [torch.load(path, weights_only=True)["prompt"] for path in sorted(out.glob("*/state/*.pt"))]
     calibrated, likeliest, unsmoothed = states
@@ -170,15 +170,15 @@ variant = [
 
 def test_a_folder_of_other_runs_is_not_mixed_up(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
-    assert call(["run", *own(world), *config(tmp_path), "--seeds", "0", "-o", str(out)]) == 0
+    assert run_command_line(["run", *own(world), *config(tmp_path), "--seeds", "0", "-o", str(out)]) == 0
     other = config(tmp_path, PLAN.replace("samples = 3", "samples = 2"))
-    assert call(["run", *own(world), *other, "--seeds", "0", "-o", str(out)]) == 2
+    assert run_command_line(["run", *own(world), *other, "--seeds", "0", "-o", str(out)]) == 2
     assert "was run with samples = 3, not 2" in said.readouterr().err
 
 
 def test_a_bad_point_is_refused_before_any_starts(world: Path, tmp_path: Path, said: Said) -> None:
     text = PLAN + '\n[[variant]]\nname = "bad"\nattack_options = { perplexity = { temprature = 1 } }\n'
-    assert call(["run", *own(world), *config(tmp_path, text), "-o", str(tmp_path / "out")]) == 2
+    assert run_command_line(["run", *own(world), *config(tmp_path, text), "-o", str(tmp_path / "out")]) == 2
     assert "did you mean 'temperature'" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -186,7 +186,7 @@ def test_a_bad_point_is_refused_before_any_starts(world: Path, tmp_path: Path, s
 def test_a_point_that_fails_is_a_row_and_the_others_go_on(world: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
     swept = ["--sweep", "prefix_length=60,6", "-a", "perplexity", "-A", "samples=2", "--setting", "white-box"]
-    assert call(["run", *own(world), *swept, "-o", str(out)]) == 2
+    assert run_command_line(["run", *own(world), *swept, "-o", str(out)]) == 2
     assert "1 of 2 points failed; prefix_length=60, seed 0" in said.readouterr().err
     failed, done = rows(out / "sweep.csv")
     assert "expected --prefix-length <= 6" in failed["failure"] and failed["recall"] == ""
@@ -271,7 +271,7 @@ def paper(tmp_path: Path) -> Path:
 def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "out"
     command = ["reproduce", str(paper), *own(world), "-o", str(out)]
-    assert call(command) == 2  # the odd one cannot run; the ledger is written all the same
+    assert run_command_line(command) == 2  # the odd one cannot run; the ledger is written all the same
     seen = said.readouterr()
     assert "1 point failed, which the ledger calls not run; table1/odd, seed 0: unknown option" in seen.err
     shown = seen.out
@@ -287,11 +287,11 @@ def test_a_reproduction_writes_its_ledger(world: Path, paper: Path, tmp_path: Pa
     assert r"extracts \& finds 25\%" in (out / "ledger.tex").read_text()
     assert "A claim holds if" in (out / "ledger.md").read_text()
     before = sorted(path.stat().st_mtime_ns for path in out.glob("table1/*/result.json"))
-    assert call(command) == 2
+    assert run_command_line(command) == 2
     assert sorted(path.stat().st_mtime_ns for path in out.glob("table1/*/result.json")) == before
     shutil.rmtree(out / "table1" / "hot_seed-0")
     (paper / "table1.toml").write_text(TABLE.replace("nothing = 1", "samples = 1"))
-    assert call(command) == 0 and (out / "table1" / "hot_seed-0" / "result.json").is_file()
+    assert run_command_line(command) == 0 and (out / "table1" / "hot_seed-0" / "result.json").is_file()
 
 
 def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) -> None:
@@ -333,17 +333,17 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
         "unknown scale of claims: 'smollm2'": ["claims", "--lab", "smollm2"],
     }
     for message, arguments in refused.items():
-        assert call(["reproduce", *arguments, "-o", str(tmp_path / "out")]) == 2
+        assert run_command_line(["reproduce", *arguments, "-o", str(tmp_path / "out")]) == 2
         assert message in said.readouterr().err
     (paper / "table1.toml").write_text(TABLE.replace('variant = "odd" }\nminus', 'variant = "ood" }\nminus'))
-    assert call(["reproduce", str(paper), "-o", str(tmp_path / "out")]) == 2
+    assert run_command_line(["reproduce", str(paper), "-o", str(tmp_path / "out")]) == 2
     assert "unknown variant in claim 'odd': 'ood'; did you mean 'odd'" in said.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
     script = (
-        "import sys; from auditor.cli import call; code = call(['reproduce', '--list']); "
+        "import sys; from auditor.cli import run_command_line; code = run_command_line(['reproduce', '--list']); "
         "sys.exit(code or bool({'torch', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     start = time.perf_counter()
@@ -402,11 +402,11 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
     statements = reproduce.claim_statements_of_plan(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
-    of_guesses = {metric.name for metric in METRICS if metric.of_members}
+    of_guesses = {metric.name for metric in METRICS if metric.is_of_member_guesses}
     known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.RunStudy) else set(reproduce.UTILITY_METRICS)
     for statement in statements:
-        ledger.check_statement(statement, kind.planned())
-        for _, term in statement.terms():
+        ledger.check_claim_names_planned_places(statement, kind.planned())
+        for _, term in statement.signed_terms():
             named = parse_rule(f"{term.metric} <= 1").metric
             assert named in known, (statement.id, term.metric)
         assert statement.paper and statement.text
@@ -440,7 +440,7 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
     ]
     places = reproduce.make_study(paper, "table", "small", {}).planned()
     with pytest.raises(AuditError, match="shrot"):
-        ledger.check_statement(small[-1], places)
+        ledger.check_claim_names_planned_places(small[-1], places)
 
 
 def test_ids_are_unique_in_a_paper() -> None:
@@ -521,7 +521,7 @@ def test_costs_and_probes_are_quantities_of_a_ledger(world: Path, tmp_path: Path
         tokens = np.random.default_rng(width).integers(1, 61, (9, width))
         np.save(tmp_path / "fresh" / f"fresh_{part}.npy", tokens.astype(np.uint16))
     command = ["reproduce", str(folder), *own(world), "--nonmembers", str(tmp_path / "fresh"), "-o", str(out)]
-    assert call(command) == 0, said.readouterr().err
+    assert run_command_line(command) == 0, said.readouterr().err
     found = {row["id"]: row for row in rows(out / "ledger.csv")}
     assert (found["cost"]["verdict"], found["cost"]["n"], found["cost"]["unit"]) == ("holds", "9", "perplexity")
     held = {

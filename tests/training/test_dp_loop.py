@@ -122,7 +122,7 @@ def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool
     largest = {name: max(gradients[name].abs().max().item() for gradients in expected) for name in named}
     for i, gradients in enumerate(expected):
         if ghost:
-            wrapped.compute(i)
+            wrapped.compute_record_gradient(i)
         for name, gradient in gradients.items():
             found = named[name].grad_sample[0 if ghost else i]
             allowed = 1e-6 * max(1, largest[name])
@@ -223,7 +223,7 @@ def test_steps_are_those_of_a_naive_twin(ghost: bool, physical_batch: int) -> No
         return 0.1 + 0.05 * len(units)
 
     sampler = PoissonSampler(12, 0.12, "k")
-    batches = [sampler.batch(step).tolist() for step in range(4)]
+    batches = [sampler.units_in_batch(step).tolist() for step in range(4)]
     assert [] in batches and max(map(len, batches)) > 1
     how = recipe(steps=4, ghost=ghost, physical_batch=physical_batch)
     model, twin = neox_untied().train(), neox_untied().train()
@@ -244,7 +244,13 @@ def test_without_noise_and_clipping_it_is_plain_training_on_the_same_batches(gho
     fit_privately(plain, EXAMPLES, sampler, recipe(noise_multiplier=0.0, clip=math.inf, ghost=ghost), pad=0)
     for step in range(3):
         naive_step(
-            twin, sampler.batch(step).tolist(), [1.0] * 12, 1.0, recipe(noise_multiplier=0.0, clip=1e9), "k", step
+            twin,
+            sampler.units_in_batch(step).tolist(),
+            [1.0] * 12,
+            1.0,
+            recipe(noise_multiplier=0.0, clip=1e9),
+            "k",
+            step,
         )
     for mine, other in zip(plain.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
@@ -267,13 +273,13 @@ def test_batches_are_poisson() -> None:
     sampler = PoissonSampler(40, 0.3, "c")
     drawn = np.zeros((2000, 40))
     for step in range(2000):
-        drawn[step, sampler.batch(step)] = 1
+        drawn[step, sampler.units_in_batch(step)] = 1
     assert drawn.mean() == pytest.approx(0.3, abs=0.01)
     assert drawn.sum(1).std() == pytest.approx(math.sqrt(40 * 0.3 * 0.7), rel=0.06)  # a shuffled loader has 0
     between = np.corrcoef(drawn.T)[np.triu_indices(40, 1)]
     assert abs(between.mean()) < 0.01
-    assert np.array_equal(sampler.batch(7), PoissonSampler(40, 0.3, "c").batch(7))
-    assert not np.array_equal(sampler.batch(7), PoissonSampler(40, 0.3, "d").batch(7))
+    assert np.array_equal(sampler.units_in_batch(7), PoissonSampler(40, 0.3, "c").units_in_batch(7))
+    assert not np.array_equal(sampler.units_in_batch(7), PoissonSampler(40, 0.3, "d").units_in_batch(7))
 
 
 class _Killed(Exception):

@@ -23,7 +23,7 @@ from auditor.training.gradient_canaries import (
     AssumedMechanism,
     CanaryWatch,
     PlantedCanaries,
-    log_likelihood_ratio,
+    inclusion_log_likelihood_ratio,
 )
 from auditor.training.noise import NoiseStream
 from tests.training.naive_noise import NaiveNoise
@@ -51,7 +51,7 @@ def taken(key: str = "k") -> NDArray[np.float64]:
     """(steps, canaries): 1 where a canary that is in takes part."""
     parts = np.zeros((STEPS, COUNT))
     for step in range(STEPS):
-        drawn = sampler(key=key).batch(step)
+        drawn = sampler(key=key).units_in_batch(step)
         parts[step, drawn[drawn >= RECORDS] - RECORDS] = 1
     return parts * PlantedCanaries(COUNT).included
 
@@ -62,8 +62,8 @@ def test_the_score_is_the_likelihood_ratio_of_the_subsampled_gaussian(noise: flo
     for rate in (1e-3, 0.4, 1.0):
         mixture = (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, 1, noise)
         expected = np.log(mixture / norm.pdf(x, 0, noise))
-        np.testing.assert_allclose(log_likelihood_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12)
-    silent = log_likelihood_ratio(np.array([0.0, 1.0]), 0.0, 0.1)
+        np.testing.assert_allclose(inclusion_log_likelihood_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12)
+    silent = inclusion_log_likelihood_ratio(np.array([0.0, 1.0]), 0.0, 0.1)
     assert silent[0] == pytest.approx(math.log(0.9)) and 1e5 < silent[1] < math.inf
 
 
@@ -108,7 +108,7 @@ def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> N
     noise = NaiveNoise("k", 0, 2 * size)
     names = trainable_parameters(neox_untied().train())
     in_data = np.concatenate([np.ones(RECORDS, dtype=bool), PlantedCanaries(COUNT).included])
-    drawn = sampler().batch(0)
+    drawn = sampler().units_in_batch(0)
     batch = drawn[in_data[drawn]]
     z = 50 * scale(batch) * np.concatenate([noise.normal(p.numel()) for p in names.values()])
     one = fit(recipe(noise_multiplier=50.0, steps=1), noise_scale=scale).watch
@@ -235,7 +235,7 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
 def test_steps_that_are_what_they_are_said_to_be() -> None:
     watch = fit(recipe()).watch
     values, size, repeated = watch.noise_statistics()
-    assert watch.releases == STEPS and abs(watch.unevenness) < 4
+    assert watch.releases == STEPS and abs(watch.draw_unevenness_z) < 4
     witnesses = (~PlantedCanaries(COUNT).included).sum()
     assert values == STEPS * witnesses and size == pytest.approx(1, abs=5 / math.sqrt(2 * values)) and repeated < 0.8
     np.testing.assert_array_equal(watch.drawn * watch.included, taken().sum(0))
@@ -249,7 +249,7 @@ def test_uneven_counts_by_enumerating_the_binomial(rate: float) -> None:
     k = np.arange(41)
     second, fourth = (binom.pmf(k, 40, rate) @ (k - 40 * rate) ** power for power in (2, 4))
     found = ((watch.drawn - 40 * rate) ** 2).sum()
-    assert watch.unevenness == pytest.approx((found - 5 * second) / math.sqrt(5 * fourth))
+    assert watch.draw_unevenness_z == pytest.approx((found - 5 * second) / math.sqrt(5 * fourth))
 
 
 def test_counts_are_held_against_poisson_sampling() -> None:
@@ -259,12 +259,12 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     for trial in range(200):
         watch = CanaryWatch(PlantedCanaries(300), parameters, 0, AssumedMechanism(1.0, 1.0, rate))
         for step in range(steps):
-            watch.drop_units_left_out(PoissonSampler(300, rate, f"trial {trial}").batch(step))
+            watch.drop_units_left_out(PoissonSampler(300, rate, f"trial {trial}").units_in_batch(step))
         watch.releases = steps
-        found.append(watch.unevenness)
+        found.append(watch.draw_unevenness_z)
     assert abs(np.mean(found)) < 4 / math.sqrt(200) and 0.6 < np.std(found) < 1
     watch.drawn[:] = 4
-    assert watch.unevenness < -8
+    assert watch.draw_unevenness_z < -8
 
 
 def test_noise_that_is_the_same_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,16 +24,16 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard_record_list, text_digests
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import members as members_module
-from auditor.training.finetune import FineTuningRecipe, Fitting, cast_frozen_linear_weights, fit
+from auditor.training.finetune import FineTuningRecipe, Fitting, cast_frozen_linear_weights, fine_tune_on_packed_blocks
 from auditor.training.members import (
     Adapter,
     Layers,
     Member,
+    add_lora_adapter,
     assign_to_members,
     member_folder,
     merge_units_sharing_records,
     train_members,
-    with_adapter,
 )
 from auditor.training.side_by_side import SideBySide, row_losses
 from tests.zoo.families import tiny as tiny_of
@@ -126,9 +126,11 @@ def one_by_one(base: Callable[[], PreTrainedModel], adapter: Adapter, members: S
 
         plain = without_dropout(base())
         torch.manual_seed(member.seed)
-        model = with_adapter(plain, adapter)
+        model = add_lora_adapter(plain, adapter)
         if member.sequences:
-            fit(model, member.sequences, **vars(COURSE), order=keyed_random_generator(*member.stream), loss=loss)
+            fine_tune_on_packed_blocks(
+                model, member.sequences, **vars(COURSE), order=keyed_random_generator(*member.stream), loss=loss
+            )
         model.save_pretrained(str(member.folder))
     return losses
 
@@ -148,7 +150,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
     """Of each step of each member that is trained together with others: its mean loss."""
     seen: Losses = {index: [] for index in range(len(SIZES))}
-    begin, real = members_module._Training.__init__, SideBySide.losses
+    begin, real = members_module._MemberTraining.__init__, SideBySide.losses
     whose: dict[int, int] = {}
 
     def begins(self: Any, member: Member, *more: Any) -> None:
@@ -161,7 +163,7 @@ def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
             seen[whose[id(model)]].append(float(loss.detach()))
         return found
 
-    monkeypatch.setattr(members_module._Training, "__init__", begins)
+    monkeypatch.setattr(members_module._MemberTraining, "__init__", begins)
     monkeypatch.setattr(SideBySide, "losses", losses)
     return seen
 
@@ -232,7 +234,7 @@ def test_members_do_not_depend_on_who_is_trained_beside_them(
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
 def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: str) -> None:
     torch.manual_seed(0)
-    model = with_adapter(tiny_of(architecture), Adapter(2, 4, "all"))
+    model = add_lora_adapter(tiny_of(architecture), Adapter(2, 4, "all"))
     trained = [p for p in model.parameters() if p.requires_grad]
     rows = torch.randint(40, (2, 9))
 

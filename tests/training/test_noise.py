@@ -17,7 +17,7 @@ from scipy import stats
 from auditor.training import dp_loop as loops
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import make_untrained_model
-from auditor.training.noise import NoiseStream, add_noise, grid_spacing
+from auditor.training.noise import NoiseStream, add_noise, noise_grid_spacing
 from tests.training.naive_noise import NaiveNoise, chacha20
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ COUNT = 1 << 15
 
 
 def drawn(key: str, step: int = 0, count: int = COUNT) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = NoiseStream(key, step).normal(count, CPU).numpy()
+    values: NDArray[np.float64] = NoiseStream(key, step).standard_normal_values(count, CPU).numpy()
     return values
 
 
@@ -39,7 +39,7 @@ def test_the_stream_is_that_of_a_naive_twin() -> None:
     """An odd number of values leaves one behind, so that the next tensor starts at a word of its own."""
     mine, twin = NoiseStream("k", 70_000), NaiveNoise("k", 70_000, 5_000)
     for count in (1, 7, 2_000, 1, 64):
-        assert mine.normal(count, CPU).numpy() == pytest.approx(twin.normal(count), abs=1e-12)
+        assert mine.standard_normal_values(count, CPU).numpy() == pytest.approx(twin.normal(count), abs=1e-12)
 
 
 def test_every_bit_of_the_key_counts() -> None:
@@ -80,7 +80,7 @@ def test_the_distribution_is_gaussian(step: int) -> None:
 def test_sums_lie_on_a_grid_that_depends_on_the_deviation_only(deviation: float) -> None:
     """Else the last bits of a sum tell what the noise was added to (Mironov 2012)."""
     torch.manual_seed(0)
-    grid = grid_spacing(deviation)
+    grid = noise_grid_spacing(deviation)
     assert 2.0**-17 <= grid / deviation <= 2.0**-16
     for shift in (0.0, 1e-3, 1 / 3):
         total = torch.randn(1000) * deviation + shift * deviation

@@ -16,10 +16,12 @@ E = np.e
 
 def test_rho_by_hand_on_the_line_between_two_public_perplexities() -> None:
     log_perplexity = np.array([0.0, 1.0, 1.5, 2.0, 3.0, 9.0])
-    assert rarity.normalise_by_fixed_bounds(log_perplexity, E, E**3) == pytest.approx([0, 0, 0.25, 0.5, 1, 1])
+    assert rarity.normalise_perplexities_by_fixed_bounds(log_perplexity, E, E**3) == pytest.approx(
+        [0, 0, 0.25, 0.5, 1, 1]
+    )
     for lowest, highest in ((0.5, 2.0), (2.0, 2.0), (2.0, np.inf)):
         with pytest.raises(AuditError, match="perplexities 1 <= lowest < highest"):
-            rarity.normalise_by_fixed_bounds(log_perplexity, lowest, highest)
+            rarity.normalise_perplexities_by_fixed_bounds(log_perplexity, lowest, highest)
 
 
 def test_rho_by_hand_of_all_records_together() -> None:

@@ -15,9 +15,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T5Config
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.models.masked import load_masked
 from auditor.privacy.accounting import uniform_mixing_epsilon
 from auditor.runs.plan import make_plan
@@ -143,7 +143,7 @@ def test_the_ends_are_exact_and_epsilon_is_the_papers(world: Path, kind: str) ->
 
 def test_causal_perplexity_is_a_naive_twins(world: Path) -> None:
     result = mixing(world, "causal", {"weight": [0.5]})
-    model = load(str(world / "causal"))
+    model = load_causal_lm(str(world / "causal"))
     nll, count = 0.0, 0
     for text in texts():
         tokens = model.tokenizer(text)["input_ids"]  # type: ignore[misc]
@@ -185,32 +185,32 @@ def test_results_do_not_depend_on_the_batch_size_and_a_texts_masks_on_nothing_el
 
 
 def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = load(str(world / "causal")), []
+    model, asked = load_causal_lm(str(world / "causal")), []
     forward = type(model).forward
     monkeypatch.setattr(type(model), "forward", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k))
     subject = CausalSubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
     wanted = UtilityPlan(make_plan({"defense": ["uniform-mixing"]}, {}), UtilitySettings(), {"weight": [0.1, 0.5, 0.9]})
-    made = [point.defense for point in wanted.points()]
+    made = [point.defense for point in wanted.points_to_measure()]
     defended = [subject.protect(defense, {})[0] for defense in made if defense]
-    subject.scores([subject.target], lambda done, total: None)
+    subject.nll_by_model_and_text([subject.target], lambda done, total: None)
     alone = len(asked)
     subject.target.forget()  # type: ignore[attr-defined]
-    subject.scores([subject.target, *defended], lambda done, total: None)
+    subject.nll_by_model_and_text([subject.target, *defended], lambda done, total: None)
     assert len(asked) == 2 * alone > 0
 
 
 def test_what_is_given_of_a_text_is_read_and_not_predicted(world: Path) -> None:
-    model = load(str(world / "causal"))
+    model = load_causal_lm(str(world / "causal"))
     some = texts()[:4]
     ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in some]
     given = [len(own) // 2 for own in ids]
     subject = CausalSubject(model, None, model.tokenizer, some, ScoringOptions(), given=given)
-    nll, _ = subject.scores([subject.target], lambda done, total: None)
+    nll, _ = subject.nll_by_model_and_text([subject.target], lambda done, total: None)
     for own, first, found in zip(ids, given, nll[0, 0], strict=True):
         with torch.no_grad():
             rows = model.model(torch.tensor([own])).logits[0].double().log_softmax(-1)
         assert found == pytest.approx(-sum(float(rows[i - 1, own[i]]) for i in range(first, len(own))), rel=1e-5)
-    assert subject.predicted.tolist() == [len(own) - first for own, first in zip(ids, given, strict=True)]
+    assert subject.predicted_token_counts.tolist() == [len(own) - first for own, first in zip(ids, given, strict=True)]
 
 
 def test_perplexities_are_paired_and_know_infinity() -> None:
@@ -231,7 +231,7 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
 @pytest.mark.parametrize("kind", ["causal", "masked"])
 def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(world: Path, kind: str) -> None:
     public = str(world / f"{kind}-public")
-    size = load(str(world / "causal")).vocab_size
+    size = load_causal_lm(str(world / "causal")).vocab_size
     cut = mixing(world, kind, {"weight": [0.5]}, {"public_top_k": 90}, public=public).rows[1]
     kept = mixing(world, kind, {"weight": [0.5]}, {"public_top_k": 90, "tail": "public"}, public=public).rows[1]
     assert cut.epsilon_per_token == kept.epsilon_per_token == pytest.approx(uniform_mixing_epsilon(0.5, 90))
@@ -262,7 +262,7 @@ def test_pmixed_on_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [row.epsilon for row in result.rows] == [None, pytest.approx(4), pytest.approx(5)]
     assert all(row.epsilon_mean is None and row.delta == 1e-5 for row in result.rows[1:])
     assert result.rows[1].perplexity.value != result.rows[2].perplexity.value
-    assert tradeoff.tradeoff_lines(result)[1] == "ε"
+    assert tradeoff.tradeoff_plot_lines(result)[1] == "ε"
     with pytest.raises(AuditError, match="expected a causal LM behind pmixed"):
         in_the_lab(cache, monkeypatch, "masked", {}, defense=["pmixed"])
 
@@ -310,14 +310,14 @@ def test_a_paper_may_measure_utility(world: Path, tmp_path: Path, said: Said) ->
     (folder / "figure.toml").write_text(PLAN)
     (folder / "other.toml").write_text(PLAN.replace('kind = "masked"', 'kind = "causal"'))
     flags = ["--model", str(world / "masked"), "--data", str(world / "data.jsonl"), "-o", str(tmp_path / "out")]
-    assert call(["reproduce", str(folder), *flags]) == 2  # one plan asks for another kind of model
+    assert run_command_line(["reproduce", str(folder), *flags]) == 2  # one plan asks for another kind of model
     claims = json.loads((tmp_path / "out" / "ledger.json").read_text())["claims"]
     assert [claim["verdict"] for claim in claims] == [ledger.HOLDS, ledger.REFUTED, ledger.NOT_RUN, ledger.NOT_RUN]
     assert "expected a causal LM, got" in claims[2]["note"]
     made = (tmp_path / "out" / "figure" / "utility.json").read_bytes()
-    assert call(["reproduce", str(folder), *flags]) == 2
+    assert run_command_line(["reproduce", str(folder), *flags]) == 2
     assert (tmp_path / "out" / "figure" / "utility.json").read_bytes() == made  # measured once
-    assert call(["reproduce", str(folder), *flags, "--limit", "3"]) == 2
+    assert run_command_line(["reproduce", str(folder), *flags, "--limit", "3"]) == 2
     assert "another plan" in said.readouterr().err
 
 
@@ -328,7 +328,7 @@ def test_the_command_writes_table_plot_and_no_text(world: Path, tmp_path: Path, 
     out = tmp_path / "out"
     command = ["utility", "--model", str(world / "masked"), "--data", str(world / "data.jsonl")]
     command += ["--defense", "uniform-mixing", "--sweep", "weight=0.1:1.0:0.1", "-o", str(out)]
-    assert call(command) == 0, said.readouterr().err
+    assert run_command_line(command) == 0, said.readouterr().err
     names = ("utility.json", "utility.csv", "utility.md", "utility.svg", "utility.png")
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
     with open(out / "utility.csv", newline="") as file:
@@ -347,7 +347,7 @@ def test_the_command_writes_table_plot_and_no_text(world: Path, tmp_path: Path, 
 def test_predictions_are_shown_when_asked_for(world: Path, tmp_path: Path, said: Said, kind: str) -> None:
     command = ["utility", "--model", str(world / kind), "--data", str(world / "data.jsonl"), "-o", str(tmp_path / "o")]
     command += ["--defense", "uniform-mixing", "--sweep", "weight=0.5,1"]
-    assert call([*command, "--text", "ward 3 bed 11 code 555"]) == 0
+    assert run_command_line([*command, "--text", "ward 3 bed 11 code 555"]) == 0
     out = said.readouterr().out
     assert PLANTED not in out
     lines = out.splitlines()
@@ -357,7 +357,9 @@ def test_predictions_are_shown_when_asked_for(world: Path, tmp_path: Path, said:
     assert shown["true"].replace("[", "").replace("]", "") == "ward 3 bed 11 code 555" and "[" in shown["true"]
     assert shown["Undefended"] == shown["weight=1"]  # the same model, the same draws
     assert (tmp_path / "o" / "examples.md").stat().st_mode & 0o077 == 0
-    assert call([*command, "--reveal", "1"]) == 0 and PLANTED in said.readouterr().out.replace("[", "").replace("]", "")
+    assert run_command_line([*command, "--reveal", "1"]) == 0 and PLANTED in said.readouterr().out.replace(
+        "[", ""
+    ).replace("]", "")
 
 
 @pytest.fixture
@@ -394,7 +396,7 @@ def test_bad_input_is_refused_in_one_sentence(
     given = [argument.replace("W/", f"{world}/") for argument in arguments]
     data = [] if "--data" in given else ["--data", str(world / "data.jsonl")]
     out = tmp_path / "out"
-    assert call(["utility", "--defense", "uniform-mixing", *given, *data, "-o", str(out)]) == 2
+    assert run_command_line(["utility", "--defense", "uniform-mixing", *given, *data, "-o", str(out)]) == 2
     error = said.readouterr().err.strip()
     assert message.replace("W/", f"{world}/") in error and error.startswith("error: ") and "\n" not in error
     assert not out.exists()

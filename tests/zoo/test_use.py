@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.runs import training
-from auditor.runs.training import Training
+from auditor.runs.training import TrainingRequest
 from tests.zoo.families import TRAINED, save
 
 
@@ -26,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_audit_runs_end_to_end(family: str, data: Path, tmp_path: Path) -> None:
     save(tmp_path / "model", family)
     attack = ["--attack", "perplexity", "-A", "samples=2", "-o", str(tmp_path / "run")]
-    assert call(["run", "--model", str(tmp_path / "model"), "--data", str(data), *attack]) == 0
+    assert run_command_line(["run", "--model", str(tmp_path / "model"), "--data", str(data), *attack]) == 0
     (result,) = tmp_path.glob("run/**/result.json")
     findings = json.loads(result.read_text())["findings"]
     assert any("recall" in str(finding["measurements"]) for finding in findings), findings
@@ -39,6 +39,6 @@ def test_a_family_is_trained(family: str, method: str, data: Path, tmp_path: Pat
     save(tmp_path / "model", family)
     own = {"pmixed": {"members": 2}, "dp-sgd": {"noise_multiplier": 1.0}, "adp": {"noise_multiplier": 1.0}}
     options: dict[str, Any] = {"epochs": 1, "batch": 4, "learning_rate": 0.01, **own.get(method, {})}
-    asked = Training(method, str(tmp_path / "model"), str(data), out=tmp_path / "out", block=48, options=options)
+    asked = TrainingRequest(method, str(tmp_path / "model"), str(data), out=tmp_path / "out", block=48, options=options)
     training.train_model(asked, lambda what, done, total: None)
     assert json.loads((tmp_path / "out" / "training.json").read_text())["finished"]

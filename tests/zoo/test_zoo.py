@@ -13,7 +13,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.models.masked import detect_model_kind, load_masked
 from auditor.models.self_check import check_and_configure_serving
 from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, VOCABULARY, config_of, save, tiny
@@ -104,7 +104,7 @@ def test_a_soft_prompt_of_token_embeddings_is_those_tokens(model: HuggingFaceMod
 @pytest.mark.parametrize("family", LOADED)
 def test_loading_finds_what_the_row_says(family: str, tmp_path: Path) -> None:
     save(tmp_path, family)
-    model, row = load(str(tmp_path)), FAMILIES[family]
+    model, row = load_causal_lm(str(tmp_path)), FAMILIES[family]
     assert (model.served, "embeddings" in model.capabilities) == (row.served, row.embeddings)
 
 
@@ -121,18 +121,18 @@ def test_a_family_that_is_refused_in_few_bits_is_listed_so() -> None:
 def test_a_family_is_refused_by_what_is_wrong_with_it(family: str, tmp_path: Path) -> None:
     save(tmp_path, family)
     with pytest.raises(AuditError, match=REFUSED[family].refused):
-        load(str(tmp_path))
+        load_causal_lm(str(tmp_path))
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODERS)
 def test_an_encoder_decoder_is_refused(family: str, tmp_path: Path) -> None:
     config_of(family, {}).save_pretrained(tmp_path)
-    for ask in (load, load_masked):
+    for ask in (load_causal_lm, load_masked):
         with pytest.raises(AuditError, match="an encoder-decoder"):
             ask(str(tmp_path))
 
 
-@pytest.mark.parametrize(("ask", "own"), [(load, {"causal": True}), (load_masked, {})])
+@pytest.mark.parametrize(("ask", "own"), [(load_causal_lm, {"causal": True}), (load_masked, {})])
 def test_a_model_of_several_languages_must_be_told_which(ask: Any, own: dict[str, Any], tmp_path: Path) -> None:
     config_of("xlm", {"n_langs": 2, **own}).save_pretrained(tmp_path)
     with pytest.raises(AuditError, match="which of 2 languages each token is of"):

@@ -27,7 +27,7 @@ from typing import Annotated
 
 import torch
 
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from benchmarks.checks.faults import kills, others, worlds
 from benchmarks.checks.faults.rows import Recovery, markdown, totals
 from benchmarks.checks.faults.worlds import API, CASES, LAB, MEMBERS, OWN, PRIVATE, SWEEP, FaultCommand, World
@@ -85,7 +85,7 @@ def server(world: World) -> Iterator[None]:
     pid = os.fork()
     if pid == 0:
         try:
-            with serving(Server(load(str(folder)))) as address:
+            with serving(Server(load_causal_lm(str(folder)))) as address:
                 scratch = url.with_suffix(".new")
                 scratch.write_text(address)
                 scratch.rename(url)

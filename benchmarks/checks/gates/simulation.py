@@ -24,7 +24,7 @@ from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
 from auditor.gate.power import secrets_for_difference
 from auditor.gate.rulings import Decision
-from auditor.records.outcomes import PerSecret, RunOutcomes
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.statistics.judging import Outcome
 from benchmarks.checks.harness import Page, run, save_svg
 
@@ -136,7 +136,7 @@ def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
             measured += [Measurement(f"recall_at_{k}_errors", 0.1, 0.0, 1.0, n) for k in ("100", "10pct")]
         row = ("undefended", "white-box", f"a{i}")
         findings.append(Finding(*row, {}, (), "", None, "", tuple(measured)))
-        outcomes[row] = PerSecret(ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns))
+        outcomes[row] = RowValuesBySecret(ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns))
     record = BenchmarkRecord("synthetic", "", 0, 0, 0)
     return RunOutcomes("synthetic", AuditResult("s", "", "", "", {}, record, (), tuple(findings), {}, {}, 0), outcomes)
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
-from auditor.attacks.near_verbatim import beam_probability_bound
+from auditor.attacks.near_verbatim import near_verbatim_probability_bound
 from auditor.benchmarks.smollm2 import smollm2_folder
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Query, Tokens
 from auditor.core.plan_parts import LoadingOptions
@@ -35,7 +35,7 @@ from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation import tries
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from auditor.models.self_check import check_and_configure_serving
 from auditor.plugins.view import Sampling
 from auditor.runs import scoring
@@ -114,10 +114,10 @@ def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
     @torch.no_grad()
     def near(bench: Bench) -> Tensor:
         _, prefixes, suffixes = bench.some(4)
-        return torch.stack(beam_probability_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20))
+        return torch.stack(near_verbatim_probability_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20))
 
     def exposure(bench: Bench) -> np.ndarray:
-        tree = tries.load_or_build_trie(Space("My ID is {digits:2}"), bench.model.tokenizer)
+        tree = tries.load_or_build_trie(CanarySpace("My ID is {digits:2}"), bench.model.tokenizer)
         return np.log2(tries.count_leaves_within_nll(bench.model, tree, tree.head, _LIMITS).at_most + 1.0)
 
     probability, likely = ExtractionProbability(temperature=1.0, top_p=1.0), Membership(lowercase=False, score="loss")
@@ -238,7 +238,7 @@ def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float
 def quantised(bench: Bench, device: str) -> str:
     """How far the model in 4 bits is from itself, once its own self-check has passed; or why there is none."""
     try:
-        few = load(str(smollm2_folder()), LoadingOptions(device=device, quantise="4bit"))
+        few = load_causal_lm(str(smollm2_folder()), LoadingOptions(device=device, quantise="4bit"))
     except AuditError as error:
         return f"in 4 bits: {error}"
     _, prefixes, suffixes = bench.some(8)

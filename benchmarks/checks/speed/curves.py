@@ -122,12 +122,12 @@ def arrays(folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = V
 def members(folder: Path, size: int) -> dict[str, Any]:
     """PMixed over so many LoRA adapters of rank 2."""
     from auditor.defenses.pmixed import PMixed
-    from auditor.training.members import Adapter, member_folder, with_adapter
+    from auditor.training.members import Adapter, add_lora_adapter, member_folder
 
     asked = arrays(folder, 50)
     asked["model"].save_pretrained(folder / "model")
     for i in range(size):
-        with_adapter(tiny(), Adapter(2, 4, "attention")).save_pretrained(member_folder(folder / "members", i))
+        add_lora_adapter(tiny(), Adapter(2, 4, "attention")).save_pretrained(member_folder(folder / "members", i))
         path = member_folder(folder / "members", i) / "adapter_config.json"
         written = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**written, "base_model_name_or_path": str(folder / "model")}), encoding="utf-8")
@@ -196,7 +196,7 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
         site.data()
         clock("data")
         select_and_check_plugins(plan, site, objects)
-        folder = RunFolder.create(out, plan.title, plan.to_json())
+        folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
         result = runs.run_audit(plan, site, folder, objects)
     clock("asking")
     files.write_run_reports(folder.path, result)

@@ -25,7 +25,7 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models import precision
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load_causal_lm
 from benchmarks.checks.harness import Page, median_and_spread, run
 from benchmarks.checks.speed.sheet import OWN, smollm2, texts
 
@@ -39,7 +39,7 @@ def both(folder: Path) -> dict[str, HuggingFaceModel]:
     own = smollm2()
     own.model.to(torch.bfloat16).save_pretrained(folder)
     own.tokenizer.save_pretrained(folder)
-    return {name: load(str(folder), LoadingOptions(dtype=name)) for name in ("float32", "bfloat16")}
+    return {name: load_causal_lm(str(folder), LoadingOptions(dtype=name)) for name in ("float32", "bfloat16")}
 
 
 @torch.no_grad()

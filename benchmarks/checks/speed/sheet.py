@@ -32,16 +32,16 @@ from transformers.cache_utils import Cache
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
-from auditor.attacks.near_verbatim import beam_probability_bound
+from auditor.attacks.near_verbatim import near_verbatim_probability_bound
 from auditor.benchmarks.smollm2 import smollm2_folder
-from auditor.core.canary_space import Space
+from auditor.core.canary_space import CanarySpace
 from auditor.core.nouns import Pair, Query, Secret, Tokens
 from auditor.core.plan_parts import LoadingOptions
 from auditor.generation import tries
 from auditor.models.base import max_logits_at_once
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
-from auditor.models.loading import DEFAULTS, load, load_tokenizer_if_present
+from auditor.models.loading import DEFAULTS, load_causal_lm, load_tokenizer_if_present
 from auditor.models.lora import LoraEnsemble
 from auditor.models.precision import DTYPES
 from auditor.models.slot_cache import SlotLayer
@@ -178,14 +178,14 @@ class Bench:
 
     def near(self, count: int = 1, beams: int = 20) -> Phase:
         _, prefixes, suffixes = self.some(count)
-        ours = partial(beam_probability_bound, self.model, OWN, prefixes, suffixes, 5, beams)
+        ours = partial(near_verbatim_probability_bound, self.model, OWN, prefixes, suffixes, 5, beams)
         before = traffic.tokens
         ours()  # how many beams can still end within the distance, it alone can say
         counts = [(traffic.tokens - before - prefixes.numel()) // (SUFFIX - 1)] * (SUFFIX - 1)
         return self._decoding(ours, prefixes, counts)
 
     def exposure(self, nodes: int = 200) -> Phase:
-        tree = tries.load_or_build_trie(Space("My ID is {digits:6}"), self.model.tokenizer)
+        tree = tries.load_or_build_trie(CanarySpace("My ID is {digits:6}"), self.model.tokenizer)
         head, nodes = self.tensor([tree.head]), nodes * self.times
         counts: list[int] = []
         while (left := nodes - 1 - sum(counts)) > 0:  # the first node is read with the head
@@ -278,7 +278,7 @@ class Bench:
         """The model under a new adapter of rank 8, over the same weights."""
         torch.manual_seed(seed)
         adapter = ensemble.Adapter(8, 16, "attention")
-        return ensemble.with_adapter(ensemble.copy_sharing_weights(self.model.model), adapter)
+        return ensemble.add_lora_adapter(ensemble.copy_sharing_weights(self.model.model), adapter)
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def conversations(
             for share in (False, True):
                 bench.model.begins = None
                 if share:
-                    bench.model.share_beginnings()
+                    bench.model.enable_shared_prefix_cache()
                 start = time.process_time()
                 answers.append(asked[name]())
                 seconds.append(time.process_time() - start)
@@ -350,7 +350,7 @@ def ratios(phase: Phase, repeats: int, device: torch.device) -> tuple[list[float
 
 
 def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
-    return load(str(smollm2_folder()), LoadingOptions(device=device, dtype=dtype))
+    return load_causal_lm(str(smollm2_folder()), LoadingOptions(device=device, dtype=dtype))
 
 
 def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:

@@ -38,7 +38,7 @@ from auditor.models.ensemble import Ensemble
 from auditor.models.masked import MaskedModel
 from auditor.plugins.defense import MaskedScenario, Prompt, Scenario
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi
-from auditor.privacy.gaussian import reported_epsilon
+from auditor.privacy.gaussian import epsilon_by_tightest_accountant
 from benchmarks.checks.harness import Page, run
 
 Array = NDArray[np.float64]
@@ -146,7 +146,7 @@ def drawn(model: PMixedModel, distributions: Tensor) -> Array:
     logs = distributions.log()
     exact = distributions.double()
     members, distribution = distributions.shape[1] - 1, torch.zeros_like(exact[:, 0])
-    weights = partial(model.projection.weights, logs[:, 1:], logs[:, :1])
+    weights = partial(model.projection.mixing_weights_within_radius, logs[:, 1:], logs[:, :1])
     by_size = [weights(float(radius)).unsqueeze(-1) for radius in model.radii[1:]]
     for inside in itertools.product((False, True), repeat=members):
         chosen, size = torch.tensor(inside), sum(inside)
@@ -410,7 +410,7 @@ GAUSSIANS = [
 
 def worst_training(setting: GaussianSetting, effort: Effort) -> float:
     delta = 1e-5
-    epsilon, _ = reported_epsilon(setting.sigma, setting.q, setting.steps, delta)
+    epsilon, _ = epsilon_by_tightest_accountant(setting.sigma, setting.q, setting.steps, delta)
     return exact_delta(epsilon, setting) / delta
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.finetune import fit, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
 from benchmarks.checks.harness import run
 
 VOCABULARY, END = 50257, 50256
@@ -35,7 +35,7 @@ def rows(folder: Path, parts: Sequence[str]) -> NDArray[np.int64]:
 def learn(model: object, texts: NDArray[np.int64], epochs: int, rate: float) -> None:
     sequences: list[Tokens] = [tuple(row) for row in texts.tolist()]
     order = keyed_random_generator("arrays", 0)
-    fit(model, sequences, epochs=epochs, rate=rate, batch=16, block=128, end=END, order=order)
+    fine_tune_on_packed_blocks(model, sequences, epochs=epochs, rate=rate, batch=16, block=128, end=END, order=order)
 
 
 def save(folder: Path, source: Path, which: slice) -> None:

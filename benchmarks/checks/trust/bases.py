@@ -14,7 +14,7 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.real_lab import RealLab
 from auditor.benchmarks.smollm2 import smollm2_folder
-from auditor.cli import call
+from auditor.cli import run_command_line
 from benchmarks.checks.harness import refuse
 
 Name = Literal["small", "smollm2"]
@@ -55,5 +55,5 @@ BASES: dict[Name, Base] = {
 
 def audit(*parts: object) -> None:
     """Runs a command of `audit`, which must end well."""
-    if code := call([str(part) for part in parts]):
+    if code := run_command_line([str(part) for part in parts]):
         refuse(f"audit {parts[0]} ended with {code}")

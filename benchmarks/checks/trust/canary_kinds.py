@@ -21,7 +21,7 @@ from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.benchmarks import audit_canaries, lab_training, manifests
 from auditor.benchmarks.audit_canaries import Halves, Kind, make_audit_manifest
 from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_texts import draw_texts
+from auditor.benchmarks.lab_texts import make_fake_texts_with_marks
 from auditor.benchmarks.lab_training import LabTraining
 from auditor.core import threads
 from auditor.core.nouns import Secret
@@ -47,7 +47,7 @@ def texts_of(kind: str, each: int, training: LabTraining, public: HuggingFaceMod
         each,
         recipe.audit_length,
         recipe.seed,
-        texts=list(draw_texts(recipe.seed + 2, each, training.kinds)),  # nobody's
+        texts=list(make_fake_texts_with_marks(recipe.seed + 2, each, training.kinds)),  # nobody's
         model=public,
         temperature=float(temperature or 1),
     )
@@ -107,7 +107,10 @@ def rows(lab: Lab, kinds: Sequence[str], each: int, epsilon: float) -> Iterator[
 
 def proved(score: str, secrets: Sequence[Secret], found: Observed) -> tuple[object, ...]:
     main, *others = EpsilonAudit(score=score).audits(secrets, found)
-    scores, into = value_column(found, "score"), np.array([bool(one.canary and one.canary.coin) for one in secrets])
+    scores, into = (
+        value_column(found, "score"),
+        np.array([bool(one.canary and one.canary.coin) for one in secrets]),
+    )
     bounds = (f"{one.epsilon:.2f}" for one in (main, *others))
     return f"{main.right}/{main.guesses}", *bounds, f"{main.best:.2f}", f"{auc(scores[into], scores[~into]):.3f}"
 

@@ -24,13 +24,13 @@ from auditor import load_run
 from auditor.benchmarks import chat, chat_rendering, conversation_rows
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import make_texts
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.integrations import AuditCallback
 from auditor.records import secret_details
 from auditor.reports import phrases
 from auditor.statistics import copies_effect
-from auditor.training.finetune import fit
+from auditor.training.finetune import fine_tune_on_packed_blocks
 from benchmarks.checks.harness import markdown, run, write_rows
 from benchmarks.checks.trust.bases import byte_pair_tokenizer
 
@@ -65,15 +65,17 @@ class ModelLine:
         self.members += [(text, 1) for text in texts.others]
         self._write("fresh.jsonl", [(text, 1) for text in texts.nonmembers])
         self.tokenizer = _tokenizer(texts.public, recipe.vocab_size)
-        self.form = chat_rendering.parse_form(chat_rendering.MODEL, None, self.tokenizer)
+        self.form = chat_rendering.parse_chat_rendering(chat_rendering.MODEL, None, self.tokenizer)
         self._build_base(texts.public)
 
     def report(self, most: int) -> str:
         """Markdown: what leaked, what was predicted, what came of it, and the gate's word."""
         first = self._tuned("first", self.members)
         mended = self._tuned("mended", [(text, min(times, most)) for text, times in self.members])
-        outcome = next(r.outcome for r in secret_details.read_details(first).rows.values() if r.outcome is not None)
-        members = outcome.only(outcome.member)
+        outcome = next(
+            r.outcome for r in secret_details.read_secret_details(first).rows.values() if r.outcome is not None
+        )
+        members = outcome.select_secrets(outcome.member)
         times = [count or 0 for count in members.repeats]
         predicted = copies_effect.predict_recall_at_repeats(times, members.hit, [min(count, most) for count in times])
         rows = []
@@ -82,7 +84,7 @@ class ModelLine:
             recalls = (finding.measurement(name) for name in ("recall", "recall_nonmembers"))
             rows.append((made.name, *map(phrases.format_share_with_interval, recalls)))
         table = markdown(("model", "recall", "non-members"), rows)
-        gates = {made.name: call(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
+        gates = {made.name: run_command_line(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
         return (
             f"\n{table}\npredicted of at most {most}: "
             f"{phrases.value_with_interval(predicted)}; recall <= 0.05: exit {gates}"
@@ -113,7 +115,7 @@ class ModelLine:
         def progress(done: int) -> None:
             print(f"base: epoch {done} of {recipe.public_epochs}", file=sys.stderr)
 
-        fit(model, sequences, **course, end=0, order=order, progress=progress)
+        fine_tune_on_packed_blocks(model, sequences, **course, end=0, order=order, progress=progress)
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -152,8 +154,8 @@ class ModelLine:
         made = self.out / "runs" / name
         asked = ["--data", str(data), "--nonmembers", fresh, "--known-fraction", "0", "--suffix-length", "24"]
         asked += ["--attack", "perplexity", "-A", "samples=1", "-A", "temperature=0", "--setting", "white-box"]
-        assert call(["run", "--model", str(self.out / name), *asked, "-o", str(made)]) == 0
-        assert call(["advise", str(made)]) == 0
+        assert run_command_line(["run", "--model", str(self.out / name), *asked, "-o", str(made)]) == 0
+        assert run_command_line(["advise", str(made)]) == 0
         return made
 
     def _written(self, text: str) -> chat.RenderedChat:
@@ -161,7 +163,7 @@ class ModelLine:
 
     def _row(self, text: str) -> dict[str, Any]:
         written = self._written(text)
-        learnt = zip(written.tokens, written.learnt(conversation_rows.ASSISTANT), strict=True)
+        learnt = zip(written.tokens, written.learnt_token_mask(conversation_rows.ASSISTANT), strict=True)
         return {"input_ids": list(written.tokens), "labels": [token if own else -100 for token, own in learnt]}
 
     def _collated(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

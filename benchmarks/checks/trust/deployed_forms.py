@@ -73,7 +73,7 @@ def of_seed(seed: int) -> Iterator[tuple[tuple[str, str], tuple[np.ndarray, np.n
         for form in (FULL, *FORMS):
             own = model.model
             if form != FULL:
-                own = FORMS[form].changed(copy.deepcopy(own))
+                own = FORMS[form].convert_to_deployed_form(copy.deepcopy(own))
             yield (name, form), measured(own, records, lab.heldout)
 
 

@@ -14,7 +14,7 @@ from auditor.statistics import roc
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.bounds import RecordedInterval
 from auditor.statistics.games import audit_games as games_audited
-from auditor.statistics.games import confident_guesses
+from auditor.statistics.games import confusion_of_counted_games
 from auditor.statistics.one_run import gaussian_epsilon
 from auditor.testing import tpr_interval
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower
@@ -56,7 +56,7 @@ RATES: dict[str, tuple[Distribution, float]] = {  # and the true share of member
 
 def rate_of(own: Floats, others: Floats) -> Ends:
     found = tpr_interval(own, others, 0.01)
-    return (found.low, found.high, *ends(roc.FoundRate(own, others, 0.01))[2:])
+    return (found.low, found.high, *ends(roc.BoundedTprAtFpr(own, others, 0.01))[2:])
 
 
 def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[IntervalCase]:
@@ -81,7 +81,7 @@ def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int
 
 def auc_of(own: Floats, others: Floats) -> Ends:
     """By the interval on record in the direction above 1/2, as in a report."""
-    found = roc.auc_estimate("membership_auc", own, others)
+    found = roc.auc_with_interval("membership_auc", own, others)
     return (found.low, found.high, *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:])
 
 
@@ -92,7 +92,7 @@ def partial_of(own: Floats, others: Floats) -> Ends:
 def rates_apart(rng: Rng) -> Ends:
     equal = RATES["normal, 1.5σ"][1]
     sure = np.where(rng.random(300) < equal, 9.0, rng.normal(-9, 1, 300)), rng.normal(0, 1, 100)
-    return ends(roc.RateDifference(shifted(1.5)(rng, 300, 100), sure, 0.01))
+    return ends(roc.TprDifference(shifted(1.5)(rng, 300, 100), sure, 0.01))
 
 
 def aucs_apart(rng: Rng) -> Ends:
@@ -122,7 +122,7 @@ def of_epsilon() -> Iterator[IntervalCase]:
 
     def game(rng: Rng) -> Ends:
         scores, coins = response(rng, 768)
-        return lower(games_audited(confident_guesses(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
+        return lower(games_audited(confusion_of_counted_games(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
 
     yield IntervalCase("ε of games", "randomised response, ε 1", "768 games", 1.0, game, 0.3)
 

@@ -34,7 +34,7 @@ from auditor.runs.scoring import greedy_recall
 from auditor.statistics import intervals
 from auditor.statistics.intervals import Measurement
 from auditor.training.finetune import FineTuningRecipe, Fitting, trainable_parameters
-from auditor.training.members import Adapter, copy_sharing_weights, with_adapter
+from auditor.training.members import Adapter, add_lora_adapter, copy_sharing_weights
 from auditor.training.side_by_side import losses_one_by_one
 from benchmarks.checks.harness import Page, run
 
@@ -44,7 +44,7 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     recipe, public = lab.recipe, lab.public()
     torch.manual_seed(recipe.seed)
     adapter = Adapter(recipe.private_rank, recipe.private_alpha, "all")
-    model = with_adapter(copy_sharing_weights(public.model), adapter).eval()
+    model = add_lora_adapter(copy_sharing_weights(public.model), adapter).eval()
     course = FineTuningRecipe(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
     sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.copies())["input_ids"]]
     fitting = Fitting(
@@ -52,7 +52,7 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     )
     while not fitting.done:
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
-            losses_one_by_one([model], [fitting.batch()]).sum().backward()
+            losses_one_by_one([model], [fitting.next_step_batch()]).sum().backward()
         fitting.step()
         if fitting.steps == 0:
             yield HuggingFaceModel(
@@ -74,7 +74,7 @@ class Recalls(Page):
     def __init__(self, lab: Lab) -> None:
         super().__init__()
         self.lab = lab
-        self.head("model", "PPL", *(f"{count} times" for count in lab.recipe.counts))
+        self.head("model", "PPL", *(f"{count} times" for count in lab.recipe.repeat_counts))
 
     def model(self, name: str, model: LanguageModel, secrets: Sequence[Secret]) -> Mapping[str, Measurement]:
         recall = greedy_recall(model, secrets)
@@ -83,7 +83,7 @@ class Recalls(Page):
         return recall
 
     def shares(self, name: str, perplexity: str, found: Mapping[str, tuple[float, int]]) -> None:
-        cells = (found.get(str(count)) for count in self.lab.recipe.counts)
+        cells = (found.get(str(count)) for count in self.lab.recipe.repeat_counts)
         self.row(name, perplexity, *("" if cell is None else f"{100 * cell[0]:.0f}% of {cell[1]}" for cell in cells))
 
 

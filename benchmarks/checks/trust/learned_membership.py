@@ -77,7 +77,7 @@ def formulas(seen: dict[str, Floats]) -> dict[str, Floats]:
     plus = np.array([lowest(one) for one in away(seen)])
     found = {
         "ez_mia": np.array([membership.error_zone_score(*pair) for pair in zip(delta, wrong, strict=True)]),
-        "wbc": np.array([membership.window_comparison(one) for one in delta]),
+        "wbc": np.array([membership.window_comparison_score(one) for one in delta]),
         "min_k_plus": plus,
         "min_k_plus_calibrated": plus - np.array([lowest(one) for one in away(seen, "base_")]),
         "reference": delta.mean(1),

@@ -50,7 +50,7 @@ def smooth_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: An
 def quickly() -> Iterator[None]:
     copied = patch.object(training_specimen.Specimen, "model", lambda self: copy.deepcopy(_made(self)))
     quick = patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon)
-    with copied, quick, patch.object(claim, "subsampled_gaussian_epsilon", smooth_epsilon):
+    with copied, quick, patch.object(claim, "loop_claim_epsilon", smooth_epsilon):
         yield
 
 
@@ -121,7 +121,7 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
     return {
         "seed": seed,
         "kind": kind,
-        "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken},
+        "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken_checks},
         "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
         "inside": low <= test.claim.implied_epsilon() <= high,
         "doubted": test.exceeds_claim_without_fault,

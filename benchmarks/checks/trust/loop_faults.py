@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, gelu, one_hot
 from auditor.core import threads
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen, trial, watch
-from auditor.crash.training_specimen import Gradients
+from auditor.crash.training_specimen import RecordGradients
 from auditor.crash.trial import CrashTest, crash_test
 from auditor.crash.verdicts import UNKNOWN
 from auditor.crash.watch import copy_model_without_hooks
@@ -52,7 +52,7 @@ def row(name: str, found: CrashTest | AuditError) -> tuple[str, ...]:
     """A line of the table; of a loop that cannot be told, what keeps the test from it."""
     if isinstance(found, AuditError):
         return name, "refused", "", "-", str(found), ""
-    worst = min(found.broken, key=lambda check: check.p, default=None)
+    worst = min(found.broken_checks, key=lambda check: check.p, default=None)
     really = "-" if found.epsilon is None else "unbounded" if found.epsilon > 100 else f"{found.epsilon:.1f}"
     why = "" if worst is None else f"{worst.name}: {worst.said}"
     if found.verdict == "no fault seen":
@@ -74,7 +74,7 @@ def _judged(train: Loop, seed: int) -> CrashTest | AuditError:
 # --- gradients, quickly -----------------------------------------------------------------------------------------------
 
 _HEADS, _EPS = 2, 1e-5
-_SLOW = Gradients.at
+_SLOW = RecordGradients.at
 
 
 def logits(w: dict[str, Tensor], ids: Tensor) -> Tensor:
@@ -116,7 +116,9 @@ class Quick:
     rows: Tensor | None = None  # (b, n) token ids
     found: dict[str, Tensor] = field(default_factory=dict)
 
-    def at(self, own: Gradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
+    def at(
+        self, own: RecordGradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]
+    ) -> dict[str, Tensor]:
         embedding = weights["gpt_neox.embed_in.weight"]
         first = self.weights is None or self.rows is None
         rows = training_specimen.padded_token_ids(own.records, wanted)
@@ -149,11 +151,11 @@ def written_out() -> Iterator[None]:
         own = [(name, value.shape, value.dtype) for name, value in model.named_parameters()]
         return twin if own == layers else copy_model_without_hooks(model)
 
-    def at(own: Gradients, *given: Any) -> dict[str, Tensor]:
+    def at(own: RecordGradients, *given: Any) -> dict[str, Tensor]:
         return (last.at if own.twin is twin else _SLOW)(own, *given)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(Gradients, "at", at))
+        stack.enter_context(patch.object(RecordGradients, "at", at))
         for module in (watch, loop_plain, loop_plants):
             stack.enter_context(patch.object(module, "copy_model_without_hooks", copied))
         yield

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from auditor.crash import training_specimen
-from auditor.crash.training_specimen import Gradients
+from auditor.crash.training_specimen import RecordGradients
 from auditor.crash.watch import copy_model_without_hooks
 
 NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
@@ -51,8 +51,8 @@ class Plain:
             self.stepped(step, model, records)
         return model, self.claim
 
-    def gradients(self, twin: Any, records: Any) -> Gradients:
-        return Gradients(twin, records)
+    def gradients(self, twin: Any, records: Any) -> RecordGradients:
+        return RecordGradients(twin, records)
 
     def left_out(self, drawn: list[int]) -> bool:
         """Whether no step is taken on this batch."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from auditor.crash import training_specimen
-from auditor.crash.training_specimen import Gradients
+from auditor.crash.training_specimen import RecordGradients
 from auditor.crash.watch import copy_model_without_hooks
 from benchmarks.checks.trust.loop_plain import BATCH, CLIP, NOISE, RATE, STEPS, Plain, plain
 
@@ -77,20 +77,20 @@ def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
     if step == self.steps // 2:
         names = [name for name, _ in model.named_parameters()]
         weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-        found = Gradients(copy_model_without_hooks(model), records).at(weights, list(range(len(records))), names)
+        found = RecordGradients(copy_model_without_hooks(model), records).at(weights, list(range(len(records))), names)
         with torch.no_grad():
             for name, value in model.named_parameters():
                 value -= 1e-3 * found[name].mean(0)
 
 
 @dataclass(frozen=True)
-class _PaddedLeft(Gradients):
+class _PaddedLeft(RecordGradients):
     """Rows padded in front to the longest of the batch, with no mask: a gradient depends on who else is drawn."""
 
     def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
         width = max(len(self.records[i]["input_ids"]) for i in wanted)
         rows = [{"input_ids": [1] * (width - len(row["input_ids"])) + row["input_ids"]} for row in self.records]
-        return Gradients(self.twin, rows).at(weights, wanted, names)
+        return RecordGradients(self.twin, rows).at(weights, wanted, names)
 
 
 def _each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -246,20 +246,20 @@ def _tied(self: Plain, model: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Untied(Gradients):
+class _Untied(RecordGradients):
     """Of a model whose weights are tied: beside each gradient, those of the tensor's two uses."""
 
     def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
-        found = Gradients(self.twin, self.records).at(weights, wanted, names)
+        found = RecordGradients(self.twin, self.records).at(weights, wanted, names)
         apart = copy.deepcopy(self.twin)
         apart.lm_head.weight = nn.Parameter(apart.lm_head.weight.detach().clone())  # type: ignore[operator, union-attr]
         both = {**weights, "lm_head.weight": weights["gpt_neox.embed_in.weight"]}
-        held = Gradients(apart, self.records).at(both, wanted, [*names, "lm_head.weight"])
+        held = RecordGradients(apart, self.records).at(both, wanted, [*names, "lm_head.weight"])
         object.__setattr__(self, "uses", held)
         return found
 
 
-def _last_use(self: Plain, twin: Any, records: Any) -> Gradients:
+def _last_use(self: Plain, twin: Any, records: Any) -> RecordGradients:
     made = _Untied(twin, records)
     object.__setattr__(self, "apart", made)
     return made

@@ -19,7 +19,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from auditor.attacks.likelihood_ranking import compressed_size
-from auditor.cli import call
+from auditor.cli import run_command_line
 from auditor.core.result import AuditResult
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records.result_file import read_result
@@ -40,7 +40,7 @@ def main(arrays: Path, tokenizer: Path, out: Path) -> None:
     if not (out / "length").is_dir():
         by_length(out, tokenizer)
     page = Page()
-    page.head("split", "model", *map(phrases.label, SHOWN), "the report's first sentence")
+    page.head("split", "model", *map(phrases.metric_label, SHOWN), "the report's first sentence")
     for split, model in (("random", "target"), ("length", "target"), ("length", "public")):
         page.row(split, model, *row(audited(out, split, model)))
     for members, others in ((400, 400), (300, 100)):
@@ -61,7 +61,7 @@ def false_alarms(arrays: Path, tokenizer_folder: Path, members: int, others: int
         rows = keyed_random_generator("splits", i, members, others).permutation(len(texts))[: len(member)]
         scores = blind_classifier.blind_scores([texts[row] for row in rows], sizes[rows], member, group[rows])
         widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group[rows]))
-        objections += roc.auc_estimate("blind_auc", scores[member], scores[~member], widen=widen).low > 0.5
+        objections += roc.auc_with_interval("blind_auc", scores[member], scores[~member], widen=widen).low > 0.5
     return objections
 
 
@@ -85,7 +85,7 @@ def audited(out: Path, split: str, model: str) -> AuditResult:
         beside = ["--reference", str(out / "public")] if model == "target" else ["-A", "score=min_k_plus"]
         places = ["--data", str(data / "members"), "--nonmembers", str(data / "nonmembers"), "-o", str(folder)]
         asked = ["--attack", "membership", "--setting", "white-box", "--known-fraction", "0", "--limit", LIMIT, *beside]
-        if code := call(["run", "--model", str(out / model), *places, *asked]):
+        if code := run_command_line(["run", "--model", str(out / model), *places, *asked]):
             sys.exit(code)
     return read_result(folder)
 

@@ -31,9 +31,9 @@ from transformers import (
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import membership
-from auditor.training.finetune import fit
+from auditor.training.finetune import fine_tune_on_packed_blocks
 from benchmarks.checks.trust.bases import byte_pair_tokenizer
-from benchmarks.lab_texts import COMMON_KINDS, PRIVATE_KINDS, draw_texts
+from benchmarks.lab_texts import COMMON_KINDS, PRIVATE_KINDS, make_fake_texts_with_marks
 
 Floats = NDArray[np.float64]
 Documents = list[list[Tokens]]  # the records that each is cut into
@@ -91,7 +91,9 @@ def shapes(sizes: Sizes) -> dict[str, PreTrainedConfig]:
 def written(kind: str, arrays: Path, tokenizer: Path, sizes: Sizes) -> list[str]:
     """The documents of a kind: made up by Faker, examples of the LM-Extraction arrays, Python's own library."""
     if kind in ("records", "prose"):
-        return list(draw_texts(11, sizes.documents, PRIVATE_KINDS if kind == "records" else COMMON_KINDS))
+        return list(
+            make_fake_texts_with_marks(11, sizes.documents, PRIVATE_KINDS if kind == "records" else COMMON_KINDS)
+        )
     if kind == "web":
         parts = [np.load(next(arrays.glob(f"*_{part}.npy"))) for part in ("preprefix", "prefix", "suffix")]
         words = AutoTokenizer.from_pretrained(tokenizer)
@@ -154,7 +156,9 @@ class MembershipWorld:
 def trained(model: Any, records: Sequence[Tokens], epochs: int, rate: float, *key: str | int) -> Any:
     """The model itself, fine-tuned: a record a row."""
     order = keyed_random_generator("learned", "order", *key)
-    fit(model, records, epochs=epochs, rate=rate, batch=16, block=len(records[0]) + 1, end=END, order=order)
+    fine_tune_on_packed_blocks(
+        model, records, epochs=epochs, rate=rate, batch=16, block=len(records[0]) + 1, end=END, order=order
+    )
     return model.eval()
 
 
@@ -181,7 +185,7 @@ def world(public: Any, family: str, kind: str, seed: int, parts: Parts, sizes: S
     halves = ([records[j] for j in np.flatnonzero(saw[:, i])] for i in range(REFERENCES))
     shadows = [log_probs(after(half, i), rows, length) for i, half in enumerate(halves)]
     confidences = [membership.logit_confidence(one.mean(1)) for one in (seen["log_prob"], *shadows)]
-    lira = membership.likelihood_ratio(confidences[0], np.stack(confidences[1:], axis=1), saw)
+    lira = membership.lira_log_likelihood_ratio(confidences[0], np.stack(confidences[1:], axis=1), saw)
     seen |= {f"base_{name}": value for name, value in looked_at(public, rows, length).items()}
     seen["before"] = occurred(np.array(records))[:, -length:]
     return MembershipWorld(*key, np.arange(len(records)) < len(parts.members), seen, lira)

@@ -71,7 +71,7 @@ _KNOWN = "ignore::pytest.PytestAssertRewriteWarning"  # of plug-ins that torch o
 EQUIVALENT = {  # a mutant's key, and why
     "0bde78e0a453": "gate/power.py: a power of two times 1,024 is never 2,000,000",
     "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
-    "4cdf66a82b9a": "statistics/roc.py: `placements` gives two arrays of either run, so that zip is strict of itself",
+    "2025534c51c9": "statistics/roc.py: `delong_placements` gives two arrays of either run: zip is strict of itself",
     "53bdceabce7f": "statistics/metrics.py: a column of place 4 stands behind this one, and sorting keeps their order",
     "97f9d777469e": "privacy/gaussian.py: any set of whole orders bounds epsilon, 257 as well as 256",
     "aa01b18fa395": "training/members.py: together=1 trains one at a time, whoever asked; 2 and more are above 1 too",

@@ -149,13 +149,13 @@ def shuffled() -> AbstractContextManager[Any]:
         order = keyed_random_generator("shuffled", sampler.key, epoch).permutation(sampler.size)
         return np.sort(np.array_split(order, parts)[part])
 
-    return patch.object(PoissonSampler, "batch", batch)
+    return patch.object(PoissonSampler, "units_in_batch", batch)
 
 
 @contextmanager
 def half_the_steps() -> Iterator[None]:
     """The noise is solved for half of the steps, and half of them are accounted for."""
-    solve, promise = private_training.noise_multiplier_for, PrivateTraining.promise
+    solve, promise = private_training.noise_multiplier_for, PrivateTraining.privacy_record_of_training
 
     def solved(epsilon: float, delta: float, q: float, steps: int) -> float:
         return solve(epsilon, delta, q, steps // 2)
@@ -163,7 +163,7 @@ def half_the_steps() -> Iterator[None]:
     def promised(self: Any, trained: PrivateModel, *rest: Any) -> Any:
         return promise(self, dataclasses.replace(trained, steps=trained.steps // 2), *rest)
 
-    halved = patch.object(PrivateTraining, "promise", promised)
+    halved = patch.object(PrivateTraining, "privacy_record_of_training", promised)
     with patch.object(private_training, "noise_multiplier_for", solved), halved:
         yield
 

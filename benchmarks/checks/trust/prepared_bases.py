@@ -20,7 +20,7 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from auditor.benchmarks.canaries import make_manifest, prefix_free_english_words
+from auditor.benchmarks.canaries import make_exposure_manifest, prefix_free_english_words
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
@@ -35,8 +35,8 @@ from auditor.runs.base_check import (
     training_data_request_prompts,
     tune_and_measure_leaks,
 )
-from auditor.training.finetune import fit, make_untrained_model
-from auditor.training.members import Adapter, copy_sharing_weights, with_adapter
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.members import Adapter, add_lora_adapter, copy_sharing_weights
 from benchmarks.checks.harness import Page, refuse, run, share
 from benchmarks.checks.trust.bases import Name
 
@@ -101,7 +101,7 @@ def _leaks(seed: int, every: Sequence[str], making: BaseMaking, out: Path | None
         shares: Shares = np.load(kept)
         return shares
     tuning = making.tuning
-    manifest = make_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
+    manifest = make_exposure_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
     shares = tune_and_measure_leaks(making.make(seed, longer), manifest, tuning, every)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,9 @@ def small_base(seed: int, longer: bool = False) -> HuggingFaceModel:
     model = make_untrained_model(**sizes, end=0, seed=seed)
     model.gpt_neox.final_layer_norm.weight.requires_grad_(False).fill_(LabRecipe().norm_gain)
     order = keyed_random_generator("b", seed)
-    fit(model, sequences, epochs=5, rate=LabRecipe().public_rate, batch=16, block=128, end=0, order=order)
+    fine_tune_on_packed_blocks(
+        model, sequences, epochs=5, rate=LabRecipe().public_rate, batch=16, block=128, end=0, order=order
+    )
     return HuggingFaceModel(model.eval(), tokenizer, f"base {seed}")
 
 
@@ -139,8 +141,10 @@ def smollm2_base(seed: int, longer: bool = False) -> HuggingFaceModel:
     told = ([{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in talks(seed, 120, longer))
     sequences = [tuple(tokenizer(tokenizer.apply_chat_template(one, tokenize=False))["input_ids"]) for one in told]
     torch.manual_seed(seed)
-    model = with_adapter(copy_sharing_weights(public.model), Adapter(16, 32, "all"))
-    fit(model, sequences, epochs=3, rate=1e-3, batch=4, block=256, end=end, order=keyed_random_generator("b", seed))
+    model = add_lora_adapter(copy_sharing_weights(public.model), Adapter(16, 32, "all"))
+    fine_tune_on_packed_blocks(
+        model, sequences, epochs=3, rate=1e-3, batch=4, block=256, end=end, order=keyed_random_generator("b", seed)
+    )
     return HuggingFaceModel(model.merge_and_unload().eval(), tokenizer, f"base {seed}")
 
 

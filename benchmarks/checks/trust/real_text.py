@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.finetune import fit, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
 from benchmarks.checks.harness import run
 
 REPEATS = (1, 2, 4, 8)
@@ -91,7 +91,7 @@ def _train(model: Any, sequences: list[Tokens], recipe: RealTextRecipe, epochs: 
     def progress(done: int) -> None:
         print(f"{what}: epoch {done} of {epochs}", file=sys.stderr)
 
-    fit(model, sequences, **course, end=end, order=order, loss=loss, progress=progress)
+    fine_tune_on_packed_blocks(model, sequences, **course, end=end, order=order, loss=loss, progress=progress)
 
 
 class SampledSoftmax:

@@ -26,7 +26,7 @@ from auditor.benchmarks import audit_canaries
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, make_fake_texts_with_marks
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
 from auditor.core.nouns import UNDEFENDED
@@ -37,9 +37,9 @@ from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.records.folder import RunFolder
 from auditor.records.signals import assess_signals
-from auditor.records.table import MEASURED, read_columns
+from auditor.records.table import MEASURED, read_secrets_table
 from auditor.runs import released_text
-from auditor.runs.reporter import Silence
+from auditor.runs.reporter import SilentReporter
 from auditor.statistics import roc
 from auditor.statistics.metrics import score_column_name
 from benchmarks.checks.harness import Page, run, share
@@ -94,8 +94,10 @@ def audited(
     held = released_text.ReleasedText(plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ())
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", "", plan.to_json())
-        result = released_text.audit_released_text(held, 10, folder, Silence())
-        kept = {c.quantity: c for c in read_columns(folder.path, MEASURED) if c.cell.attack == released_text.MEMBERS}
+        result = released_text.audit_released_text(held, 10, folder, SilentReporter())
+        kept = {
+            c.quantity: c for c in read_secrets_table(folder.path, MEASURED) if c.cell.attack == released_text.MEMBERS
+        }
     found = {}
     for name, score in SCORES.items():
         column = kept[score_column_name(score)]
@@ -106,7 +108,7 @@ def audited(
 
 def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Sides]]:
     """Another draw of records, coins and texts."""
-    made = list(draw_texts(seed, 3 * RECORDS, PRIVATE_KINDS))
+    made = list(make_fake_texts_with_marks(seed, 3 * RECORDS, PRIVATE_KINDS))
     noise = np.random.default_rng(seed)
     noise.shuffle(made)
     private, fresh, public = made[:RECORDS], made[RECORDS : 2 * RECORDS], made[2 * RECORDS :]
@@ -133,7 +135,7 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "s
         for i in range(count):
             result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
             seen = {signal.kind.short for signal in assess_signals(result).shown(UNDEFENDED)} & set(SIGNALS)
-            auc = roc.auc_estimate("", *scores["ours"])
+            auc = roc.auc_with_interval("", *scores["ours"])
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
             shown.update([*seen, *(name for name, is_told in told.items() if is_told)])
             aucs.append([roc.auc(*sides) for sides in scores.values()])
@@ -169,7 +171,7 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
         result, scores = audited(private, fresh, texts, seed=seed)
         told = {m.name: m for f in result.findings for m in f.measurements}
         recalls = [_said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])]
-        aucs = [roc.auc_estimate("", *sides) for sides in scores.values()]
+        aucs = [roc.auc_with_interval("", *sides) for sides in scores.values()]
         apart = [roc.auc_difference(scores["ours"], scores[other]) for other in others]
         differences = [_said(one.value, one.low(0.025), one.high(0.025)) for one in apart]
         page.row(name, *recalls, *(_said(m.value, m.low, m.high) for m in aucs), *differences)
@@ -189,7 +191,7 @@ def _said(value: float, low: float, high: float) -> str:
 
 
 def timed(page: Page, count: int, seed: int) -> None:
-    made = list(draw_texts(seed, 3000, PRIVATE_KINDS))
+    made = list(make_fake_texts_with_marks(seed, 3000, PRIVATE_KINDS))
     writer, noise = Writer(made[:1000], made[2000:]), np.random.default_rng(seed)
     texts = [writer.write(0.3, noise) for _ in range(count)]
     begin = time.process_time()

@@ -25,11 +25,11 @@ from auditor.core.nouns import Pair
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import scoring
 from auditor.runs.audit import longest_context
 from auditor.runs.likeliest_reading import mean_nll
-from auditor.runs.own_data import load_data
+from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
 from benchmarks.checks.harness import Page, refuse, run, write_rows
@@ -268,9 +268,9 @@ def _audited(
 ) -> tuple[int, int, str, tuple[str, ...]]:
     """Greedy recall as a run begins with it: the data, the text form and the prefix token are chosen as there."""
     data, fresh = files
-    plan = Plan.of(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
+    plan = Plan.from_fields(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
     target = HuggingFaceModel(model, words, "tiny")
-    found = load_data(plan.data, "tiny", plan.seed, target)
+    found = load_own_benchmark(plan.data, "tiny", plan.seed, target)
     before = resolve_prefix_token(
         plan.data.prefix_token, target, found.known, longest_context(found, 0), framed=found.framed
     )
@@ -282,7 +282,7 @@ def _audited(
     return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
 
 
-def likelihoods(model: Any, found: Benchmark) -> PerSecret:
+def likelihoods(model: Any, found: Benchmark) -> RowValuesBySecret:
     """Nats a token of each answer, of members and of non-members."""
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
     each = ((side, -mean_nll(model, [Pair(s.prefix, s.suffix) for s in side])) for side in sides)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
-from auditor.records.outcomes import PerSecret, read_outcomes
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, make_fake_texts_with_marks
+from auditor.records.outcomes import RowValuesBySecret, read_outcomes
 from auditor.records.result_file import read_result
 from auditor.statistics.compare import difference_evidence
 from auditor.statistics.metrics import score_column_name
@@ -40,20 +40,20 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), lab: Name = "small", out: Path | No
         "seed", "loss on", "extraction probability", "of non-members", "membership AUC", "minus not tuned, paired"
     )
     for seed in seeds:
-        before: PerSecret | None = None
+        before: RowValuesBySecret | None = None
         for model, numbers, kept in of_seed(seed, lab):
             page.row(seed, model, *numbers, "" if before is None else _difference(kept, before))
             before = before or kept
 
 
-def _difference(new: PerSecret, base: PerSecret) -> str:
+def _difference(new: RowValuesBySecret, base: RowValuesBySecret) -> str:
     """Of two AUCs of the same turns."""
     sides = ([row.chosen(member, None)[score_column_name("")] for member in (True, False)] for row in (new, base))
     seen = difference_evidence(*map(tuple, sides), rate=0.0)
     return f"{seen.value:+.3f} [{seen.low(0.025):+.3f} to {seen.high(0.025):+.3f}]"
 
 
-def of_seed(seed: int, lab: Name) -> Iterator[tuple[str, list[str], PerSecret]]:
+def of_seed(seed: int, lab: Name) -> Iterator[tuple[str, list[str], RowValuesBySecret]]:
     """Of each model its numbers, and the membership scores of each turn."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -80,7 +80,7 @@ def of_seed(seed: int, lab: Name) -> Iterator[tuple[str, list[str], PerSecret]]:
 
 
 def write_conversations(folder: Path, seed: int, repeats: int) -> None:
-    made = list(draw_texts(seed, 3 * COUNT, PRIVATE_KINDS))
+    made = list(make_fake_texts_with_marks(seed, 3 * COUNT, PRIVATE_KINDS))
     np.random.default_rng(seed).shuffle(made)
     for name, texts, times in (("private", made[:COUNT], repeats), ("fresh", made[COUNT : 2 * COUNT], 1)):
         rows = []
