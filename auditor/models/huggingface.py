@@ -284,7 +284,7 @@ class HuggingFaceModel(LanguageModel):
     def layers_with_shared_prefix(
         self, read: Tensor, last: int, length: int, shared: bool = True
     ) -> tuple[int, list[SlotLayer]]:
-        """As `SharedPrefixCache.layers_holding_prefix`; empty ones where nothing is `shared`, or no such cache is on."""
+        """As `SharedPrefixCache.layers_holding_prefix`; empty ones where nothing is `shared`, or no cache is on."""
         if self.begins is None or not shared or read.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
         return self.begins.layers_holding_prefix(read, last, length)
