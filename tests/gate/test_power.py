@@ -1,0 +1,21 @@
+"""How many secrets a decision needs, as `audit gate --plan` says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from auditor.cli import run_command_line
+
+
+def test_the_decisions_of_all_items_are_counted_in_any_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('rules = ["recall <= 0.05", "recall_at_100 <= 0.1", "any_of_k <= 0.2"]\n')
+    lines = []
+    for items in (["recall=0.05:0.1", str(policy)], [str(policy), "recall=0.05:0.1"]):
+        assert run_command_line(["gate", *(word for item in items for word in ("--plan", item))]) == 0
+        lines.append(sorted(capsys.readouterr().out.splitlines()))
+    assert lines[0] == lines[1] and any("3 decisions together" in line for line in lines[0])
