@@ -240,9 +240,8 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
 
     power = 0.8 if power is None else power
     files = {item: policies.read_policy(Path(item)).rules for item in changes if item.endswith(".toml")}
-    rules = max(
-        [1 if rules is None else rules, *map(len, files.values())]
-    )  # of all items, in whatever order they are named
+    # Decisions of all items, in whatever order they are named.
+    rules = max([1 if rules is None else rules, *map(len, files.values())])
     found = list[powers.SecretsNeeded]()
     for item in changes:
         if item in files:
