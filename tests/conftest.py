@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import json
@@ -219,6 +220,14 @@ def pytest_fixture_setup() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call() -> None:
     seed()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def empty_working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Relative names lead nowhere: where the README's first command was run, `runs/latest` is a real run."""
+    with contextlib.chdir(tmp_path_factory.mktemp("working")):
+        yield
+        assert not os.listdir(), f"a test left this in the working folder: {os.listdir()}"
 
 
 # `--plugin` files live as long as the process does: what a module or a test has loaded is forgotten behind it.
