@@ -99,6 +99,8 @@ class RunFolder:
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there
                 self.path.rmdir()
+                if self.path.parent == _RUNS:
+                    _RUNS.rmdir()  # where no other run is in it
 
     @property
     def identity(self) -> str:

@@ -223,9 +223,10 @@ TIGHTLY = {"opacus_ways": pytest.mark.accounted}  # Opacus's accountant is tight
 
 @pytest.mark.parametrize(("name", "function"), [pytest.param(*one, marks=TIGHTLY.get(one[0], ())) for one in EXAMPLES])
 def test_the_examples_are_judged_with_the_real_packages(
-    name: str, function: str, monkeypatch: pytest.MonkeyPatch
+    name: str, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own verdict of each; an honest one has no epsilon beside its claim. Opacus solves for its noise once."""
+    monkeypatch.chdir(tmp_path)  # a Trainer makes the folder of its model
     monkeypatch.setattr(privacy_engine, "get_noise_multiplier", functools.cache(privacy_engine.get_noise_multiplier))
     verdict, broken = EXAMPLES[name, function]
     if name == "with_opake":

@@ -252,6 +252,7 @@ class Server:
 def handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or a body that goes after its headers waits 40 ms for the client's word
 
         def log_message(self, *args: Any) -> None: ...
 

@@ -121,3 +121,4 @@ def test_few_people_and_no_column_are_refused(world: Path, capsys: pytest.Captur
     assert "attacked records of at least 20 people, to say anything by person, got 11" in capsys.readouterr().err
     assert audit(world, "--attack", "perplexity", "--user-column", "whose") == 2
     assert "expected one column --user-column 'whose'" in capsys.readouterr().err
+    assert not Path("runs").exists()  # which the first had made
