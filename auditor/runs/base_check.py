@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
-from scipy.stats import ttest_ind
 
 from auditor.benchmarks.canaries import Manifest, make_exposure_manifest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.statistics.compare import welch_interval
 from auditor.training.finetune import check_schedule, fine_tune_on_packed_blocks
 
 FORMAT = "{words} {words} {words} {words} {words} {words}"
@@ -137,10 +137,7 @@ def _share_gain_of_inserted(shares: Shares) -> Shares:
 def _has_learnt_canaries(shares: Shares) -> bool:
     """Whether canaries that went in surely come out more than the others, as in training: Welch's test."""
     went_in, out = shares[0]  # behind `NOTHING`
-    # Of two constant samples the statistic is 0/0, of which scipy warns.
-    return bool(shares[0].std(axis=1).any()) and bool(
-        ttest_ind(went_in, out, equal_var=False, alternative="greater").pvalue < LEVEL
-    )
+    return welch_interval(went_in, out, 1 - 2 * LEVEL)[0] > 0
 
 
 def tune_and_measure_leaks(

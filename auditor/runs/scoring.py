@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import ttest_ind
 from torch import Tensor
 
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
@@ -28,6 +27,7 @@ from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.audit import Audit
 from auditor.runs.target import Target
 from auditor.statistics import intervals
+from auditor.statistics.compare import welch_interval
 from auditor.statistics.metrics import nonmember_metric_name
 
 GREEDY_AT_ONCE = 256  # prefixes
@@ -179,14 +179,10 @@ def doubt_if_members_likelier(title: str, answers: RowValuesBySecret) -> tuple[D
     """
     values = answers.values[LIKELIHOOD]
     members, others = values[answers.member], values[~answers.member]
-    if min(len(members), len(others)) < 2 or not np.isfinite(values).all():
-        return ()  # what a defense forbids outright has no mean
-    test = ttest_ind(members, others, equal_var=False, alternative="greater")
-    # `not <`: of constant values the p-value is NaN, which is no doubt either.
-    if not test.pvalue < (1 - intervals.CONFIDENCE) / 2:
+    least, _ = welch_interval(members, others)
+    if not least > 0:  # NaN, which is no doubt either, where a defense forbids a true token or all values are equal
         return ()
-    # Of a one-sided test the interval has one end: at 97.5%, the lower end of the two-sided one at 95%.
-    gap, least = np.mean(members) - np.mean(others), test.confidence_interval((1 + intervals.CONFIDENCE) / 2).low
+    gap = np.mean(members) - np.mean(others)
     return (
         Doubt(
             "likelihood",

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import ttest_ind
 
 from auditor.benchmarks import chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
@@ -27,6 +26,7 @@ from auditor.core.plan_parts import DataPlan
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_gain_lower_bound, mean_nll
 from auditor.runs.prefix_token import usual_prefix_token
+from auditor.statistics.compare import welch_interval
 from auditor.statistics.intervals import CONFIDENCE
 
 ROWS = 64  # of members, and of non-members, that a choice looks at
@@ -283,11 +283,9 @@ def _text_form_doubt_sentences(sample: _Sample, best: ChatRendering, settled: bo
 
 
 def _has_likelier_members(sample: _Sample, form: ChatRendering) -> bool:
-    members, others = sample.members[form], sample.others[form]
-    if min(len(members), len(others)) < 2:
-        return False
-    found = ttest_ind(others, members, equal_var=False, alternative="greater")
-    return bool(found.pvalue < (1 - CONFIDENCE) / len(sample.members))
+    # One-sided at 5%, Bonferroni over the forms: an interval has two such ends.
+    confidence = 1 - 2 * (1 - CONFIDENCE) / len(sample.members)
+    return welch_interval(sample.others[form], sample.members[form], confidence)[0] > 0
 
 
 def _is_confirmed_by_nonmembers(others: Mapping[ChatRendering, NDArray[np.float64]], best: ChatRendering) -> bool:

@@ -111,12 +111,21 @@ def _paired_share_measurement(name: str, delta: Floats) -> Measurement:
 
 def _welch_mean_difference(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
     """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
-    value, low, high = math.nan, math.nan, math.nan
-    if np.isfinite(own).all() and np.isfinite(other).all():  # else a distribution gives a true token nothing
-        value = float(own.mean() - other.mean())
-        if min(len(own), len(other)) > 1 and own.std() + other.std() > 0:
-            low, high = map(float, ttest_ind(own, other, equal_var=False).confidence_interval(CONFIDENCE))
-    return Measurement(name, value, low, high, len(own), unit, ABOVE)
+    finite = np.isfinite(own).all() and np.isfinite(other).all()  # not where a distribution gives a true token nothing
+    value = float(own.mean() - other.mean()) if finite else math.nan
+    return Measurement(name, value, *welch_interval(own, other), len(own), unit, ABOVE)
+
+
+def welch_interval(own: Floats, other: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Of the mean of `own` less that of `other`; NaN for groups of one, for two constant ones, and where one has -inf.
+
+    Its lower end is above 0 just where Welch's one-sided test at (1 - confidence) / 2 shows `own` to be the higher.
+    """
+    finite = np.isfinite(own).all() and np.isfinite(other).all()
+    if not finite or min(len(own), len(other)) < 2 or own.std() + other.std() == 0:
+        return math.nan, math.nan
+    low, high = ttest_ind(own, other, equal_var=False).confidence_interval(confidence)
+    return float(low), float(high)
 
 
 def paired_mean_difference(new: Floats, base: Floats) -> ResampledNumber:

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, ttest_ind
 
 from auditor.core.errors import AuditError
-from auditor.statistics.compare import mean_difference_measurement, paired_difference
+from auditor.statistics.compare import mean_difference_measurement, paired_difference, welch_interval
 from auditor.statistics.intervals import (
     clopper_pearson,
     gaffke_mean_interval,
@@ -80,3 +80,19 @@ def test_hits_of_the_same_secrets_are_compared_in_pairs() -> None:
 def test_numbers_of_other_secrets_are_not_compared(new: list[float], base: list[float]) -> None:
     with pytest.raises(AuditError):
         paired_difference(new, base)
+
+
+@pytest.mark.parametrize("level", [0.025, 0.05, 0.3])
+def test_welchs_interval_is_above_0_where_the_one_sided_test_says_higher(level: float) -> None:
+    rng, higher = np.random.default_rng(0), 0
+    for _ in range(50):
+        own, other = rng.normal(0.5, 1, rng.integers(2, 20)), rng.normal(0, 3, rng.integers(2, 20))
+        p = ttest_ind(own, other, equal_var=False, alternative="greater").pvalue
+        assert (welch_interval(own, other, 1 - 2 * level)[0] > 0) == (p < level)
+        higher += p < level
+    assert 0 < higher < 50
+
+
+@pytest.mark.parametrize("own", [[1.0], [2.0, 2.0], [1.0, -math.inf], []])
+def test_of_groups_without_a_spread_welch_has_no_interval(own: list[float]) -> None:
+    assert np.isnan(welch_interval(np.array(own), np.array([1.0, 1.0]))).all()
