@@ -18,9 +18,9 @@ from auditor.reports.plot_style import (
     GRID,
     INK,
     LIGHT,
+    LIGHT_STYLE,
     MARKERS,
     METADATA,
-    STYLE,
     add_grid_and_labels,
     draw_line_at_100,
     set_percent_axis,
@@ -107,7 +107,7 @@ def _axes_saved_to_file(path: Path) -> Iterator[tuple[Figure, Axes]]:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
     if not path.parent.is_dir():
         raise AuditError(f"cannot write {str(path)!r}: no such folder as {str(path.parent)!r}")
-    with styled_figure({name: LIGHT.get(value, value) for name, value in STYLE.items()}) as (figure, axes):
+    with styled_figure(LIGHT_STYLE) as (figure, axes):
         yield figure, axes
         ending = path.suffix.lower()
         with disk.atomic_replacement_file(path) as scratch:  # its owner's only, and whole

@@ -54,6 +54,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 9,
 }
+LIGHT_STYLE: Any = {name: LIGHT.get(value, value) for name, value in STYLE.items()}
 
 
 @contextmanager

@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from auditor.core.result import Measurement
+from auditor.reports.plot_style import COLOURS, INK, LIGHT, LIGHT_STYLE, METADATA, SERIES, styled_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_POINTS_AND_LINES = ("o-", "s--", "^-.", "v:")
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,25 @@ class Panel:
 
 def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
     """SVG. stopped_at: a step to be marked."""
-    figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
-    FigureCanvasSVG(figure)  # attaches itself to the figure, without pyplot
-    for number, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(1, len(panels), number)
-        for line, style in zip(panel.lines, ("o-", "s--", "^-.", "v:") * len(panel.lines), strict=False):
-            steps, values = [step for step, _ in line.points], [m.value for _, m in line.points]
-            reach = [[m.value - m.low for _, m in line.points], [m.high - m.value for _, m in line.points]]
-            axes.errorbar(steps, values, yerr=reach, fmt=style, label=line.label, markersize=3, linewidth=1, capsize=2)
-        if stopped_at is not None:
-            axes.axvline(stopped_at, linestyle=":", color="black", label="stopped")
-        axes.set(title=panel.title, xlabel="step", ylim=(0, None))
-        axes.title.set_fontsize(9)
-        axes.legend(fontsize=7)
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
+    with styled_figure(LIGHT_STYLE) as (figure, first):
+        first.remove()  # the axes that every styled figure begins with
+        figure.set_size_inches(4.2 * len(panels), 3.2)
+        figure.set_layout_engine("constrained")
+        for number, panel in enumerate(panels, 1):
+            _draw_panel(figure.add_subplot(1, len(panels), number), panel, stopped_at)
+        figure.savefig(text, format="svg", facecolor="white", metadata=METADATA[".svg"])
     return text.getvalue()
+
+
+def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
+    for number, line in enumerate(panel.lines):
+        steps, values = [step for step, _ in line.points], [m.value for _, m in line.points]
+        reach = [[m.value - m.low for _, m in line.points], [m.high - m.value for _, m in line.points]]
+        look = {"fmt": _POINTS_AND_LINES[number % 4], "color": LIGHT[COLOURS[number % SERIES]]}
+        axes.errorbar(steps, values, yerr=reach, label=line.label, markersize=3, linewidth=1, capsize=2, **look)
+    if stopped_at is not None:
+        axes.axvline(stopped_at, linestyle=":", color=LIGHT[INK], label="stopped")
+    axes.set(title=panel.title, xlabel="step", ylim=(0, None))
+    axes.title.set_fontsize(9)
+    axes.legend(fontsize=7)
