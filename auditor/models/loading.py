@@ -138,11 +138,15 @@ def translate_load_errors(name: str, what: str, options: LoadingOptions) -> Iter
 def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside the weights; None where there is none (token-id benchmarks need none).
 
-    transformers makes an empty tokenizer up for a folder without one, so the files are looked for first.
+    Raises AuditError for a folder with a tokenizer that cannot be read.
     """
     folder = Path(name)
-    if folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        return None
+    if folder.is_dir():
+        # transformers makes an empty tokenizer up for a folder without one.
+        if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+            return None
+        with wrap_library_errors(f"cannot load the tokenizer in {name!r}"):
+            return AutoTokenizer.from_pretrained(name, **options.from_pretrained_arguments)
     try:
         return AutoTokenizer.from_pretrained(name, **options.from_pretrained_arguments)
     except (OSError, ValueError, KeyError):

@@ -39,6 +39,7 @@ from auditor.models.loading import dtype_when_loaded, load_causal_lm
 from auditor.models.lora import LoraEnsemble
 from auditor.models.masked import detect_model_kind
 from auditor.models.weights import read_weights, resolve_device
+from tests.conftest import refuses
 
 Tensors = dict[str, torch.Tensor]
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -426,6 +427,14 @@ def damaged(folder: Path, name: str) -> str:
         case _:
             config.write_text("[]")
             return "."
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    save(llama(), tmp_path)
+    assert load_causal_lm(str(tmp_path)).tokenizer is None
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model":')
+    with refuses(str(tmp_path)):
+        load_causal_lm(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["safetensors", "short", "pickle", "type", "zero", "list"])
