@@ -92,6 +92,7 @@ class AuditManifest:
 
 def make_audit_manifest(kind: Kind, texts: Sequence[Halves], times: int, seed: int) -> AuditManifest:
     """The texts with their coins, which follow from the seed and from nothing else."""
+    # A stream of its own: texts of the same seed say nothing of the coins, which bounds of epsilon stand on.
     heads = keyed_random_generator("coins of an audit", seed).random(len(texts)) < 0.5
     made = (CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts))
     return AuditManifest(AUDIT_VERSION, kind, seed, times, tuple(made))
@@ -119,9 +120,9 @@ def make_canary_texts(
 
     words: random ones. prefixed: random words behind the beginning of one of the `texts`, where nobody expects them.
     sampled: what the `model` writes by itself. rare-tokens: behind the beginning of one of the `texts`, a token that
-    the `model` expects least there, each its own. new-tokens: there, one token that occurs nowhere else
-    (`new_canary_token_texts`). The first word of a text that has no other prefix is its prefix: something must stand
-    before what is scored. Raises AuditError where there are not so many.
+    the `model` expects least there, each its own. new-tokens: behind such a beginning, one token that occurs nowhere
+    else (`new_canary_token_texts`). The first word of a text that has no other prefix is its prefix: something must
+    stand before what is scored. Raises AuditError where there are not so many.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(f"expected canaries, of more words than are their prefix, got {count} of {length}")
@@ -167,8 +168,8 @@ def _sample_canaries_from_model(
     start = next((token for token in special if token is not None), None)
     if start is None:
         raise AuditError(f"expected a model whose tokenizer has a token to begin or end texts with, got {model.name}")
-    decoding = Decoding(temperature, forbidden=model.eos)
-    found: dict[str, None] = {}
+    decoding = Decoding(temperature, forbidden=model.eos)  # all run to their full length
+    found: dict[str, None] = {}  # a set in the order of sampling, which makes the choice the same every time
     # Four times as many as are wanted, until it is clear that the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
         noise = keyed_random_generator("sampled canaries", seed, batch).random((1, _AT_ONCE, length, CHANNELS))

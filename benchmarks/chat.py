@@ -101,8 +101,9 @@ class _Span:
 def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: str = ASSISTANT) -> RenderedChat:
     """The conversation in this rendering. turns: whose turns are its answers, or ALL.
 
-    What is learnt of it is told of the assistant's alone. Raises UnusableConversation where nothing can be written, or
-    nothing of it be asked for; AuditError for a template that drops the system turn: the model never saw what it says.
+    `learnt_token_mask` may be asked of the assistant's answers alone. Raises UnusableConversation where nothing can be
+    written, or nothing of it be asked for; AuditError for a template that drops the system turn, which the model then
+    never saw.
     """
     if form.source is None:
         if turns != ASSISTANT:
@@ -196,7 +197,7 @@ def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
 def _ignored_input_sentences(
     rendered: Callable[[Sequence[Message]], str], whole: str, said: Conversation, messages: Sequence[Message]
 ) -> Iterator[str]:
-    """What the template was given and makes nothing of: the trainer's, if it is this one, did not either."""
+    """A sentence for each thing given that the template does not write; nor did the trainer's, if it was this one."""
     kinds = {key for message in messages for key in message if key not in ("role", "content") and message[key]}
     for key in sorted(kinds):
         without = [{name: value for name, value in message.items() if name != key} for message in messages]
@@ -350,7 +351,8 @@ def cut_answers_into_secrets(
     """Each answer that an attacker who knows so much can ask for, as a secret; or why there is none.
 
     `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's tokens; `system`: the
-    system turn alone, of the first answer. longest: tokens of a suffix; shown: of a prefix, its last ones (None: all).
+    system turn alone, behind which only the first answer comes. longest: tokens of a suffix; shown: of a prefix, its
+    last ones (None: all).
     Raises UnusableConversation where there is none at all.
     """
     share = share_of_answer_known(knows)
@@ -368,6 +370,7 @@ def cut_answers_into_secrets(
         first = 0 if shown is None else max(0, middle - shown)
         prefix = written.tokens[first:middle]
         wording = wording_of_tokens(written.text, written.offsets, first, middle, last)
+        # Before the prefix is exchanged: repeats are counted by what stands in the conversations.
         stands = wording.prefix_and_suffix_text
         if alone is not None:
             prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])

@@ -129,7 +129,7 @@ def _template_source(base: str, tokenizer: Any) -> str:
 
 
 def tokenizer_chat_template(tokenizer: Any) -> str | None:
-    """The tokenizer's own; where it has several by name, all of them."""
+    """The tokenizer's own template; where it has several by name, all of them as JSON."""
     own = getattr(tokenizer, "chat_template", None)
     return own if own is None or isinstance(own, str) else json.dumps(own, sort_keys=True)
 
@@ -156,7 +156,7 @@ def trl_training_template(tokenizer: Any) -> str | None:
 
 
 def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
-    """What trainers make of such rows, the most usual first. Without a day: which, is another question.
+    """What trainers make of such rows, the most usual first; a template that writes the day has none yet.
 
     Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
     """
@@ -169,6 +169,7 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
     }.get(kind, [])
     if kind == MESSAGES and own is None:
         return [parse_chat_rendering(MODEL, None, tokenizer)]
+    # Of no variants product() is one empty tuple: the template as it is.
     of_templates = [
         ChatRendering(base, source, tuple(one for one in some if one))
         for base, source in ((MODEL, own), (TRL, of_trl))
@@ -185,7 +186,7 @@ def most_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str)
 
 
 def _form_variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
-    """Of each thing that trainers do in several ways: as usual, and otherwise. Only where it can matter."""
+    """(as usual, otherwise) for each thing that trainers do in two ways, where these rows or this template show it."""
     messages = [message for said in rows for message in said.messages]
     if any(normalised_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)

@@ -2,8 +2,7 @@
 
 A value that is not what its column should hold is refused by row and column; what it holds is never repeated.
 The column `pii` says what of a row is personal data, a text or several of each kind, as they stand in the row:
-{"name": ["Jane Doe"], "address": ["12 Oak Street"]}. Kinds are the data's own; reports show them, and never what is
-of them.
+{"name": ["Jane Doe"], "address": ["12 Oak Street"]}. Kinds are the data's own; reports show them, and never the texts.
 """
 
 from __future__ import annotations

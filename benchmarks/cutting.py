@@ -83,10 +83,10 @@ def tokenizer_note(tokenizer: PreTrainedTokenizerBase) -> str:
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting, remarks: Counter[str]
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
-    """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
+    """The parts of each row, how they were cut, and the rows' texts: those of conversations fill up as parts are read.
 
-    remarks: is given what of conversations is not written, with how many say so. Raises AuditError for a flag that says
-    nothing to this layout.
+    remarks: fills up too, with what of conversations is not written and how many say so. Raises AuditError for a flag
+    that says nothing to this layout.
     """
     layout = detect_column_layout(table)
     for flag, asked in (("--knows", cut.knows), ("--turns", cut.turns)):

@@ -98,7 +98,7 @@ class Files(Benchmark):
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
     def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        """Every row as a whole. They are read anew: a corpus is not kept in memory for whoever may ask."""
+        """Every row as a whole, read anew: nothing of it is kept in memory for whoever may ask."""
         flag, name = self._given[members]
         if name is None:
             return
@@ -143,6 +143,7 @@ def _read_file_as_source(
             record = Record(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.prefix_and_suffix_text)
+    # `texts` and `remarks` are whole from here on: reading the parts filled them.
     if flag == "--data" and columns.REPEATS not in table.columns:
         records = _records_with_copy_counts(records, standing, texts)
     if columns.PII in table.columns:
@@ -165,6 +166,7 @@ def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str]
     Of rows that say the same the first has all of it: where they are merged their counts add up.
     """
     pairs = list(zip(records, standing, strict=True))
+    # A suffix that was itself cut inside a word stands inside words.
     cut = {text for one, text in pairs if (w := one.wording) and last_word_continues(w.suffix, w.after[:1])}
     found = count_text_occurrences({text: text not in cut for text in standing}, texts)
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]

@@ -233,7 +233,7 @@ class Lab(Benchmark):
         return type(self)(recipe, self._cache, self.progress, self._limit, self.parts.makes)
 
     def adapter_on_all_records(self) -> HuggingFaceModel:
-        """One LoRA adapter on all records, trained as the members of the ensemble are: the target, where it was so."""
+        """One LoRA adapter on all records, trained as the ensemble's members are: the target where that is the same."""
         if self.recipe.target_trained_like_members:
             return self.target()
         public = self.public()

@@ -17,7 +17,7 @@ from auditor.benchmarks.lab_training import has_bfloat16
 from auditor.plugins.trainer import Trainer
 
 AUDIT = ("audit_canaries", "audit_kind", "audit_length", "audit_times")  # what nothing depends on without canaries
-ENSEMBLE = ("members", "lora_epochs", "lora_rate", "lora_batch", "lora_rank", "lora_alpha")  # nothing else does
+ENSEMBLE = ("members", "lora_epochs", "lora_rate", "lora_batch", "lora_rank", "lora_alpha")  # of an ensemble alone
 
 
 def lab_cache_digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})) -> str:

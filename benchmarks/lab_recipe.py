@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 
 CANARY_SPACE = CanarySpace("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
-TRAINING = ("epochs", "rate", "batch", "rank", "alpha")  # of a fine-tuning: private_epochs is the target's, lora_epochs
+TRAINING = ("epochs", "rate", "batch", "rank", "alpha")  # behind private_ (the target) or lora_ (an ensemble)
 _LEAST = {  # else 1; of a vocabulary, every byte and the end of text
     **dict.fromkeys(("seed", "nonmembers", "others", "private_rank", "audit_canaries"), 0),
     "vocab_size": 257,

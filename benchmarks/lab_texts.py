@@ -51,6 +51,7 @@ class TrainingTexts:
         sees, as often as a member drawn for it: how often a record is repeated must not tell who is a member.
         """
         recipe, texts = self.recipe, self.made
+        # Draws in another order are another split, which no digest of a folder would tell from this one.
         noise = keyed_random_generator("lab", recipe.seed, "references", count)
         attacked = {text: times for times, _, known in recipe.repeats for text in texts.private[times][known:]}
         rising, count_of_others = sorted(attacked.values()), len(texts.nonmembers)

@@ -116,7 +116,7 @@ class LabTraining:
             self._train_adapters("reference model", "private", folders, only)
             return
         for folder, texts in folders if only is None else folders[only : only + 1]:
-            if folder.is_dir():
+            if folder.is_dir():  # trained apart, and copied here before
                 continue
             model = self._load_model_to_train(self.public_model_folder)
             self._fit_on_private_texts(model, texts, f"reference model {folder.name}")
@@ -124,7 +124,7 @@ class LabTraining:
             write_shard_record_list(folder, texts)
 
     def audit_canaries(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
-        """No model, but what the trainings after it depend on. public: of which canaries are sampled."""
+        """Writes the manifest of the canaries that later trainings hold. public: the model that some kinds ask."""
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
         texts = audit_canaries.make_canary_texts(
@@ -153,7 +153,7 @@ class LabTraining:
     def job(self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]) -> TrainingJob:
         """What this trainer is to train on, into that folder: the public model, or what has learnt the records.
 
-        The parameters that are trained are those of the target: a new adapter's, or all; unless it says so itself.
+        The parameters that are trained are the target's, a new adapter's or all; all where it is `whole` or unlearns.
         forgotten: what a trainer that unlearns is to make the model forget.
         """
         recipe = self.recipe

@@ -57,7 +57,10 @@ def tokenizer_with_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> P
 
 @dataclass(frozen=True)
 class MaskedLoss:
-    """Mean nll of a random share of the tokens of each block, hidden; other ones at every step."""
+    """Mean nll (nats) of hidden tokens: a random share of each block, drawn anew at every step.
+
+    The mask stands for every one, as in `HuggingFaceMaskedModel`; BERT's recipe leaves or exchanges a fifth of them.
+    """
 
     share: float
     mask: int
@@ -74,7 +77,7 @@ class MaskedLoss:
 
 @dataclass(frozen=True)
 class MaskedLab:
-    """Raises AuditError for another lab, where a model is asked for."""
+    """The masked models of the small lab. Asking for one of another lab raises AuditError."""
 
     lab: Lab
     recipe: MaskedRecipe = field(default_factory=MaskedRecipe)

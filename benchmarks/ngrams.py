@@ -137,7 +137,9 @@ class NGramIndex:
     def _texts_of_suffix_ranges(
         self, low: Integers, high: Integers
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Integers]:
-        """Of the suffixes low:high of `order`, (k,) each: is any of a trained text, of a held-out one; the one text."""
+        """Of the suffixes low:high of `order`, (k,) each: whether any is of a trained text, of a held-out one; and the
+        text, -1 where they are of several.
+        """
         ranges, back = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
         least, most = (np.empty(ranges.shape[1], np.int64) for _ in range(2))
         for own in _slices_of_bounded_size(ranges[1] - ranges[0], _PLACES):
@@ -148,7 +150,8 @@ class NGramIndex:
             owner = np.searchsorted(self.starts, self.order[places], side="right") - 1
             least[own] = np.minimum.reduceat(owner, ends - sizes)
             most[own] = np.maximum.reduceat(owner, ends - sizes)
-        each, known = back.reshape(-1), len(self.copies)  # trained texts come first
+        # NumPy 2.0 alone gives the inverse along an axis two dimensions. Trained texts come first.
+        each, known = back.reshape(-1), len(self.copies)
         return (least < known)[each], (most >= known)[each], np.where(least == most, most, -1)[each]
 
 
@@ -191,7 +194,7 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
 
 
 def index_memory_bytes(tokens: int, width: int) -> int:
-    """Bytes that making the index takes at most, one token in so many bytes: codes, their bytes, both suffix arrays."""
+    """Bytes that making the index takes at most: codes, their bytes (`width` each), the suffix arrays of both."""
     place = 4 if tokens * width <= _INT32 else 8
     return tokens * ((2 if width < 3 else 4) + width + place * width + place) + _PLACES * (place + 2)
 
@@ -220,7 +223,7 @@ def _distinct_tokens(texts: Sequence[NDArray[Any]]) -> Integers:
 
 
 def _build_suffix_array(divsufsort: Any, codes: NDArray[Any], width: int) -> NDArray[Any]:
-    """The suffix array of the codes, from that of their bytes, the highest first: both have one order."""
+    """The suffix array of the codes, from that of their bytes: the highest first, they sort as the codes do."""
     raw = codes.astype(">u4" if width == 3 else ">u2" if width == 2 else np.uint8).view(np.uint8)
     if width == 3:
         raw = np.ascontiguousarray(raw.reshape(-1, 4)[:, 1:]).ravel()

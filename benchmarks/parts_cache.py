@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SeparatelyTrainable:
-    """One model that can be trained apart from all others. there: whether it was."""
+    """One model that can be trained apart from all others. there: whether it is trained already."""
 
     there: bool
     train: Callable[[], object]
@@ -72,6 +72,7 @@ class LabParts:
             )
         if not _part_is_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # By no name: `with` takes the lock a second time and gives back one; the other goes with the object.
             with self._lock(final):
                 # Looked at again under the lock: another process may have built it meanwhile.
                 if final.is_dir() and not _part_is_intact(final):

@@ -105,7 +105,7 @@ def read_members_and_nonmembers(
 class CopiedSpan:
     """n words of a record, or more where they stand word for word in released text, and what stands there instead.
 
-    edits: words to change; text: which released text it stands in, -1: none. length: of the longest run in common.
+    text: which released text it stands in, -1: none. length: of the longest run in common.
     """
 
     own: Tokens
@@ -127,6 +127,7 @@ def find_nearest_passages(
     alike. Near-verbatim: n words that take `edits_allowed`, found where half as many stand word for word.
     """
     members = [one for one in records if one.member]
+    # Members first and each once, as in the index: a record and its text there have one number.
     index = ngrams.build_index(
         ((one.tokens, one.times) for one in members), (one.tokens for one in records if not one.member)
     )

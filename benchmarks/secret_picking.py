@@ -252,6 +252,7 @@ def _random_word_span(text: str, length: int, noise: np.random.Generator) -> pii
     if not starts:
         return None
     start = starts[int(noise.integers(len(starts)))]
+    # Searched one character too far: a word that runs on there ends too late, and is left out instead of cut.
     ends = [match.end() for match in _WORD.finditer(text, start, start + length + 1) if match.end() <= start + length]
     return pii.Span(RANDOM, start, ends[-1]) if ends and ends[-1] - start >= length / 2 else None
 

@@ -233,7 +233,7 @@ def _own_model_subject_and_parts(
     target = load_causal_lm(models.model, loading)
     public = load_causal_lm(models.public, beside) if models.public else None
 
-    @cache
+    @cache  # points of a sweep differ in their options and share a folder
     def ensemble(folder: str) -> Any:
         assert isinstance(public, HuggingFaceModel)  # `check_defense_inputs_given` has seen to it
         return load_ensemble(Path(folder), public)
@@ -388,15 +388,16 @@ def _row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> Utilit
 def corpus_perplexity(
     nll: NDArray[np.float64], tokens: NDArray[np.int64], base: NDArray[np.float64] | None = None
 ) -> Measurement:
-    """The mean over restarts of corpus perplexity, or how many times that of the base it is.
+    """Corpus perplexity, the mean over restarts; with a base, how many times the base's it is.
 
     nll, base: (restarts, texts), summed nats, inf where a token that counts has no probability, see
-    `Subject.nll_by_model_and_text`; tokens: (texts,). A text goes with its masks of every restart: the interval is over
-    texts and masks, a ratio paired.
+    `Subject.nll_by_model_and_text`; tokens: (texts,). A text is drawn with its masks of every restart: the interval is
+    over texts and masks, and that of a ratio is paired.
     """
     paired = nll if base is None else np.concatenate([nll, base])
 
-    # The log of the number at these rates, and its slopes by each rate, which `interval_of_rates` asks for.
+    # The log of the number at these rates, and its slopes by each rate, which `interval_of_rates` asks for. each:
+    # (resamples, restarts), nats a token; with a base its restarts behind them.
     def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         own, other = each[:, : len(nll)], each[:, len(nll) :]
         with np.errstate(invalid="ignore"):  # infinity has no slope, and is asked for none

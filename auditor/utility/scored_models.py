@@ -167,7 +167,7 @@ class Subject(ABC, Generic[Model]):
         for restart, batch, ask in self.batches():
             # Batches outside, models inside: the cache answers all models of a batch from one forward pass.
             for i, model in enumerate(models):
-                log_prob = ask(model).double().cpu().numpy()
+                log_prob = ask(model).double().cpu().numpy()  # (B, m) nats
                 impossible = np.isneginf(log_prob)
                 nll[i, restart, batch] = -np.where(impossible, 0.0, log_prob).sum(1)
                 lost[i, restart, batch] = impossible.sum(1)
@@ -204,7 +204,7 @@ def _token_log_probs(first: Tensor, second: Tensor, model: Any) -> Tensor:
 
 
 class CausalSubject(Subject[LanguageModel]):
-    """Every token is predicted from those before it; of each text so many are given as `given` says, or the first."""
+    """Every token is predicted from those before it, but a text's first ones: as many as `given` says, else one."""
 
     kind = "causal"
 
@@ -258,7 +258,7 @@ class CausalSubject(Subject[LanguageModel]):
     def predict(self, models: Mapping[str, LanguageModel], text: Passage) -> Example:
         half = (len(text.tokens) + 1) // 2
         first, rest = torch.tensor([text.tokens[:half]], device=self.target.device), len(text.tokens) - half
-        # One set of uniforms for all models: texts differ by the distributions alone.
+        # One set of uniforms for all models, (1, 1, rest, CHANNELS): texts differ by the distributions alone.
         drawn = secret_uniform_draws(1, rest, "utility", "examples", self.asked.seed, text.row)[None]
         behind = tuple(range(half, half + rest))
 
@@ -317,6 +317,7 @@ class MaskedSubject(Subject[MaskedModel]):
 
     def predict(self, models: Mapping[str, MaskedModel], text: Passage) -> Example:
         gaps = self.masked_positions(text, 0)
+        # All gaps are hidden together and filled each by itself: what is drawn for one does not move the others.
         # One set of uniforms for all models, as in a causal one; a draw reads the first channel.
         rng = keyed_random_generator("utility", "examples", self.asked.seed, text.row)
         drawn = rng.random((len(gaps), CHANNELS))[:, 0]
@@ -405,6 +406,7 @@ def cached_last_answer(
 ) -> Tensor:
     """The last answer of this kind, if the same was asked; else a new one."""
     last = held.get(kind)
+    # By value: behind a prefix token every point hands over a tensor of its own.
     if last is None or not all(_equal_value_or_tensor(a, b) for a, b in zip(last[0], asked, strict=True)):
         held.pop(kind, None)  # two distributions need not fit in memory
         last = held[kind] = (asked, answer())

@@ -110,6 +110,7 @@ def _finite_plot_points(
 ) -> tuple[tuple[float, float, float, float], ...]:
     """(x, perplexity, low, high) in the order of x, the finite ones."""
     finite = [(x, row.perplexity) for x, row in pairs if x is not None and math.isfinite(x)]
+    # An end at infinity cannot be drawn: the bar stops at the value.
     return tuple(sorted((x, m.value, m.low, m.high if math.isfinite(m.high) else m.value) for x, m in finite))
 
 
