@@ -133,6 +133,7 @@ def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
             found.append(tuple(dict.fromkeys(_parsed_personal_data_marks(None if value is ABSENT else value))))
         except ValueError as error:
             raise _cell_error(*at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)) from None
+        # Joined: a mark may run from the prefix into the suffix.
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
             raise _cell_error(*at, "texts that stand in the row", f"a {missing[0]} that does not")
     kinds = {kind for row in found for kind, _ in row}

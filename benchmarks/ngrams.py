@@ -168,6 +168,7 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     seen: dict[bytes, int] = {}
     for tokens, times in trained:
         text = np.array(tokens, dtype=np.uint32)
+        # By digest: the texts as keys would be in memory twice.
         at = seen.setdefault(hashlib.blake2b(text.tobytes(), digest_size=16).digest(), len(texts))
         if at == len(texts):
             texts.append(text)
@@ -188,7 +189,7 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     place[letters] = np.arange(1, len(letters) + 1)
     for start, text in zip(starts, texts, strict=False):
         codes[start : start + len(text)] = place[text]
-    del texts
+    del texts  # the suffix array takes the most memory of all
     order = _build_suffix_array(pydivsufsort.divsufsort, codes, width)
     return NGramIndex(starts, tuple(copies), letters, codes, order)
 

@@ -126,6 +126,7 @@ class LabParts:
         with disk.create_atomically(final) as made:
             made.mkdir()
             start = time.perf_counter()
+            # Copied, and removed only when the part is there: a build killed half-way loses no training.
             for piece in pieces:
                 shutil.copytree(piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS))
             self._under_way.append((final, time.monotonic()))

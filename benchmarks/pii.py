@@ -130,6 +130,7 @@ _IDS = (
 _DAY, _YEAR = r"(?:0?[1-9]|[12][0-9]|3[01])", r"(?:19|20)[0-9]{2}"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = rf"(?:{'|'.join(_MONTHS)})[a-z]*\.?"
+# Year, month and day, numbered by the way of writing them; a and b are day and month in either order.
 _BORN = re.compile(
     r"\b(?:born|birth(?:day|date|[ _-]date)?|date[ _]of[ _]birth|d\.?o\.?b\b\.?|geboren|geb\.|née? le|nacid[oa])"
     r"[^0-9A-Za-z]{0,6}(?:(?:in|on|am|el|il|is|was)\b[^0-9A-Za-z]{0,3})?"

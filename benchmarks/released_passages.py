@@ -170,6 +170,7 @@ def _best_aligned_passage(record: Tokens, text: Tokens, at: int, half: int, n: i
     seed = text[at : at + half]
     # Where the record says it first; one that says it again is not aligned there.
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)
+    # From each of these the n words hold the seed, and the record has as many.
     begins = range(max(0, place - n + half), min(place, len(record) - n) + 1)
     ways = (CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n]) for i in begins)
     return min(ways, key=lambda way: way.edit_distance)

@@ -138,6 +138,7 @@ def split_records(
     pairs = {record.pair for record in (*unique, *given)}
     others = _records_not_trained_on(nonmembers, pairs, notes) if nonmembers else []
     if lost:
+        # Limited apart: a sample of both together might hold too few of what was to be forgotten.
         kept = [record for record in attacked if record.row not in lost]
         gone = [record for record in attacked if record.row in lost]
         kept = _random_sample_of_rows(kept, "retained member", split, notes)
