@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from auditor.runs.reporter import Reporter
     from auditor.runs.site import Site
 
+# pandas' nullable types, with capitals: a number may be missing
 _KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
 _ROWS = ("data", "known", "nonmembers", "forget")
 _OF_LOADING = ("device", "dtype", "device_map", "quantise", "revision", "model_args")
@@ -63,7 +64,7 @@ class FinishedRun:
 
     @property
     def secrets(self) -> pd.DataFrame:
-        """`secrets.parquet`, a row each (kind, target, setting, attack, secret, quantity), by alias. No text of it.
+        """`secrets.parquet`, a row each (kind, target, setting, attack, secret, quantity), by alias, without any text.
 
         Raises AuditError where the folder holds none.
         """
@@ -100,7 +101,7 @@ class FinishedRun:
         return f"<audit {self.folder}: {escaping.to_printable_line(verdict.headline(self.result))}>"
 
     def _repr_html_(self) -> str:
-        table = self.to_frame().to_html(max_rows=40, notebook=True)
+        table = self.to_frame().to_html(max_rows=40, notebook=True)  # pandas escapes the cells itself
         return f"<p>{escaping.escape_for_html(verdict.headline(self.result))}</p>{table}"
 
 
@@ -134,6 +135,7 @@ def audit(
 
     Raises AuditError, one sentence, for whatever the command refuses; nothing is then left behind.
     """
+    # here, not above: torch takes seconds to import, and `load_run` needs none of it
     from auditor.records.folder import RunFolder
     from auditor.runs import run
     from auditor.runs.selection import select_and_check_plugins
@@ -246,7 +248,7 @@ def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str,
 
 @contextmanager
 def _rows_as_temporary_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows in memory as files for their owner only, gone when the block is left; paths as they are."""
+    """Yields a path by name: for rows in memory a file of their owner only, gone after the block; paths as given."""
     with disk.scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
         for name, given in rows.items():
@@ -260,6 +262,7 @@ def _rows_as_json_lines(name: str, rows: Any) -> str:
     """Rows as JSON lines, of the columns that are looked at. Raises AuditError for what is no table."""
     import pandas as pd
 
+    # datasets.Dataset, polars and pyarrow have it; what has not is refused below
     rows = rows.to_pandas() if hasattr(rows, "to_pandas") else rows
     if not isinstance(rows, pd.DataFrame) and not (
         isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows)
@@ -288,6 +291,7 @@ def _plugin_names_and_options(
         if not isinstance(one, str):
             if not isinstance(one, KINDS[kind]):
                 raise AuditError(f"expected {kind}s by name or as instances, got {one!r}")
+            # not asdict(), which would copy what an option holds
             own = {f.name: getattr(one, f.name) for f in dataclasses.fields(one)}
             held[one.name] = {**held.get(one.name, {}), **own}
         names.append(one if isinstance(one, str) else one.name)

@@ -68,7 +68,12 @@ for panel, commands in {
     for command in commands:
         safe = True if command in READING else False if command is run else None
         add_command_to_app(
-            app, command, command.__name__.removesuffix("_plugins").replace("_", "-"), panel=panel, safe=safe
+            # `list_plugins` is called so because `list` would hide the built-in
+            app,
+            command,
+            command.__name__.removesuffix("_plugins").replace("_", "-"),
+            panel=panel,
+            safe=safe,
         )
 app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="prepare and train")
@@ -133,6 +138,7 @@ def _report_unexpected_error(error: BaseException) -> int:
         return console.print_line_to_stderr(
             f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3
         )
+    # the place that was refused may be stdout itself, as on a full disk: its flush at the end would fail once more
     refused = file_access_error(error, str(Path(__file__).parents[1])) or out_of_memory_error(error)
     if refused is not None:
         console.redirect_output_to_devnull()

@@ -207,8 +207,9 @@ class AuditCallback(TrainerCallback):
         return Curve(phrases.metric_label(name), exact) if points else None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
-        """Asks the model as it stands, and logs."""
+        """Measures the model as it stands, and logs and keeps the values; returns them by name."""
         model = self._unwrapped_model_in_training()
+        # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody had looked
         with restore_training_flags(model), torch.random.fork_rng(), torch.no_grad():
             target = with_prefix_token(
                 HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
@@ -222,8 +223,10 @@ class AuditCallback(TrainerCallback):
 
     def _mean_probability_and_loss(self, target: LanguageModel) -> dict[str, float]:
         probe = self.probes[0]
+        # a probe may answer in any order
         seen = {one.secret: one for one in probe.measure(self._white_box_view(target), self.secrets)}
         observations = [seen[secret.id] for secret in self.secrets]
+        # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain softmax, as a loss
         member, log_p = member_mask(self.secrets), value_column(observations, "log_p")
         loss = -value_column(observations, "log_p_ancestral") / [len(secret.suffix) for secret in self.secrets]
         values = {MEMBERS: float(np.exp(log_p[member]).mean()), LOSS: float(loss[member].mean())}

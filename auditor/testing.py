@@ -284,7 +284,7 @@ def make_small_plugin(kind: Any) -> Any:
 @functools.cache
 def tiny_model(seed: int = 0) -> HuggingFaceModel:
     """`make_tiny_random_model` of the defaults; always the same one."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the seed is put back; no devices: asking for CUDA's would start it
         return make_tiny_random_model(seed=seed)
 
 
@@ -292,7 +292,7 @@ def make_tiny_random_model(
     vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: float = 3.0
 ) -> HuggingFaceModel:
     """A tiny random model with a peaked distribution, so that samples share prefixes and top-p has something to cut."""
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # of the whole process: a caller who minds forks it
     model: Any
     if kind == "gpt2":
         config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0)
@@ -303,7 +303,7 @@ def make_tiny_random_model(
         model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=vocab_size, intermediate_size=64, **size, **ends))
     with torch.no_grad():
         head = model.get_output_embeddings().weight
-        head.mul_(scale / head.norm(dim=1, keepdim=True))
+        head.mul_(scale / head.norm(dim=1, keepdim=True))  # rows of one norm: scale alone says how peaked
     return HuggingFaceModel(model, name=f"tiny {kind}")
 
 

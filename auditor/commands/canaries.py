@@ -174,6 +174,7 @@ def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int],
 
 
 def _comma_separated_flags(given: Iterable[str]) -> str:
+    # `list_` is --list: Python's own name is taken
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in given)
 
 
@@ -329,6 +330,7 @@ def _parse_named_word_list(item: str) -> tuple[str, tuple[str, ...]]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"cannot read the words of --list {name}: {error}") from error
+    # each once: the most that exposure can be is log2 of the space, in which a repeated word would count twice
     words = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not words:
         raise AuditError(f"expected words in --list {name}, but {path!r} holds none: an empty space")

@@ -80,6 +80,7 @@ def check(
     from auditor.runs.sweep_cache import SweepCache
 
     if model is None or data is None:
+        # either without the other was refused above: here both are missing
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
         plan = Plan.from_fields(
             seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick_check.quick_plan_fields()

@@ -40,9 +40,9 @@ def stderr_console() -> Console:
 
 
 def print_line_to_stderr(text: str, code: int) -> int:
-    """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it.
+    """Prints one line on stderr, escaped, as parts of it may come from files and arguments. Returns `code`.
 
-    The code says it too, where nobody reads the line.
+    Where nobody reads stderr, the exit code alone has to say it.
     """
     try:
         stderr_console().print(escaping.escape_for_terminal(text), soft_wrap=True)
@@ -54,7 +54,7 @@ def print_line_to_stderr(text: str, code: int) -> int:
 
 
 def is_output_pipe_closed(error: BaseException) -> bool:
-    """Whether this ended us because whoever read stdout or stderr is gone, as `head` is when it has its lines."""
+    """Whether the error says that whoever read stdout or stderr is gone, as `head` is when it has its lines."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)  # what rich makes of it
     return isinstance(error, BrokenPipeError) and any(map(_is_stream_hung_up, (sys.stdout, sys.stderr)))
@@ -103,6 +103,7 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
 
 def silence_libraries() -> None:
     """Libraries speak through us: their own bars and advice would bury the report."""
+    # before the first import of transformers; what the user has set stays
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -157,6 +158,7 @@ class Terminal:
     def transient_progress_bar(self, name: str = "") -> Iterator[None]:
         """Progress that leaves no line behind."""
         self._task = task = self._progress.add_task(escaping.to_printable_line(name), total=None)
+        # no step yet: the first that is told of begins its clock here
         self._what, self._last = "", time.monotonic()
         try:
             yield
@@ -204,7 +206,7 @@ def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Itera
 
     class TimeLeft(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
-            known = task.total is not None and task.time_remaining is not None
+            known = task.total is not None and task.time_remaining is not None  # rich writes -:--:-- where it is not
             return Text.assemble(super().render(task), " left of this step") if known else Text("")
 
     what = TextColumn("{task.description}", markup=False)

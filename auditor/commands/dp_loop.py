@@ -62,7 +62,7 @@ def dp_loop(
 
     found = _load_training_function(script, function)
     with (
-        _kill_after_timeout(60 * minutes + 30),
+        _kill_after_timeout(60 * minutes + 30),  # the test ends by itself at `minutes`, unless a training never returns
         console.open_progress_terminal(verbose=False) as reporter,
         contextlib.redirect_stdout(sys.stderr),  # what the training prints is no part of the report
         reporter.transient_progress_bar(),
@@ -93,7 +93,7 @@ def dp_loop(
 
 @contextlib.contextmanager
 def _kill_after_timeout(seconds: float) -> Iterator[None]:
-    """Ends this process, and those that it starts meanwhile, behind so much time: for trainings that nothing ends."""
+    """Ends this process, and those started meanwhile, where the block takes longer: a training may never return."""
     import psutil  # needs a module of Unix: whoever asks for help alone does without
 
     from auditor.crash.watch import LONG, list_started_processes
@@ -109,6 +109,7 @@ def _kill_after_timeout(seconds: float) -> Iterator[None]:
         os._exit(2)
 
     timer = threading.Timer(seconds, end)
+    # else Python would wait for it when the command is done
     timer.daemon = True
     timer.start()
     try:
@@ -132,6 +133,7 @@ def _load_training_function(script: Path, function: str | None) -> Callable[...,
 
     module, made = _import_script_and_trainer(script, f"audit_training_{script.stem}")
     names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
+    # loaded under its own name it made nothing: its training may stand below `if __name__ == "__main__"`
     if not names and made is None:
         module, made = _import_script_and_trainer(script, "__main__")
     if made is None:
@@ -177,7 +179,7 @@ def _import_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _errors_blamed_on_script(what: str, of_device: str = "") -> Iterator[None]:
-    """Whatever a user's file raises is the user's to mend. of_device: said where it is about an accelerator."""
+    """Raises what a user's file raised as AuditError. of_device: added where the error is about an accelerator."""
     try:
         yield
     except AuditError:
@@ -188,7 +190,7 @@ def _errors_blamed_on_script(what: str, of_device: str = "") -> Iterator[None]:
 
 
 def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
-    """The training, whose own errors are the user's."""
+    """The training as a function that raises its own errors as AuditError."""
 
     def run(model: Any, records: Any) -> Any:
         advice = "; the crash test trains on the processor: leave the model on its own device"

@@ -69,6 +69,7 @@ class GateLimitFlags:
         held = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
         flags = policies.parse_limits(self.maximum or [])
         flags += policies.parse_limits(self.increase or [], "--max-increase", True)
+        # a limit in the file and by a flag as well is given twice: neither wins
         rules = policies.refuse_repeated_limits([*held.rules, *flags])
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
@@ -187,6 +188,7 @@ def gate(
     if folder is None:
         raise AuditError("expected a run folder, got none")
     policy, base = limits.policy_of_file_and_flags(), read_run_if_given(limits.baseline)
+    # the attestation first: a key that cannot be read is refused before the models are hashed
     raise typer.Exit(judge_and_report_run(folder, policy, base, outputs, scope, signed.judge_given_attestation(folder)))
 
 

@@ -70,7 +70,7 @@ def _is_same_class(one: Any, other: Any) -> bool:
 def _plugin_summary_line(title: str, name: str, said: str, width: int | None) -> Text:
     line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (escaping.to_printable_line(name), "bold"))
     if said:
-        line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))
+        line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))  # cells: a wide character takes two
         line.append(_shorten_at_clause_end(escaping.to_printable_line(said), width and width - line.cell_len))
     if width is not None:
         line.truncate(width, overflow="ellipsis")

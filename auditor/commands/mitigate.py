@@ -69,6 +69,7 @@ def mitigate(
     given = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
     own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
     what = mitigation.plan_mitigation(mitigation.MitigationOptions(place, by, where, own, train, data), run)
+    # both may be anybody's: the plan in the run folder, and the recipe beside its model
     allowed = options.AllowedRisks.from_plan_values(plan)
     allowed.refuse_unnamed_risks(what.plan.values(), str(folder / "plan.json"))
     if what.recipe is not None:

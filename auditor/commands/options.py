@@ -154,7 +154,7 @@ def _flag_parameters(name: str, kind: Any, default: Any, panel: str = "") -> Ite
     elif dataclasses.is_dataclass(kind):
         kinds = _annotated_type_hints(kind)
         for one in dataclasses.fields(kind):
-            needed = one.default is dataclasses.MISSING
+            needed = one.default is dataclasses.MISSING  # may follow ones with a default: all are keyword-only
             of = inspect.Parameter.empty if needed else one.default
             yield from _flag_parameters(one.name, kinds[one.name], of, getattr(kind, "panel", panel))
     else:
@@ -167,7 +167,7 @@ def _flag_parameters(name: str, kind: Any, default: Any, panel: str = "") -> Ite
 
 
 def _flag_annotation_for_help(name: str, panel: str, kind: Any) -> Any:
-    """The flag in this panel of --help, and its value written after its type, unless it says so itself."""
+    """The annotation of a flag with this panel of --help, and with its type as metavar where it has no other."""
     option = next((one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "rich_help_panel")), None)
     if option is None:
         return kind
@@ -193,6 +193,7 @@ def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _annotated_type_hints(kind)
+    # by the hints, not by `one.type`: under `from __future__ import annotations` that is a string
     return kind(**{one.name: _value_from_flags(one.name, kinds[one.name], flags) for one in dataclasses.fields(kind)})
 
 
@@ -211,6 +212,7 @@ def given_flags(group: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in vars(group).items():
         found |= given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
+    # `is`, as 0 == False: 0 and "" were given, a switch that is off was not
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
 
@@ -222,6 +224,7 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
     from auditor.plugins import registry
     from auditor.runs.plan import parse_plugin_options
 
+    # first: to load a plug-in is to run its code
     AllowedRisks.from_plan_values(values).refuse_unnamed_risks({**base, **values}, "the plan file")
     load_plugins(values.get("plugin"))
     read: dict[str, Callable[[Any], Any]] = {
@@ -252,18 +255,18 @@ class AllowedRisks:
         return found
 
     def risk_flags_as_typed(self) -> list[str]:
-        """As the command line says it."""
+        """Each flag with its value, as a shell takes it."""
         return [_flag_with_value(*one) for one in self.named]
 
     def check_plan_matches(self, plan: Plan, where: str) -> None:
-        """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
+        """Raises AuditError for a plan with a risk that is not named, or without a named one: that flag is idle."""
         asked = AllowedRisks.from_plan_values(plan.values())
         self.refuse_unnamed_risks(plan.values(), where)
         for name, value in _risks_not_named_in(self.named, asked.named):
             raise AuditError(f"expected no {_flag_with_value(name, value)}, as {where} does not ask for it, got it")
 
     def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
-        """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
+        """Raises AuditError for a plan with a risk that is not named. where: whose plan it is, for the sentence."""
         for name, value in _risks_not_named_in(_risky_fields(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
@@ -284,6 +287,7 @@ def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 def _risks_not_named_in(asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """The asked (field, value) pairs that are not named; a file counts as named however its path is written."""
+    # of what is no path, as an address, both sides are changed alike
     known = {(name, os.path.abspath(str(value))) for name, value in named}
     return [(name, value) for name, value in asked if (name, os.path.abspath(str(value))) not in known]
 

@@ -20,6 +20,7 @@ _WIDEST = 24  # characters of a flag in a column of its own
 _EXAMPLES = "Examples:"
 _UNREAD = f"{__name__}.unread"  # of a context: whether a group leaves its own flags unread
 _HELP = "help"  # the flag that ends the last panel
+# "" stands for all panels that only this command has
 _ORDER = ("arguments", "options", *PANELS[:4], "", *PANELS[4:])
 _FEW = 8  # flags among which nobody needs panels to find one's way
 Rows = list[tuple[str, str]]  # how a flag is written, what it does
@@ -51,6 +52,7 @@ def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
             named = written.partition(" ")[0] if panel == "arguments" else written  # without its type
             found.setdefault(panel, []).append((named, " ".join(told.split())))
     for_help = found.pop(_HELP, [])
+    # sorted() is stable: panels of one rank stay in the order of their first flags
     ordered = {
         name: found[name] for name in sorted(found, key=lambda name: _ORDER.index(name if name in _ORDER else ""))
     }

@@ -73,6 +73,7 @@ def reproduce(
     allowed = options.AllowedRisks.from_plan_values(values)
     for name in plans:
         raw = chosen.raw_plan_at_scale(name, scale)  # refused before torch is imported
+        # neither kind is a grid of runs: its table is looked through as it stands
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         for asked in [raw] if lone else [point.plan for point in plan_grid.expand_grid(raw)]:
             allowed.refuse_unnamed_risks(asked, f"{paper}/{name}")

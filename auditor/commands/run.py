@@ -175,6 +175,7 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
 
     base = plan.read_plan_file(grid_flags.config, plan_grid.GRID) if grid_flags.config else {}
     if grid_flags.seeds is not None or "seed" in flags:
+        # the flags win: a grid over the seeds of the file would undo --seed
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
         if "model" in flags:
@@ -203,7 +204,7 @@ def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFol
     try:
         allowed.check_plan_matches(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
     except AuditError:
-        reopened.close()
+        reopened.close()  # it holds the lock of the folder
         raise
     return reopened
 
@@ -246,9 +247,11 @@ def _run_or_resume_plan(
     from auditor.runs.run import check_plan
 
     plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
+    # all of it before `create`: a refused plan leaves no folder
     selection, policy = check_plan(plan, *held_to), held_to[0]
     if policy is not None:
         check_ruled_rows_exist(policy, selection.cell_keys_in_order())
+        # a plug-in may measure what the table of metrics does not know: then only the finished run can tell
         if selection.has_only_builtin_methods:
             check_rule_metrics(policy.rules)
     folder = RunFolder.create(out, plan.run_folder_title, plan.to_json()) if isinstance(asked, Plan) else asked

@@ -72,6 +72,7 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
         payload, keyid = dsse.verify_envelope(text, key)
     except dsse.NoValidSignature as why:
         return ruling_without_number(f"attestation: {attestation}: {why}", SIGNED)
+    # the payload that was verified, never the text around it, which nobody signed
     wrong = next(_find_statement_mismatches(folder, json.loads(payload)), "")
     if wrong:
         return ruling_without_number(f"attestation: {attestation} does not fit the run: {wrong}", SIGNED)

@@ -25,6 +25,7 @@ def secrets_digest(secrets: Sequence[Secret]) -> str:
     256 other sets of answers still differ in them.
     """
     ordered = sorted(secrets, key=lambda s: s.id)
+    # never to be changed: digests are compared across versions of this program
     public = [(s.id, s.prefix, len(s.suffix), s.member, s.repeats) for s in ordered]
     answers = hashlib.sha256(repr([s.suffix for s in ordered]).encode()).hexdigest()[:2]
     return f"{hashlib.sha256(repr(public).encode()).hexdigest()}-{answers}"

@@ -107,6 +107,7 @@ def _compare_to_first_run(
 
 def _index_of_lowest_value(line: ComparisonRow) -> int:
     values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
+    # a NaN in min() would win or lose by where it stands
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
@@ -120,6 +121,7 @@ def _excess_leak_of_other_runs(runs: Sequence[RunOutcomes], line: ComparisonRow,
         other = run.outcomes.get(line.row)
         if own is None or other is None or line.cells[i].measured is None:
             return []  # nobody is best of what was not measured
+        # other minus own: above 0 where the other leaks more
         seen = outcomes.paired_metric_difference(line.metric, None, other, own)
         if isinstance(seen, str):
             return []

@@ -28,7 +28,7 @@ from auditor.statistics.audited import METRICS, reaudit_at_level
 from auditor.statistics.metrics import SHARES, find_metric
 from auditor.statistics.recomputed import mean_or_nan, recompute_metric
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # relative and absolute: sums in another order
 _SOLVED = 1e-6  # of a bound that was found by bisection
 
 
@@ -68,7 +68,7 @@ def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ()))))
     settings = [name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")]
     for name in dict.fromkeys((*asked, *(target.name for target in result.targets))):
-        for setting in settings if name in asked else settings[-1:]:
+        for setting in settings if name in asked else settings[-1:]:  # the widest is last
             for attack in dict.fromkeys(plan.get("attack", ())):
                 if (row := CellKey(name, setting, attack)) not in there:
                     yield row, "the plan asks for the row, and the result does not have it"

@@ -191,6 +191,7 @@ def judge_rules(
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
                 why = "no row was measured" if name else "this run has no forms: --forms names them"
                 cases.append(_Case(row, rule, why))
+    # a case without evidence fails at every level: it cannot err, and takes no share of Holm's
     tests = [partial(_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)]
     level = adjusted_test_level(tests, LEVEL)
     return [_ruling_at_level(case, level) for case in cases]
@@ -285,7 +286,7 @@ def _measurement_for_rule(
         recorded = None if finding.main is not recorded else finding.by_repeats[str(count)]
     found = again or recorded
     if again is not None and recorded is not None and again.unit not in SHARES:
-        # of what is no share its row may know more that widens it, never narrows
+        # of what is no share the recorded interval may be wider, by more than the secrets show; it never narrows
         found = replace(again, low=min(again.low, recorded.low), high=max(again.high, recorded.high))
     if found is None or math.isnan(found.value) or found.n == 0:
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
@@ -306,7 +307,7 @@ def _epsilon_audit_behind_metric(finding: Finding, metric: str) -> Audited | str
 def _evidence_for_absolute_limit(
     rule: Rule, measured: Measurement, kept: RowValuesBySecret | None, derived: bool
 ) -> _Number:
-    """A TPR at an FPR is bounded anew at each level: at a lower level its threshold takes more non-members."""
+    """The number with its bounds; of a TPR anew at each level: at a lower one its threshold takes more non-members."""
     seen: BoundedNumber | None = None
     if kept is not None and kept.anytime:
         seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
@@ -422,7 +423,7 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({said})"
     most = max((bound.audit.epsilon for bound in bounds), default=math.nan)
     n = sum(bound.audit.canaries for bound in bounds)
-    high = math.inf if bounds else math.nan
+    high = math.inf if bounds else math.nan  # no audit bounds epsilon from above
     return Ruling(
         *(*row, rule.metric_with_part, claimed, most, high, verdict, reason, str(rule), most, n),
         unmeasured=stands.verdict is None,

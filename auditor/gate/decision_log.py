@@ -35,7 +35,7 @@ class KeptDecision:
 
 
 def save_decision(folder: Path, decision: Decision) -> None:
-    """Adds a decision to the folder. Raises AuditError where it cannot be written, and behind edited ones."""
+    """Adds a decision to the folder. Raises AuditError where it cannot be written or earlier ones were edited."""
     lock = locks.acquire_lock(folder, _PATIENCE)
     try:
         if why := decision_edits_sentence(folder):

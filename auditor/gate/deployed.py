@@ -23,7 +23,7 @@ _SHOWN = 3  # files named in a sentence
 
 @dataclass(frozen=True)
 class DeployedModelMatch:
-    """said: the model, the date and the age of the run, and whether its model is here. differs: how it is another."""
+    """said: the model, the date and the age of the run, and whether its model is here. differs: how its files do."""
 
     said: str
     here: bool
@@ -76,5 +76,6 @@ def judge_deployed_model(found: DeployedModelMatch, require: Required) -> Iterat
     if require.model_here:
         yield ruling_without_number(found.said, "model_here", "held" if found.here else "failed")
     if require.max_age is not None:
+        # below 0: the clock is wrong here or was there, so nobody knows how old the run is
         rule, held = f"max_age = {require.max_age:g} days", 0 <= found.age <= require.max_age
         yield ruling_without_number(found.said, rule, "held" if held else "failed")

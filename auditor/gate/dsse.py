@@ -19,6 +19,7 @@ IN_TOTO = "application/vnd.in-toto+json"
 
 def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
     """Pre-authentication encoding: what is signed of a payload of this type."""
+    # lengths of bytes, in decimal: no other type and payload make the same bytes
     name = kind.encode()
     return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
 

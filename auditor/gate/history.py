@@ -143,7 +143,7 @@ def _sort_entries(entries: Sequence[Entry], by: By) -> list[Entry]:
         return dated
     if by == "checkpoint":
         return sorted(dated, key=lambda entry: int(_STEP.findall(entry.label)[0]))
-    labels = [entry.label for entry in dated]
+    labels = [entry.label for entry in dated]  # index() finds the first, and sorted() is stable
     return sorted(dated, key=lambda entry: labels.index(entry.label))
 
 
@@ -151,7 +151,8 @@ def _sort_entries(entries: Sequence[Entry], by: By) -> list[Entry]:
 
 
 def _groups_of_comparable_runs(entries: Sequence[Entry]) -> Iterator[ComparableRuns]:
-    """Each run stands in the first line with every run of which it can be compared; the last run opens the first."""
+    """Each run joins the first line whose runs can all be compared with it; the last run opens the first line."""
+    # with every run of the line: what can be compared is not transitive (one stopped early fits two that differ)
     grouped: list[list[Entry]] = []
     for entry in reversed(entries):
         for line in grouped:

@@ -60,11 +60,11 @@ CLAIM = "claim"  # in place of a number: what the target claims
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit on a metric, or on how much higher than in the baseline it is; on every judged row, or on some.
+    """A limit on a metric, or on how much higher it is than in the baseline; on every judged row, or on some.
 
-    against_undefended: than in the same run's row of the undefended model, as of a form in which that is deployed.
-    of_forms: of every form in which the model is deployed, and of each row's main number, where that is a share or an
-    AUC. of_claim: the limit is what the target claims, whatever that is; `limit` is then infinite.
+    against_undefended: on how much higher it is than in the same run's row of the undefended model. of_forms: on the
+    main number, where that is a share or an AUC, of each row of every form in which the model is deployed. of_claim:
+    the limit is what the target claims, whatever that is; `limit` is then infinite.
     """
 
     metric: str
@@ -199,6 +199,7 @@ def parse_rule(sentence: str) -> Rule:
     found = _SENTENCE.fullmatch(sentence)
     if not found:
         raise AuditError(f"expected a rule such as {_FORMS}, got {sentence!r}")
+    # *_: the groups of _METRIC, which the sentence holds within its first
     name, *_, relative, what, number = found.groups()
     if relative and not relative.lower().endswith(" by") and not number:
         number = "0"
@@ -224,6 +225,7 @@ def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     """The rules, with every limit given once: of two nobody could tell which one is meant."""
     seen: dict[Rule, Rule] = {}
     for rule in rules:
+        # equal but for their limits
         before = seen.setdefault(replace(rule, limit=0.0), rule)
         if before is not rule:
             got = CLAIM if rule.of_claim else f"{before.limit:g} and {rule.limit:g}"

@@ -33,7 +33,7 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """secrets: that answer the question with this power; stopping: likewise by `--until decided`; half: its median."""
+    """secrets: enough for the question at this power; stopping: likewise by `--until decided`; half: its median."""
 
     question: str
     secrets: int
@@ -143,7 +143,9 @@ def _secrets_until_stopped(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
     """Secrets by which a share `power` of runs has refuted that the mean is at most `mean`; and half of the runs."""
+    # (runs,); one that does not stop within _MOST counts as 2 * _MOST
     found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
+    # "higher": a size at which a run stopped: between two none does
     at, half = (int(np.quantile(found, share, method="higher")) for share in (power, 0.5))
     return _checked_secret_count(at), half
 
@@ -165,7 +167,7 @@ def secrets_to_fail_limit(limit: float, truth: float, level: float, power: float
 
 
 def secrets_to_hold_limit(limit: float, truth: float, level: float, power: float) -> int:
-    """Likewise for a limit to be held: by symmetry, where misses are above 1 - limit."""
+    """As `secrets_to_fail_limit`, for a limit to be held: by symmetry, that the share of misses exceeds 1 - limit."""
     return secrets_to_fail_limit(1 - limit, 1 - truth, level, power)
 
 
@@ -176,6 +178,7 @@ def secrets_for_difference(truth: float, margin: float, discordant: float, level
     Variances a secret: that of the truth, and that of the nearest distribution on the margin with the same discordance.
     """
     distance = abs(truth - margin)
+    # Var d = E d^2 - (E d)^2 of d in {-1, 0, 1}: E d^2 is the discordant share, which is at least |E d|
     spread = (max(discordant, abs(truth)) - truth**2, max(discordant, abs(margin)) - margin**2)
     z = float(norm.isf(level)) * math.sqrt(spread[1]) + float(norm.ppf(power)) * math.sqrt(spread[0])
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
@@ -188,6 +191,7 @@ def _fewest_secrets_for_power(curve: Callable[[NDArray[np.int64]], NDArray[np.fl
     """The smallest n from which on the curve, a sawtooth, stays at this power."""
     size = 1024
     while size <= 2 * _MOST:
+        # (size,): all sizes at once, as a sawtooth cannot be bisected
         n = np.arange(1, size + 1)
         weak = np.flatnonzero(curve(n) < power)
         if not len(weak) or weak[-1] < size // 2:  # the last tooth is well behind

@@ -42,6 +42,7 @@ def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, atta
         return ruling_without_number(why, rule, row=row)
     enough = (asked.secrets, asked.nonmembers)
     counts = [_member_and_nonmember_counts(run, key) for key in applied]
+    # one row has to have enough of both: counts of several rows do not add up
     members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
     if members < asked.secrets or others < asked.nonmembers:
@@ -51,8 +52,9 @@ def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, atta
 
 
 def _member_and_nonmember_counts(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
-    """Members and non-members that this row found something out about."""
+    """How many members and non-members the row holds outcomes of."""
     own = run.outcomes.get(key)
+    # by id: a secret that stands there twice is one
     asked = set() if own is None else {(name, bool(member)) for name, member in zip(own.ids, own.member, strict=True)}
     members = sum(member for _, member in asked)
     return members, len(asked) - members

@@ -26,6 +26,7 @@ def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     defenses, forms = result.plan.get("defense", ()), [*map(deployed_form_name, result.plan.get("forms", ()))]
     if rule.of_forms:
         return forms or [""]
+    # nothing is held against itself: a rule against the undefended model is for the forms alone
     full = [UNDEFENDED] if not defenses and not (forms and rule.against_undefended) else []
     return [*dict.fromkeys((*full, *defenses, *forms))]
 

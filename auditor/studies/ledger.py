@@ -61,7 +61,7 @@ class Expectation:
 
 
 def judge_claim(m: Measurement, expect: Expectation) -> str:
-    """The rule (see RULE). Touching a bound decides nothing; neither does an interval with a NaN."""
+    """The verdict, by RULE. An interval that touches a bound decides nothing; neither does one with a NaN."""
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
     if expect.low < m.low and m.high < expect.high:

@@ -166,10 +166,12 @@ class NeighbouringModels(WrappingModel):
             other = _next_token_log_probs(self.others[relation], contexts, last, at)
             # The claim covers both directions: either of the two may be what is served.
             realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
+            # (rows, positions, 1) from (rows, positions)
             checks.append(DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None])))
         return checks
 
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+        # (rows, positions, 1, vocabulary): one neighbour by each relation
         return [
             Neighbours(name, torch.from_numpy(_next_token_log_probs(other, contexts, last, at)).unsqueeze(-2))
             for name, other in self.others.items()
@@ -185,7 +187,7 @@ def _next_token_log_probs(model: LanguageModel, contexts: Tensor, last: int, at:
 def run_claim_check(
     model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
 ) -> list[PromiseCheck]:
-    """What claim-check finds, by relation. only: the relations, default all. Raises AuditError for any other fault."""
+    """What claim-check finds, by relation. only: these, default all. Raises AuditError where it finds another fault."""
     # One token of context: the given distributions depend on none.
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
     seen = run_probe(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
@@ -205,6 +207,7 @@ def run_claim_check(
 def _exact_epsilon_of_draws(
     query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
 ) -> float:
+    # one context, as these models ignore theirs: T tokens are T independent draws
     context = torch.zeros(1, 1, dtype=torch.long)
     one, two = (_next_token_log_probs(each, context, 1, [0])[0, 0] for each in (model, other))
     return exact_epsilon(one, two, tokens, delta)
@@ -224,6 +227,7 @@ def check_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any])
     )
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
     yield from run_claim_check(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
+    # 4 D a token, D the radius alpha beta itself (the plan's `reading`)
     (more,) = run_claim_check(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
     yield replace(more, setting=f"{query.setting_label}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
@@ -267,6 +271,7 @@ def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> It
     # that mean is smaller.
     without = (scale * batch - 1) / (batch - 1)
     charged = order / (2 * (scale * sigma) ** 2)  # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
+    # mu = sensitivity / noise; the bound C on the gradient cancels
     charged_epsilon = gaussian_epsilon(1 / (scale * sigma), delta)
     for other, ours in ((without, False), (scale, True)):
         one, two = scale * sigma, other * sigma
@@ -292,6 +297,7 @@ def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, 
     yield from run_claim_check(NeighbouringModels(one, {relation: other}, {relation: (math.inf, epsilon)}), query)
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
+        # delta 0: the promise is pure
         exact = _exact_epsilon_of_draws(query, one, other, tokens, 0.0)
         yield PromiseCheck(query.name, query.setting_label, "any two models", exact, claimed, count=tokens)
 

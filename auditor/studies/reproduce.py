@@ -156,6 +156,7 @@ class UtilityStudy:
         try:
             result, _ = measure.measure_utility_points(self.asked, reporter)
         except AuditError as why:
+            # `planned` says it of each place from now on: claims about them are not run
             self.failure = str(why)
             return [tables.RowTable(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
         tradeoff.write_utility(folder, result)
@@ -202,7 +203,7 @@ def _divide_by_vocabulary_size(m: Measurement, size: int) -> Measurement:
 
 
 def _epsilon_measurement(value: float | None, row: measure.UtilityRow) -> Measurement | None:
-    """A number that is computed, not estimated."""
+    """An epsilon as a measurement without width: it is computed, not estimated."""
     return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 

@@ -161,7 +161,7 @@ def _run_point(wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache)
 
 
 class _QuietReporter:
-    """Stages of single points would bury the one line a point; their progress stays."""
+    """A reporter without the stages within a point, which would bury the one line a point; its progress stays."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.progress, self.note = reporter.progress, reporter.note
