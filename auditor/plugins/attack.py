@@ -33,8 +33,8 @@ class Attack(Method):
     """Base of all attacks."""
 
     measures: ClassVar[str] = "verbatim"
-    of_learnt: ClassVar[bool] = False  # whether it asks only models that have learnt the data, not what reads them
-    control: ClassVar[str] = ""  # a defense that is shown beside the others for its sake, where it can be had
+    of_learnt: ClassVar[bool] = False  # whether it attacks only models trained on the data, not those that read it
+    control: ClassVar[str] = ""  # name of a defense that a run adds for this attack, where it can be had
 
     def prompt_rows(self) -> int:
         """Rows of the longest soft prompt that it puts before a prefix."""
@@ -49,9 +49,9 @@ class Attack(Method):
         return dataclasses.asdict(self)
 
     def rehearsal(self) -> tuple[Attack, float]:
-        """An attack whose `fit` the estimate of a run times in place of this one's, and how many times as much this is.
+        """The attack whose `fit` a run's time estimate measures, and how many times as long this attack's own takes.
 
-        By default the attack itself, once.
+        By default this attack itself, once.
         """
         return self, 1.0
 
@@ -64,7 +64,7 @@ class Attack(Method):
         raise NotImplementedError
 
     def samples_by_recipe(self, view: View) -> dict[str, int]:
-        """Samples this attack draws of each prefix, by sampling recipe: known beforehand, so that a budget can be.
+        """Samples this attack draws of each prefix, by sampling recipe: a query budget is set by them beforehand.
 
         Attacks with the same recipe share one pass.
         """
@@ -75,7 +75,7 @@ class Attack(Method):
         return view.target_name
 
     def score_is_probability(self, view: View) -> bool:
-        """Whether a score says how probable it is that the guess is right, so that a report can hold it to that."""
+        """Whether a score is meant as the probability that its guess is right: a report then checks that it is."""
         return False
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class CorpusAttack(Attack):
         raise NotImplementedError
 
     def prompts_of(self, view: View) -> list[Tokens]:
-        """Those of `begins` somebody chose: what follows a prompt that was trained on is no untargeted extraction."""
+        """The `begins` that a user chose: text behind a prompt that was trained on is no untargeted extraction."""
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
@@ -189,7 +189,7 @@ class SamplingAttack(Attack):
 
 
 def add_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
-    """The same and this capability, once."""
+    """`needs` and this capability, which is not named twice."""
     return needs if capability in needs else (*needs, capability)
 
 
@@ -205,7 +205,7 @@ def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples
         for i in keys
     )
     rows, near = candidates.forward_rows(), candidates.near_boundary
-    if isinstance(candidates, SearchResult):
+    if isinstance(candidates, SearchResult):  # which reads distributions and draws no token
         certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)

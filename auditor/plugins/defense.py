@@ -81,12 +81,12 @@ class Defense:
     title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
-    float32: ClassVar[bool] = False  # whether it is right in float32 alone, which `--dtype auto` is then
+    float32: ClassVar[bool] = False  # whether it is right in float32 alone: `--dtype auto` then means that
     form: ClassVar[bool] = False  # whether it is a form in which the model is deployed: `--forms` may name it
 
     @property
     def ensemble_folder(self) -> str:
-        """Where the adapters lie that it was told to serve, by an option `ensemble`; "": nowhere, as in the lab."""
+        """The folder of adapters that its option `ensemble` names; "": none, as in the lab, which trains its own."""
         folder: str = getattr(self, "ensemble", "")
         return folder
 
@@ -97,7 +97,7 @@ class Defense:
 
     @property
     def model_folder(self) -> str:
-        """Where the model lies that it was told to serve as trained, by an option `model`; "": nowhere, as in a lab."""
+        """The folder of the trained model that its option `model` names; "": none, as in the lab, which trains one."""
         folder: str = getattr(self, "model", "")
         return folder
 
@@ -117,9 +117,9 @@ class Defense:
         return None
 
     def lots(self, scenario: Scenario) -> Mapping[str, int]:
-        """Which of several budgets pays for a secret's tokens, by its id; empty where one pays for all of them.
+        """By secret id, the number of the budget that pays for its tokens; empty where one budget pays for all.
 
-        Lots of disjoint private data are each as if there were no other: a claim covers T tokens of any one.
+        Lots hold disjoint private data, so each is accounted for alone: a claim covers T tokens of any one lot.
         """
         return {}
 
@@ -128,10 +128,10 @@ class Defense:
         return ()
 
     def chain(self) -> tuple[Cause, ...]:
-        """Why this model leaks less than the undefended one: the rows between the two, each one cause further.
+        """Why this model leaks less than the undefended one: rows from that one on, each with one more change.
 
-        A run shows the other rows beside this one and attributes the reduction to one change at a time. What is behind
-        this defense's own row is no part of its effect: what less still would leak.
+        A run shows these rows beside this defense's own and credits each change with its part of the reduction. Rows
+        behind the defense's own are no part of its effect: they show what still less private data would leak.
         """
         return ()
 
@@ -140,7 +140,7 @@ class Defense:
 class Cause:
     """A step of a defense's chain: what its row changes against the row before it, and nothing else.
 
-    row: the control that is shown for it; None: the defense itself. needs: what must be given where there is no row.
+    row: the control that is shown for it; None: the defense itself. needs: what a user must give for a missing row.
     """
 
     name: str  # "splitting"

@@ -27,9 +27,9 @@ class Method:
     metrics: ClassVar[Mapping[str, str]] = {}
     quick: ClassVar[Mapping[str, Any] | None] = None  # its options in `audit check`; None: it takes too long for that
     deep: ClassVar[bool] = False  # whether `audit check --deep` uses it, though it takes long
-    without_reference: ClassVar[Mapping[str, Any]] = {}  # those that stand in where there is no reference model
-    float32: ClassVar[bool] = False  # whether it is right in float32 alone, which `--dtype auto` is then
-    least_nonmembers: ClassVar[int] = 0  # of fewer of them, or of as few members, it says nothing
+    without_reference: ClassVar[Mapping[str, Any]] = {}  # options to set where there is no reference model
+    float32: ClassVar[bool] = False  # whether it is right in float32 alone: `--dtype auto` then means that
+    least_nonmembers: ClassVar[int] = 0  # it needs as many, and as many members, to say anything
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -38,11 +38,11 @@ class Method:
 
     @property
     def draws_samples(self) -> bool:
-        """Whether a number of samples (`--samples`) says anything to it: a search draws none."""
+        """Whether it takes a number of samples (`--samples`): a search draws none."""
         return False
 
     def sampling(self) -> Sampling | None:
-        """Where candidates come from, or the distribution that it looks at, for the report; None: neither."""
+        """The recipe of its candidates, or of the distribution it reads, for the report; None: it has neither."""
         return None
 
     def section(self, findings: Sequence[Finding]) -> OwnSection | None:

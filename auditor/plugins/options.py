@@ -20,6 +20,7 @@ def build_plugin(kind: str, known: Mapping[str, type[Plugin]], name: str, option
     if name not in known:
         raise unknown_name_error(kind, name, known)
     cls = known[name]
+    # Resolved, as `from __future__ import annotations` leaves strings in `field.type`.
     hints = typing.get_type_hints(cls)
     fields = set(plugin_option_defaults(cls))
     values = {}
@@ -72,6 +73,7 @@ def require_listed_options(plugin: Any) -> None:
 
 def plugin_option_defaults(cls: type) -> dict[str, Any]:
     """Option names and defaults of a plug-in, in the order of declaration."""
+    # `dataclasses.MISSING` for an option without a default.
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
 

@@ -47,18 +47,18 @@ class Probe(Method):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("distribution",)
-    # Measurements that are the mean of `per_secret`, which takes no facts for them: a row may be stopped by them.
+    # Measurements that are means of `per_secret` and take no facts: by these a row may be stopped early.
     means: ClassVar[tuple[str, ...]] = ()
 
     def subjects(self, view: View) -> tuple[Secret, ...]:
-        """What it looks at where that is neither a record nor a text: no more than ids and whether each was in.
+        """Its own subjects where these are no texts, such as gradients: no more than ids and whether each was in.
 
         Raises NotApplicable where there is nothing.
         """
         raise NotImplementedError
 
     def wanted_references(self) -> str:
-        """Reference models beside the one that all attacks share, as `-A references=` names them; "": none."""
+        """Reference models that it wants beside the one all attacks share, as `-A references=` names them; "": none."""
         return ""
 
     def check(self, secrets: Sequence[Secret]) -> None:
@@ -69,7 +69,7 @@ class Probe(Method):
         raise NotImplementedError
 
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
-        """What belongs to no one secret: the terms of the claim, or what the model is asked once all have been seen.
+        """Numbers of no one secret: the terms of the claim, or what the model answers once all secrets were seen.
 
         Asked once a row, and kept; the methods below find it in `observations.facts`. secrets, observations: side by
         side, in the same order, here and below.
@@ -77,7 +77,7 @@ class Probe(Method):
         return {}
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
-        """The observations with what takes all secrets to tell, such as a p-value against the non-members."""
+        """The observations, with values that it takes all secrets to tell: a p-value against the non-members."""
         return list(observations)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -89,7 +89,7 @@ class Probe(Method):
         return {}
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
-        """By measurement, the numbers of the secrets that it is the mean of over the members: what runs are paired by.
+        """By measurement, a number for each secret, whose mean over the members it is: runs are paired by these.
 
         A measurement left out cannot be held to a baseline.
         """
@@ -135,7 +135,7 @@ def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: L
     """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
     at_once = BatchSizeLimit(view.batch_size or size)
     for indices in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
-
+        # The default binds these indices: a plain closure would read those of a later turn of the loop.
         def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:
             batch = [secrets[i] for i in alike[some]]
             prefixes = torch.tensor([secret.prefix for secret in batch], device=view.target.device)
@@ -149,8 +149,9 @@ def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: L
 def token_statistics(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
 ) -> Iterator[list[Tensor]]:
-    """A few texts at a time, (b, L) each: what `of_rows` tells of their tokens, `at_once` entries of a distribution."""
+    """What `of_rows` tells of each token, (b, L) for a few texts at a time; it is given `at_once` entries at most."""
     for own, distribution in model.teacher_forced(prefixes, suffixes):
+        # (b, L, V) -> (b L, V), a chunk at a time: what `of_rows` makes of it takes as much memory again.
         step = max(1, at_once // distribution.shape[-1])
         chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
         seen = [of_rows(rows, tokens) for rows, tokens in chunks]
@@ -161,6 +162,7 @@ def run_probe(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
     """All that a probe sees of these secrets."""
     found = {observation.secret: observation for observation in probe.measure(view, secrets)}
     seen = [found[secret.id] for secret in secrets]
+    # Both are given what was seen: `facts` finds nothing of what `complete` adds.
     return Observed(probe.complete(secrets, seen), probe.facts(view, secrets, seen))
 
 
@@ -180,7 +182,7 @@ def member_mask(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
 def measure_with_nonmember_baseline(
     name: str, p: NDArray[np.float64], member: NDArray[np.bool_], note: str = "", excess: bool = True
 ) -> list[Measurement]:
-    """Mean probability of members and, where there are any, of non-members, with what is left between the two."""
+    """Mean probability of members and, where there are any, of non-members; `excess`: their difference too."""
     own = mean_probability(name, p[member], note)
     if member.all():
         return [own]
@@ -195,5 +197,6 @@ def mean_by_repeat_count(name: str, secrets: Sequence[Secret], p: NDArray[np.flo
 
 def masks_by_repeat_count(secrets: Sequence[Secret]) -> dict[int, NDArray[np.bool_]]:
     """Which secrets are members of each repeat count, rising, as far as repeat counts are known."""
+    # -1, which no count is: a non-member, or a member of unknown count.
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
     return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

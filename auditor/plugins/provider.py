@@ -49,12 +49,12 @@ class Provider:
         raise NotImplementedError
 
     def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
-        """Called when another run is to use a model that it has loaded already."""
+        """Called when another run is to use a model that this provider has loaded already."""
 
     def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         """By role, what the model is read from: a file, folder or hub id, and the revision of one on the hub.
 
-        Their digests are what a gate knows the judged model by; empty where nothing of it lies anywhere.
+        A gate knows the judged model by the digests of these; empty for a model of which there are no files.
         """
         return {}
 

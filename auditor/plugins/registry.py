@@ -36,6 +36,7 @@ def load_plugin_file(path: Path) -> None:
         return
     if not path.is_file():
         raise AuditError(f"expected a Python file for --plugin, got {str(path)!r}, which does not exist")
+    # The hash of the path: two files of one name are two modules.
     name = f"audit_plugin_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -101,7 +102,7 @@ def providers() -> dict[str, type[Provider]]:
 
 
 def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    """Who is asked for a model, with its options, and for which name. Raises AuditError for nobody, and for options.
+    """The provider of a model, with its options, and the name that it is asked for. Raises AuditError for a bad one.
 
     A provider without options of its own is handed them as they are (`RequestedModel.loading`).
     """
@@ -127,6 +128,7 @@ def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
             if not mine or not value.name:
                 continue
             check_plugin_name(value.name)
+            # One class under two names in its module is one plug-in.
             if found.setdefault(value.name, value) is not value:
                 raise AuditError(f"two plug-ins are called {value.name!r}: {found[value.name]} and {value}")
     return dict(sorted(found.items()))
@@ -147,6 +149,7 @@ def _import_plugin_modules(package: str) -> list[types.ModuleType]:
 
 @cache
 def _plugin_entry_points() -> importlib.metadata.EntryPoints:
+    # Reads the metadata of every installed distribution, hence the cache.
     return importlib.metadata.entry_points(group=ENTRY_POINTS)
 
 

@@ -71,7 +71,7 @@ class Trainer:
     later: ClassVar[frozenset[str]] = frozenset()  # options that came later: at their defaults all is as it was before
 
     def options(self) -> dict[str, Any]:
-        """Its options, of the later ones those that are not at their defaults: what a model was made with."""
+        """Its options, without `later` ones at their defaults: what a model was made with."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {name: own for name, (own, default) in values.items() if name not in self.later or own != default}
 
@@ -112,7 +112,7 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
 class Checkpoint:
     """Where an interrupted training goes on: one file, replaced as a whole, readable by its owner only.
 
-    Saved is on disk: a key that noise is drawn from must not be lost, or the records would be used with another one.
+    Once `save` returns, the state is on disk: were the key of the noise lost, records would be used again with another.
     """
 
     def __init__(self, path: Path) -> None:

@@ -80,8 +80,8 @@ class Sampling:
 class Meter:
     """Tokens of one target inside the claim: what this run really drew, and what the claim says is spent.
 
-    drawn: by (recipe, secret); the same ones drawn again, where a worker was lost with them, tell nothing more.
-    A resumed run draws less than it spends; one that draws more was not charged for it.
+    drawn: by (recipe, secret): the same tokens drawn again, after a worker was lost with them, are counted once.
+    A resumed run draws less than it spends; a run that draws more was not charged for the difference.
     """
 
     drawn: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -125,6 +125,7 @@ class View:
 
     def require_capability(self, *capabilities: str) -> None:
         """Raises NotApplicable where this setting, or the target, does not give one of the capabilities."""
+        # The setting first: what it keeps back is kept back of every target.
         for capability in capabilities:
             if not implies_capability(self.setting.capabilities, capability):
                 raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
@@ -198,7 +199,9 @@ class View:
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
             asked = [queries[i] for i in indices]
 
+            # The default binds this batch: a plain closure would read that of a later turn of the loop.
             def find(some: slice, asked: Sequence[Query] = asked) -> None:
+                # Tried again in smaller pieces where memory ran out: what was found by then is not drawn again.
                 fresh = [query for query in asked[some] if query.id not in done]
                 if fresh:
                     found = self._candidates_of_batch(fresh, sampling, name, soft_prompt, rows)
@@ -290,6 +293,7 @@ def _nll_of_lone_suffixes(
     """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
     pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
+    # A last token is predicted and never read.
     model.read_ahead([(prefix + suffix)[:-1] for prefix, suffix in pairs], [len(suffix) for _, suffix in pairs])
     for indices in batches_of_equal_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
         prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
@@ -305,11 +309,13 @@ def _nll_of_shared_prefix_suffixes(
     """Summed nll of suffixes that share their prefix with others, as many at once as memory allows."""
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
+    # By the prefix alone: `suffix_log_probs` takes suffixes of several lengths.
     for indices in batches_of_equal_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
+        # Used up within this turn of the loop, so `pairs` is still its own.
         asked = limit.run_pieces_within_memory(len(pairs), lambda some: _suffix_log_probs(model, pairs[some]))  # noqa: B023
         for some, log_probs in asked:
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
