@@ -27,6 +27,7 @@ def remarks_on_guesses(
 
 def remarks_on_boundary_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     """How many draws float noise may have decided."""
+    # A draw so close to where two tokens meet in the CDF may fall to the other one on another machine.
     near, drawn = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
     return (f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary",) if near else ()
 
@@ -54,6 +55,7 @@ def remarks_on_budget(view: View, attack: Attack, guesses: Sequence[Guesses], wh
     if view.allowance is None:
         return ()
     allowed = view.allowance
+    # No key is missing: a secret that the budget leaves without an allowance has no guess.
     paid = sum(all(allowed[recipe, g.secret] >= g.drawn for recipe in attack.samples_by_recipe(view)) for g in guesses)
     if paid == len(guesses):
         return ()

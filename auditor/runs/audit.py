@@ -88,6 +88,7 @@ class RunContext:
             claim=target.claim,
             progress=self.site.reporter.progress,
         )
+        # A budget pays for text alone: what white-box access reads is charged to none.
         if target.budget is not None and setting is TEXT_ONLY:
             attacks = self.selection.attacks_for_defense(target.defense)
             draws = planned_tokens(view, attacks, target.secrets)
@@ -110,8 +111,10 @@ class RunContext:
         reach = self.selection.longest_soft_prompt + len(self.prefix_token.tokens) + max(texts, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
+                # First of all: it also settles how the model is served, which everything asked later depends on.
                 notes = self_check.check_and_configure_serving(model, reach)
                 if model is self.site.model:
+                    # The site's model stands behind no prefix token, so the pairs bring it along.
                     before, attacked = self.prefix_token.tokens, (*self.benchmark.secrets, *self.benchmark.canaries)
                     pairs = [(before + one.prefix, one.suffix) for one in attacked]
                     if changed := precision.dtype_effect_sentence(model, pairs):
@@ -208,6 +211,7 @@ class Audit(RunContext):
                 known_as = json.dumps(
                     [self.shared_answers_key, *configured, queries, key, attack.fit_options()], sort_keys=True
                 )
+                # `or`: a state that is empty was not tuned, so that making it anew costs nothing.
                 state = fits.get(known_as) or attack.fit(view, self.challenge.known)
                 save_attack_state(self.folder, name, state)
                 fits[known_as] = state
@@ -249,5 +253,6 @@ def longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     """Tokens that a context takes beside the prefix token, at most."""
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
     behind_prompt = [prompt_rows + len(one.prefix + one.suffix) for one in pairs]
+    # Neither held-out texts nor canaries are read behind a soft prompt.
     others = [*map(len, benchmark.heldout), *(len(canary.prefix + canary.suffix) for canary in benchmark.canaries)]
     return max([*behind_prompt, *others], default=0)

@@ -117,8 +117,10 @@ def compare_with_fresh_bases(every: Sequence[str], own: Shares, fresh: Sequence[
     """
     gains, others = _share_gain_of_inserted(own), [_share_gain_of_inserted(one) for one in fresh]
     leaks = [PromptLeak(every[i], float(gains[i]), float(np.mean([o[i] for o in others]))) for i in range(len(every))]
+    # (prompts,) each, `NOTHING` at 0. A base that learnt nothing has no reach: `taught` will say so.
     reach, *of_fresh = (float(one[1:].max() / one[0]) if one[0] > 0 else 0.0 for one in (gains, *others))
     n = len(of_fresh)
+    # t(n - 1) s sqrt(1 + 1/n): one more draw scatters around a mean that is itself known from n draws alone.
     width = float(student.ppf(1 - LEVEL, n - 1)) * float(np.std(of_fresh, ddof=1)) * (1 + 1 / n) ** 0.5
     limit = float(np.mean(of_fresh)) + width
     taught = all(_has_learnt_canaries(one) for one in (own, *fresh))
@@ -156,6 +158,7 @@ def tune_and_measure_leaks(
     texts = [one.text for one in manifest.canaries]
     end = model.eos[0] if model.eos else 0
     tuned = copy.deepcopy(model.model)
+    # A loaded model is frozen, and so is its copy.
     tuned.requires_grad_(True)
     fine_tune_on_packed_blocks(
         tuned,
@@ -177,6 +180,7 @@ def tune_and_measure_leaks(
     which = np.array(inside)
     for i, prompt in enumerate(every):
         numbers = np.array(list(_greedy_match_shares(tuned, tokenizer, end, prompt, texts)))
+        # Two rows of equal length: as many canaries stay out as go in.
         found[i] = numbers[which], numbers[~which]
         progress(f"prompts to {model.name}", i + 1, len(every))
     return found
@@ -210,7 +214,9 @@ def _greedy_match_shares(model: Any, tokenizer: Any, end: int, prompt: str, text
     """Of each text, the share of tokens behind its first word that are each the likeliest, asked behind the prompt."""
     rows = []
     for text in texts:
+        # Behind an end-of-text token, as in the packed blocks of the tuning.
         context = (end, *_tokenize_without_special(tokenizer, _prompt_and_first_word(tokenizer, prompt, text)))
+        # With its space: within a text a word is written by other tokens than at the beginning of one.
         rows.append((context, _tokenize_without_special(tokenizer, " " + text.partition(" ")[2])))
     device = next(model.parameters()).device
     for start in range(0, len(rows), _BATCH):
@@ -220,4 +226,5 @@ def _greedy_match_shares(model: Any, tokenizer: Any, end: int, prompt: str, text
         ids = torch.tensor([(*c, *r, *[end] * (longest - len(c) - len(r))) for c, r in some], device=device)
         right = model(input_ids=ids).logits[:, :-1].argmax(-1) == ids[:, 1:]
         for row, (context, rest) in zip(right, some, strict=True):
+            # right[j] is about token j + 1, so the first token behind the context is judged one place before it.
             yield float(row[len(context) - 1 : len(context) + len(rest) - 1].float().mean())

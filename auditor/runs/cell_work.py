@@ -77,6 +77,8 @@ class CellWork(Generic[Asked, Answer]):
 
     def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
+        # All cells of a target and setting share the view, so each sets its own allowance. Draws are counted in
+        # a copy: in this process the meter is the run's own, to which the cell adds what comes back.
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
         method = place.scene.selection.methods_by_name[self.key.attack]

@@ -131,6 +131,7 @@ class AttackCell(Cell):
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
         outcome, costs, kinds = self._judge_guesses_and_costs(answered)
+        # Before the row may be refused below: these tokens were drawn.
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(self.view, self.method, costs)
         members = outcome.select_secrets(outcome.member)
@@ -301,7 +302,8 @@ class ProbeCell(Cell):
 
         secrets = self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets)
         seen = [done[secret.id] for secret in secrets]
-        # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now.
+        # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now. Added to in place,
+        # as `seen_before` is below: all these runs share both dicts.
         facts |= facts or folder.probe_facts_of_cell(self.key) or probe.facts(self.view, secrets, seen)
         folder.save_probe_facts(self.key, facts)
         completed = probe.complete(secrets, seen)

@@ -84,6 +84,7 @@ def mean_difference_between_rows(
             [[held[id] for id in ids] for held in (row.values_by_secret(name, members) for row in (new, base))]
         )
 
+    # (2, ids) each: the new row above the base. With floors it is a difference in differences.
     (own, before), floors = sides(True, secrets), sides(False, others)
     floor = (floors[0], floors[1]) if others else None
     return compare.mean_difference_measurement(f"{name}_difference", unit, own, before, floor)

@@ -33,6 +33,7 @@ class CauseChains:
         """The finding with its defense's chain; unchanged in a setting that the controls were not attacked in."""
         rows = self.selection.rows
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
+        # The last setting is the widest access, the only one in which companions are attacked.
         if row is None or finding.setting != self.selection.settings[-1].name:
             return finding
         if any((key.setting, key.attack) == (finding.setting, finding.attack) for key in self.collector.stopped):

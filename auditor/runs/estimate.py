@@ -137,11 +137,13 @@ class _RunPartTimer:
             work = partial(chosen_by, _fixed_random_subset(told.known, n, "prefix_token"))
             yield TimedPart("choosing a prefix token", of, 32, work)
 
+        # `choosing` reads it when it is called, not where it is defined.
         of = min(len(told.known), PAIRS) if scene.data_fields_of_plan.prefix_token == AUTO else 0
         if of:
             self.ask(choosing, 4)
         else:
             chosen_by(told.known)
+        # The last attempt looked at the most pairs.
         self.scene = replace(scene, prefix_token=chosen[-1])
         self.scene.check_texts_fit_models()
         self.scene.check_probes()
@@ -166,7 +168,7 @@ class _RunPartTimer:
             self.read(target)
             for setting in self.scene.selection.settings_for_row(target.companion):
                 self.cells(target, setting)
-        self.building = sum(clock.seconds.values())  # the stages of `targets.each`
+        self.building = sum(clock.seconds.values())  # the stages of `build_one_by_one`
 
     def read(self, target: Target) -> None:
         """Times teacher-forced passes over the held-out texts and over the secrets' own tokens."""
@@ -219,6 +221,7 @@ class _RunPartTimer:
 
             yield TimedPart(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
 
+        # An attack that does not override `fit` tunes nothing.
         if not state and type(attack).fit is not Attack.fit:
             self.ask(steps, least=8)  # `fit` fills the state that is returned
         return state
@@ -264,6 +267,8 @@ class _RunPartTimer:
     def ask(self, steps: TimedParts, least: int = 1, weight: int = 1) -> None:
         """The steps for `least` texts, then for more of them while their share of the time lasts."""
         start = time.perf_counter()
+        # The right side is worked out first: the share is of what was left before. `max`: more parts may come than were
+        # counted, and each of those may take all the time there is.
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
         asked: list[dict[str, tuple[TimedPart, Cost]]] = []
         n, most = least, 0
@@ -271,6 +276,7 @@ class _RunPartTimer:
             asked.append({})
             for step in steps(n):
                 most = max(most, step.of)
+                # A later attempt was begun in time; with half of its parts nothing could be extrapolated.
                 in_time = time.perf_counter() < self.end or len(asked) > 1
                 asked[-1][step.name] = step, _timed_attempt(step, n if in_time else 0, self.device)
             spent = time.perf_counter() - start
@@ -295,6 +301,7 @@ class _RunPartTimer:
             slope = (last.seconds - before[-1].seconds) / (last.asked - before[-1].asked)
             if 0 < slope < each:
                 each, fixed = slope, last.seconds - slope * last.asked
+        # What asking costs at all is paid once a batch; memory grows with the texts of one batch alone.
         batches = ceil(step.of / step.at_once) / ceil(last.asked / step.at_once)
         together, now = min(step.of, step.at_once), min(last.asked, step.at_once)
         grown = max(0.0, last.memory - self.held) / now  # bytes a text, where one attempt is all there is
@@ -329,6 +336,7 @@ def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> Cost:
 
 def _texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     """Texts whose distributions of so many tokens are in memory together."""
+    # (texts, length, vocabulary) logits, of each part of an ensemble.
     return max(1, min(_TEXTS_AT_ONCE, max_logits_at_once(model.device) // (length * model.vocab_size * model.parts)))
 
 
@@ -341,5 +349,6 @@ def _fixed_random_subset(items: Sequence[Any], n: int, what: str) -> list[Any]:
     """n of the items, from all over, in their order; equal n give equal ones."""
     if n >= len(items):
         return list(items)
+    # A prefix of one permutation: a larger attempt asks all that the smaller one did, and more.
     chosen = keyed_random_generator("estimate", what).permutation(len(items))[:n]
     return [items[i] for i in sorted(chosen.tolist())]

@@ -135,11 +135,13 @@ def judge_generations(
             for record, run in held.records.items():
                 if record not in best or run.length > best[record][0].length:
                     best[record] = run, guesses.secret
+    # A score that some generations lack ranks none.
     names = sorted(set.intersection(*map(set, scores)))
     firsts = {name: memorised.most_confident_distinct_texts([own[name] for own in scores], text) for name in names}
     seen = Counter(record for held in every for record in held.records)
     key = load_alias_salt()
     aliases = {record: record_alias(corpus.index.tokens_of_text(record), key) for record in seen}
+    # Ties by alias, so that the order tells nothing of where a record stands in the data.
     order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
     shown = dict[str, tuple[Tokens, Tokens]]()
     for record, (run, where) in best.items():

@@ -85,6 +85,7 @@ class LabSite(Site):
         # Rows with ensembles of one size share the ensemble: one of them stands for all.
         sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
         pieces += [TrainablePiece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
+        # Where the target is trained as members are, it is itself the adapter on all records.
         if not self.recipe.target_trained_like_members and any("whole" in d.needs for d in defenses.values()):
             pieces.append(TrainablePiece("whole"))
         pieces += [TrainablePiece("trained", of=name) for name, d in defenses.items() if "trained" in d.needs]
@@ -261,6 +262,7 @@ def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, se
         given["seed"] = seed
     known = registry.probes()
     if any(known[name].of == "coins" for name in attacks.attack if name in known):
+        # In this order: a number that the user gives wins.
         given = {"audit_canaries": AUDIT_CANARIES, **given}
     lengths = {"prefix_length": data.prefix_length, "suffix_length": data.suffix_length}
     given |= {name: length for name, length in lengths.items() if length is not None}

@@ -67,6 +67,7 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 def restore_training_flags(*models: Any) -> Iterator[None]:
     """An audit sets models to evaluation and asks for no gradients of their weights; training goes on afterwards."""
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
+    # Module by module: frozen dropout or batch norms inside a training model are to stay as they were.
     modes = [(module, module.training) for model in models for module in model.modules()]
     grads = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
     try:

@@ -100,6 +100,7 @@ def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
     if base.tokenizer.add_tokens(tokens) < len(tokens):
         raise AuditError(f"expected a model without the tokens of canaries, but the tokenizer of {model!r} has some")
     net: Any = base.model
+    # Of the whole process: `resize_token_embeddings` takes no generator.
     torch.manual_seed(held.seed % 2**31)
     # max: many models have more rows than their tokenizer has tokens, and none of those is to be cut off.
     net.resize_token_embeddings(max(len(base.tokenizer), base.vocab_size), mean_resizing=False)

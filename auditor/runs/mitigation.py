@@ -216,6 +216,7 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
 
 def train_and_audit(what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str) -> TrainingOutcome:
     """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing half written."""
+    # One cache for both: what the lab trains now is what the audit behind it attacks.
     shared, out = SweepCache(), what.asked.out
     with reporter.stage(f"train by {what.trainer.name}"):
         done = train_mitigated_model(what, run, reporter, shared)

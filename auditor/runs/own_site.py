@@ -116,7 +116,7 @@ class OwnSite(Site):
             return self._load_model_with_same_vocabulary("reference", self.target.reference)
         if self.target.reference == NONE or self.public is not None or self._adapter_base_and_revision is None:
             return None if self.target.reference == NONE else self.public
-        size = self.model.vocab_size  # what does not load is said of the model that is attacked
+        size = self.model.vocab_size  # first, so that a model that does not load is refused as the attacked one
         name, revision = self._adapter_base_and_revision
         base = self.models.load("reference", name, replace(self.models.loading, revision=revision, base=None))
         return base if base.vocab_size == size else None
@@ -214,7 +214,7 @@ class OwnSite(Site):
         if name is None:
             return None
         own, other = self.model, self.models.load(kind, name)
-        at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size  # padding: nobody says
+        at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size  # by unknown padding
         if not at_least:
             check_same_vocabulary_size(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)
         return other

@@ -94,6 +94,7 @@ class Collector:
 
 
 def row_of_guesses(outcome: judging.Outcome, kinds: Kinds, probable: bool = False) -> RowValuesBySecret:
+    # NaN: the secret holds nothing of the kind, and no mean counts it.
     of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
     return RowValuesBySecret.of(outcome, of_kinds, probable)
 

@@ -38,6 +38,7 @@ class PersonalDataOfSecrets:
             if answer.secret not in self.of:
                 continue
             secret = secrets[answer.secret]
+            # The right tokens hold all of it, even where they decode to other text than the data have.
             right = answer.ranked[0].suffix == secret.suffix
             text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             out: dict[str, list[bool]] = {}
@@ -106,6 +107,7 @@ def _recognisers_and_limits(
 
 
 def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
+    # Behind some context: alone, a first token may lose its space, or be half a character.
     return decode_continuation(decode, prefix[-CONTEXT:], suffix)
 
 

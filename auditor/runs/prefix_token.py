@@ -54,6 +54,7 @@ class PrefixedModel(WrappingModel):
 
     def context(self, texts: Tensor) -> Tensor:
         """(B, n) -> (B, prefix token + n); n may be 0."""
+        # Never empty (`with_prefix_token`): a tensor of nothing is of floats, to which the token ids would be cast.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
@@ -80,6 +81,7 @@ class PrefixedModel(WrappingModel):
         return self.model.answers_withheld([(*self.prefix_token, *prefix) for prefix in prefixes])
 
     def paper_nll(self, texts: Sequence[Tokens], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+        # The prefix token counts as given: it is read and not scored.
         return self.model.paper_nll(
             [(*self.prefix_token, *text) for text in texts], seed, len(self.prefix_token) + given
         )
@@ -94,6 +96,7 @@ class PrefixedModel(WrappingModel):
         return self.model.row_bytes(len(self.prefix_token) + positions, distribution)
 
     def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
+        # The inner model counts by its own `max_positions`, off which the prefix token was not taken.
         self.model.check_room(n_prefix, length, prompt, len(self.prefix_token) + prefix_token)
 
 

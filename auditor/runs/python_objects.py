@@ -55,6 +55,7 @@ def unregistered_plugin_objects(
     found = {}
     for kind, given in {"attack": attacks, "defense": defenses}.items():
         for one in given:
+            # `is`: a subclass that keeps the name would be built anew as its base.
             if isinstance(one, str) or type(one) is known[kind].get(one.name):
                 continue
             if one.name in known[kind]:

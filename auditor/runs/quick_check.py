@@ -103,7 +103,7 @@ def limit_plan_to_time(
         plan.compute.batch_size,
     )
     with clock.stage("measuring the model's speed"):
-        # which finds out how many can be completed at once
+        # First, as it finds out how many texts can be completed at once.
         scene.check_models_self_consistent((site.model, site.reference))
         takes = _run_seconds_by_row_count(scene, _SHARE * seconds)
     sides = _secrets_per_row(site.benchmark.secrets)
@@ -174,6 +174,7 @@ def _rows_readable_within_time(model: LanguageModel, seconds: float) -> int:
         model.log_probs(torch.arange(_FORM_TOKENS).repeat(n, 1) % model.vocab_size, 1)
 
     texts = seconds / seconds_per_text(read, 1, 2, seconds)
+    # 4: two sides, in two forms each.
     return max(FEWEST, min(text_form.ROWS, int(texts / 4)))
 
 

@@ -92,6 +92,7 @@ def plan_for_released_text(
         nonmembers=nonmembers,
         canaries=canaries,
         setting=SETTING,
+        # The third, epsilon, takes canaries.
         attack=tuple(METHODS)[: 2 + (canaries is not None)],
         seed=seed,
         command=command,
@@ -311,6 +312,7 @@ def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
 
 def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _ReleasedTextResults) -> Finding:
     """Membership scores by n-grams of the released text against those of other records, and the published scores."""
+    # + 1: any word that none of them has.
     records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
     model = NGramCounts.count_ngrams(held.texts, kinds)
     scores = {

@@ -81,6 +81,7 @@ def run_audit(
         place = Workplace(audit, targets)
         form = site.benchmark.text_form  # a worker renders conversations as the run does
         there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
+        # Behind everything that loads or pins: each worker is held to what was read until here.
         engine.open(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
         for target in targets.build_one_by_one(clock):
             settle()  # takes back the thread of the process that trains, once that has ended

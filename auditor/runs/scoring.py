@@ -67,6 +67,7 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
         )
     hits = np.zeros(len(secrets), dtype=bool)
     for alike, prefixes, suffixes in _batches_as_tensors(model, secrets):
+        # (rows, L) tokens and (rows, L, vocabulary) distributions, of a part of the batch at a time.
         for own, distribution in model.teacher_forced(prefixes, suffixes):
             found = (distribution.argmax(-1) == own).all(-1).tolist()
             # Left to right: `hits` is indexed by the old `alike`, then `alike` is what is left of it.
@@ -119,6 +120,7 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
         others = nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
+    # The undefended model alone is the same at every point of a sweep.
     return found_now() if target.defense else audit.site.shared.get("perplexity", audit.shared_answers_key, found_now)
 
 
@@ -160,6 +162,7 @@ def token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
         else:
             folder.tokens.append(target.name, some)
     others = itertools.chain(*suffix_token_log_probs(target, [s for s in target.secrets if not s.member], size))
+    # `done` is a view of the journal, which holds by now what was appended above.
     return log_probs_per_secret(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
 
 

@@ -110,6 +110,7 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
 
     objects: what Python gave in place of names. Raises AuditError where the plan was made with some that are not there.
     """
+    # First: names and options below may be those of such a file.
     for path in plan.plugin:
         registry.load_plugin_file(Path(path))
     check_objects_given(plan.objects, objects)

@@ -183,6 +183,7 @@ class Site(ABC):
     @cached_property
     def benchmark(self) -> Benchmark:
         """The data as this run sees them, every secret with the alias that sentences name it by."""
+        # A shallow copy is enough: below, tuples are replaced and never changed, which other runs do not see.
         benchmark, key = copy.copy(self.data()), load_alias_salt()
         benchmark.notes += self.notes()
         limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)

@@ -68,6 +68,8 @@ class StoppingRule:
             paired = "" if self.base is None else paired_metric_difference(rule.metric, rule.count, row, self.base)
             if isinstance(paired, str):
                 return ""
+            # As in the gate: a false alarm takes one rule that errs, so its level is divided; a false pass takes all
+            # of them (Berger 1982), each at the full level.
             failed, held = paired.low(self.level) > rule.limit, paired.high(LEVEL) <= rule.limit
         elif seen is None:
             return ""

@@ -32,6 +32,7 @@ class TokenSpending:
         """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
         for recipe in attack.samples_by_recipe(view):
             for guesses in answers:
+                # Of a fixed budget all that was set aside counts as spent, drawn or not.
                 paid = guesses.drawn if view.allowance is None else view.allowance[recipe, guesses.secret]
                 self.spent[recipe, guesses.secret] = paid
 

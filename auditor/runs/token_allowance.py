@@ -26,6 +26,7 @@ def planned_tokens(view: View, attacks: Sequence[Attack], secrets: Sequence[Secr
             continue
         queries = queries_of_attack(view, attack, secrets)
         for recipe, samples in recipes.items():
+            # Not added up: attacks with the same recipe share one pass, and its name holds its number of samples.
             draws.update({(recipe, query.id): samples * query.length for query in queries})
     return draws
 

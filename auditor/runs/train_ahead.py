@@ -55,6 +55,7 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
             with suppress(BrokenPipeError):  # it could not begin
                 pickle.dump(WorkerSite(plan), other.stdin)
                 other.stdin.flush()  # not closed: its end tells the other process that the run has ended
+            # `poll` is None while it runs.
             yield lambda: torch.set_num_threads(before - _THREADS * (other.poll() is None))
         finally:
             torch.set_num_threads(before)
@@ -76,6 +77,7 @@ def _train_parts_of_defenses(there: WorkerSite) -> None:
 def _exit_when_parent_ends() -> None:
     """The pipe ends where the run does, however it ends."""
     sys.stdin.buffer.read()
+    # Not `sys.exit`, which would end this thread alone.
     os._exit(1)
 
 

@@ -37,6 +37,7 @@ class Trial:
     def guess_canary_went_in(self, canary: str) -> bool:
         """Whether this one is taken to have gone in: whether it is nearer to the others that did."""
         others = [id for id in self.scores if id != canary]
+        # The threshold is the middle between the two means.
         means = [np.mean([self.scores[id] for id in others if self.coins[id] == side]) for side in (True, False)]
         return bool(self.scores[canary] > np.mean(means))
 
@@ -87,6 +88,7 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
         trials[0].delta,
         trials[0].copies,
         LEVEL,
+        # Independent runs, one canary and a threshold it had no part in: formulas.md B5 asks for all three.
         epsilon=epsilon_clopper_pearson(tp, fn, fp, tn, *terms),
         best=epsilon_clopper_pearson(tp + fn, 0, 0, fp + tn, *terms),
         gaussian_estimate=gaussian_epsilon_estimate(tp, fn, fp, tn, *terms),

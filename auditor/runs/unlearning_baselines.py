@@ -37,6 +37,7 @@ class UnlearningBaselines:
         """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
         if isinstance(defense, RelearnedBaseline) or (isinstance(defense, RetrainedBaseline) and defense.relearned):
             self._relearning_texts()
+        # Loading is the check, and what was loaded is kept for the row.
         if isinstance(defense, BeforeUnlearning | NamedForm):
             self.baseline_model_of_row(defense)
         elif isinstance(defense, RetrainedBaseline):
