@@ -70,6 +70,7 @@ class CanarySpace:
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
             raise unknown_name_error(f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)})
+        # not by int() alone, which takes "+5", "1_0" and the digits of other scripts
         if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
             raise AuditError(
                 f"expected a whole number of at least 1 in the slot {{{slot}}} and at most {_LONGEST}, got {count!r}"
@@ -110,6 +111,7 @@ class CanarySpace:
 
     def draw(self, noise: np.random.Generator) -> str:
         """One text, each as likely as any other."""
+        # uniform over the texts: as no choice of a block begins another, a text is put together in one way only
         return self.head + "".join(block[int(noise.integers(len(block)))] for block in self.blocks)
 
     # --- character by character ---
@@ -137,6 +139,7 @@ class CanarySpace:
     def _next_characters_of_beginnings(self) -> list[dict[str, str]]:
         """Of the head and each block: what may follow each beginning of a choice; a whole choice is no beginning."""
         found: list[dict[str, str]] = []
+        # an empty head would be a block that no character leads out of
         for block in ((self.head,), *self.blocks) if self.head else self.blocks:
             following: dict[str, set[str]] = {}
             for choice in block:
@@ -155,5 +158,5 @@ def parse_canary_format(format: str) -> list[tuple[str, str]]:
     found = []
     for text, name, count, conversion in parsed:
         slot = f"{name or '?'}{f'!{conversion}' if conversion else ''}{f':{count}' if count else ''}"
-        found.append((text, "" if name is None else slot))
+        found.append((text, "" if name is None else slot))  # None: no slot follows; `{{` is a brace already
     return found

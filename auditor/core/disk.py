@@ -168,7 +168,7 @@ def cache_folder() -> Path:
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """A folder for its owner only, gone when the block is left. What a killed process left under this name goes too.
 
-    Whoever uses one holds a lock on it, which the system takes back when the process ends, however it ends. Whatever is
+    It is locked while the block lasts; the system frees the lock when the process ends, however it ends. Whatever is
     created meanwhile, by a library too, is for its owner only: folders 0700, files 0600.
     """
     prefix = f".{name}.audit-scratch-"

@@ -51,6 +51,7 @@ def file_access_error(error: BaseException, ours: str) -> AuditError | None:
             code, path = int(found[1]), None
         else:
             continue
+        # whose file it was nobody knows without a path: it is taken for ours
         missing = code == errno.ENOENT and (path is None or str(path).startswith(ours))
         if code is not None and code in _OF_A_PLACE and not missing:
             return AuditError(os.strerror(code) if path is None else f"{path}: {os.strerror(code)}")
@@ -105,7 +106,9 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
 def _first_sentence_of_error(error: Exception) -> str:
     """The first sentence of what a library says, and what kind of error it is where that does not say it."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    # a first line that ends in a colon only announces the second
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    # behind a digit or a capital, as in "v1. The" and "U. S.", no sentence ends
     said = re.split(r"(?<=[a-z)])\. (?=[A-Z])", said)[0][:300]
     plain = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
     return said if said and plain else f"{said} ({type(error).__name__})".lstrip()

@@ -71,6 +71,7 @@ def _core_schema(kind: Any) -> Any:
     return _schema_of_written_json(TypeAdapter(kind).core_schema)
 
 
+# Keys of a core schema below which other schemas stand.
 _INNER = {"schema", "fields", "definitions", "choices", "items_schema", "keys_schema", "values_schema"}
 
 
@@ -83,13 +84,15 @@ def _schema_of_written_json(schema: Any) -> Any:
     found = {key: _schema_of_written_json(item) if key in _INNER else item for key, item in schema.items()}
     match found["type"]:
         case "float":
+            # the number first: a string is looked at only where it is none
             by_name = {"type": "no-info", "function": float}
             named = {"type": "function-after", "function": by_name, "schema": {"type": "literal", "expected": NAMED}}
             said = {"custom_error_type": "number", "custom_error_message": "float"}
             return {"type": "union", "choices": [found, named], **said}
         case "tuple":
-            found["strict"] = False
+            found["strict"] = False  # JSON has lists alone, which strict mode refuses for a tuple
         case "dataclass":
+            # strict mode would ask for an instance; by the configuration its fields stay strict
             found |= {"strict": False, "config": {"strict": True, "extra_fields_behavior": "forbid"}}
     return found
 
@@ -152,6 +155,7 @@ def read_json(path: Path, what: str) -> Any:
     except OSError as error:
         raise AuditError(f"cannot read {what} {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
+        # from None: a JSONDecodeError holds the whole document
         raise AuditError(f"cannot read {what} {str(path)!r}: it is not JSON ({type(error).__name__})") from None
 
 

@@ -11,12 +11,12 @@ _NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
 
 
 def free_memory_bytes() -> int:
-    """Bytes, within the limits set to the process and to the container or job that it runs in."""
+    """Bytes that this process can still take, within its own limits and those of its container or job."""
     return max(0, min(psutil.virtual_memory().available, _control_group_free_bytes(), _process_limit_free_bytes()))
 
 
 def _control_group_free_bytes() -> int:
-    """Of the control group (version 2) that a container, or a job of a cluster, runs in; pages of files make room."""
+    """Bytes left in the control group (version 2) of a container or cluster job; cached file pages make room."""
     try:
         limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())["inactive_file"]
@@ -26,7 +26,7 @@ def _control_group_free_bytes() -> int:
 
 
 def _process_limit_free_bytes() -> int:
-    """Of `ulimit -v`."""
+    """Bytes left below `ulimit -v`."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -149,7 +149,7 @@ class TextForm:
 
     @property
     def name(self) -> str:
-        """As a record has it."""
+        """What the record of a run calls it: `trl, 2026-01-31 (SHA-256 0123456789ab)`."""
         return f"{self.template}{f', {self.day}' if self.day else ''} (SHA-256 {self.digest[:12]})"
 
 

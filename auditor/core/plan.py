@@ -190,7 +190,8 @@ _HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)  # a field in the
 
 
 def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind)  # the annotations themselves are strings (from __future__)
+    # of base classes too: some of ComputePlan's fields stand in EngineOptions
     # cleandoc: Python 3.13 takes the indentation itself
     docstrings = (inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__)
     helps = {name: " ".join(text.split()) for docstring in docstrings for name, text in _HELP.findall(docstring)}

@@ -391,6 +391,7 @@ def share_of_answer_known(knows: str) -> float:
 def check_date_format(asked: str) -> None:
     """Raises AuditError for what is no day as --date takes it."""
     try:
+        # fromisoformat alone takes "20260131" and dates by week, too
         known = len(asked) == len("YYYY-MM-DD") and date.fromisoformat(asked)
     except ValueError:
         known = False

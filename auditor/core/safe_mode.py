@@ -19,14 +19,14 @@ _NETWORK = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "get
 _WHAT = dict.fromkeys(_PROGRAM, "a program would be run")
 _WHAT |= {f"socket.{event}": "the network would be asked" for event in _NETWORK}
 _OFFLINE = "HF_HUB_OFFLINE"
-_depth, _hooked = 0, False
+_depth, _hooked = 0, False  # of the process with all its threads; blocks may stand in each other
 
 
 class RefusedBySafeMode(AuditError, PermissionError):
     """A PermissionError too: a library that can do without the refused thing catches it and goes on."""
 
     def __str__(self) -> str:
-        return str(self.strerror)
+        return str(self.strerror)  # an OSError would put "[Errno 1]" before it
 
 
 def is_safe_mode() -> bool:
@@ -47,6 +47,7 @@ def safe_mode() -> Iterator[None]:
         sys.addaudithook(_refuse_forbidden_audit_event)  # there is no way to take it out again
         _hooked = True
     before = os.environ.get(_OFFLINE)
+    # huggingface_hub reads this once, when it is imported; had it been before, the audit hook refuses the network
     os.environ[_OFFLINE] = "1"  # what the hub keeps here is found without asking it
     _depth += 1
     try:

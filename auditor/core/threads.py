@@ -70,7 +70,7 @@ def limit_torch_threads(count: int | None) -> Iterator[None]:
 
 
 def usable_processor_count() -> int:
-    """Those that this process may run on."""
+    """How many processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

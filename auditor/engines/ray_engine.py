@@ -79,6 +79,7 @@ class RayEngine:
         # `put` stores the work once for all portions, in place of a copy with each.
         ray, pool, shared = _import_ray(), self._started_worker_pool(), _import_ray().put(work)
         streams = list[Any]()
+        # Every len(pool)-th item: its worker follows from its place alone. "streaming": results come one by one.
         for i, worker in enumerate(pool):
             own, do = items[i :: len(pool)], worker.stream_work_results.options(num_returns="streaming")
             for start in range(0, len(own), work.portion):
@@ -195,7 +196,7 @@ def _find_short_socket_folder() -> Path:
 
 
 def _own_cluster_process_ids() -> list[int]:
-    """The processes of a cluster of our own without which it ends, and Ray this process with it."""
+    """The processes whose loss ends a cluster of our own, upon which Ray ends this process."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

@@ -110,11 +110,12 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
     log_p, log_q = np.broadcast_arrays(_normalise_log_probs(log_p), _normalise_log_probs(log_q))
     alive = ~np.isneginf(log_p)
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -np.inf), where=alive)
-    if alpha == math.inf:
+    if alpha == math.inf:  # the limit: the largest log-ratio where p is above 0
         return log_ratio.max(-1)
+    # sum p^alpha q^(1 - alpha) = sum p (p / q)^(alpha - 1), in logs: no power of a small probability underflows
     with np.errstate(invalid="ignore"):  # inf - inf inside logsumexp where the divergence is infinite
         divergence = logsumexp(np.where(alive, log_p + (alpha - 1) * log_ratio, -np.inf), axis=-1) / (alpha - 1)
-    return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[()]
+    return np.where(np.isposinf(log_ratio).any(-1), np.inf, divergence)[()]  # a number where 0 dimensions are left
 
 
 def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[np.float64]:

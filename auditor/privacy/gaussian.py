@@ -68,6 +68,7 @@ def epsilon_by_tightest_accountant(
     loose = rdp_epsilon(sigma, q, steps, delta, earlier), "dp-accounting RDP"
     if delta < _PLD_DELTA:
         return loose
+    # as tuples: of equal epsilons PLD's comes first
     return min((pld_epsilon(sigma, q, steps, delta, earlier), "dp-accounting PLD"), loose)
 
 
@@ -178,6 +179,7 @@ def _one_way_scale_epsilon(parameters: int, one: float, other: float, delta: flo
     if one == other:
         return 0.0
     slope = (other**-2 - one**-2) / 2  # of the log-ratio in the squared norm
+    # L = parameters log(other / one) + slope |x|^2: L > epsilon is the upper tail of |x|^2, or for slope < 0 the lower
     tail = chi2.sf if slope > 0 else chi2.cdf
 
     # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and Wang 2018, Theorem 5)

@@ -36,10 +36,12 @@ def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> 
     alpha = require_renyi_order(alpha)
     require_in_unit_interval("q", q)
     require_at_least("beta", beta, 0.0)
+    # of nobody, where the public model answers, the authors' code takes the formula of one (formulas B2.1)
     size = max(1, require_count("subset_size", subset_size, 0))
     # Beside others 4, by the triangle inequality of Theorem C.5, which is false at one order (formulas B2.2, F1).
     factor = 1 if size == 1 else 4
     # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is expm1(.) / n
+    # k = 0 and 1 have none: (1 - q)^(alpha - 1) (1 + (alpha - 1) q), the bracket's first term, is their probability
     terms = [
         (_log_binomial_probability(k, alpha, q) - math.log(size), _log_expm1((k - 1) * factor * beta * k))
         for k in range(2, alpha + 1)
@@ -90,6 +92,7 @@ def mean_member_weights(weights: npt.NDArray[np.float64], q: float, members: int
         return weights[..., 0, :] * member_mixing_weight(q, members)
     if weights.shape[-2] != members:
         raise AuditError(f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}")
+    # (1 / N) sum_m Bin(m; N, q) weight of size m; where none is sampled the public model answers
     return np.einsum("m,...mj->...j", subset_size_distribution(q, members)[1:], weights) / members
 
 
@@ -212,10 +215,11 @@ def _renyi_terms_fixed_members(
     share = member_mixing_weight(q, members)
     log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
+    # b1 = 1 - w N c and b0 = 1 - w (N - 1) c of formulas B2.5, c being `reach`: as sums, which do not cancel
     base_all = absent + (1 - absent) * math.exp(-cap)  # every member at its lowest
     base_others = base_all + share * math.exp(log_reach)  # the one that changes is public
 
-    orders = range(2, alpha + 1)
+    orders = range(2, alpha + 1)  # j = 0 gives the 1 that is taken off, and j = 1 nothing, as E h = 0
 
     def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
         log_base = math.log(base) if base > 0 else -math.inf
@@ -244,6 +248,7 @@ def _log_moment_of_fall(j: int, radius: float, log_reach: float) -> float:
 
 
 def _log_negative_part_moment(j: int, radius: float, log_reach: float) -> float:
+    # h_- <= reach, so E h_-^j <= reach^(j - 2) E h_-^2, and E h^2 = M_2 - 1 <= e^radius - 1
     return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
 
 
@@ -254,16 +259,16 @@ def _log_moment_of_change(j: int, radius: float, log_reach: float) -> float:
     # (f - f')_+ <= f; (h - h')_+ <= h_+ + h'_-, and Minkowski again
     norms = _log_expm1((j - 1) * radius) / j, _log_negative_part_moment(j, radius, log_reach) / j
     above = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
-    return above if j % 2 else math.log(2) + above
+    return above if j % 2 else math.log(2) + above  # h and h' may change places: below 0 the bound is the same
 
 
 def _renyi_terms_add_remove(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
-    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent, once for each company it may have had.
+    """The terms of E_Q (P/Q)^alpha - 1 when one member is absent: if it was sampled alone, and beside one other.
 
-    Given the others' subset (joint convexity) it weighs 1 / (K + 1) beside the K that were sampled, which acts as
-    sampling it at the rate q / (K + 1). Alone, it is `radius` and `cap` away from the public distribution; beside
-    others, both together from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of
-    members, and of any mixture of them that the subset's size makes.
+    Given the others' subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it were sampled at the
+    rate q / (K + 1). Alone, it is `radius` and `cap` away from the public distribution; beside others, both together
+    from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of members, and of any mixture
+    that the subset's size makes (formulas B2.5).
     """
     # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2.
     return [
@@ -279,6 +284,7 @@ def _largest_within_budget(
     budget = rdp_budget(epsilon, delta, alpha)
     queries = require_count("queries", queries, 0)
 
+    # by the epsilon that is reported in the end: a budget divided by the queries could round to just above it
     def affordable(x: float) -> bool:
         return rdp_to_dp(queries * query_rdp(x), delta, alpha) <= epsilon
 
@@ -306,6 +312,7 @@ def _log1p_sum(log_terms: _Terms) -> float:
     top = max(terms, default=-math.inf)
     if top < 700:  # a float ends at e^709
         return math.log1p(math.fsum(map(math.exp, terms)))
+    # beside e^700 the 1 is lost
     return top if top == math.inf else top + math.log(math.fsum(math.exp(t - top) for t in terms))
 
 

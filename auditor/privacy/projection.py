@@ -125,9 +125,10 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     for _ in range(2, alpha + 1):
         powers.append(term.mul_(excess).sum(-1))  # E h^k
     central = torch.stack(powers).double()
+    # central[0], E h, is how far the mass of p is from that of p0; what is no distribution is refused by the other way
     fine = central.isfinite().all(0) & (central[0].abs() <= MASS_TOLERANCE)
     moments = central.new_zeros(alpha + 1, *fine.shape)  # the first two are log 1
-    for k in range(2, alpha + 1):  # E (1 + h)^k - 1
+    for k in range(2, alpha + 1):  # E (1 + h)^k - 1 = sum_j C(k, j) E h^j, as E h = 0; central[j - 1] is E h^j
         weights = central.new_tensor([math.comb(k, j) for j in range(2, k + 1)])
         moments[k] = torch.tensordot(weights, central[1:k], 1).log1p()
     if not fine.all():  # a ratio, or a p0 beside its p, beyond the range of the dtype; or no distribution at all
@@ -169,7 +170,7 @@ def _solve_weight_by_newton(moments: Tensor, budget: Tensor, max_weight: float) 
     (E x^alpha)^(1/alpha) is convex in lambda (Minkowski): Newton's steps from an upper bound never pass the root.
     """
     alpha = len(moments) - 1
-    # Upper bounds: one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
+    # Upper bounds (formulas B3): one term of E x^alpha alone, and E x^alpha >= (E x^2)^(alpha/2)
     one_term = torch.exp((budget - moments[alpha]) / alpha)
     square = torch.exp((_log_expm1(2 * budget / alpha) - _log_expm1(moments[2])) / 2)
     weight = torch.minimum(one_term, square).clamp_max(max_weight)
@@ -197,7 +198,7 @@ def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
 def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
     """log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the last k up to the degree."""
     first = degree + 1 - len(log_coefficients)
-    log_weight = weight.log()
+    log_weight = weight.log()  # xlog1py, unlike a product, is 0 at weight 1 and k = degree
     return torch.stack(
         [
             math.log(math.comb(degree, k)) + k * log_weight + torch.special.xlog1py(degree - k, -weight) + coefficient
@@ -248,6 +249,7 @@ class _ReverseDivergence:
     def reverse_moment_excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
         """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
         inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
+        # coefficients alpha - j, from j = alpha - 1, the highest power, down
         return weight**2 * self._sum_weighted_by_square(_polynomial(inverse, range(1, self.alpha)))
 
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:

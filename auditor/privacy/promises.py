@@ -36,8 +36,8 @@ class Mechanism:
 class PrivacyRecord:
     """One private training: its mechanism, what it promises and for whom. Epsilons in nats.
 
-    epsilon is None where nothing is promised; `status` then says why, and `nominal` holds the numbers that some paper
-    would print all the same, by what they would mean. It is that of this training and the `earlier` ones together.
+    `epsilon`, of this training and the `earlier` ones together, is None where nothing is promised; `status` then says
+    why, and `nominal` holds the numbers that some paper would print all the same, by what they would mean.
     """
 
     method: str

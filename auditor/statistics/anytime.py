@@ -5,7 +5,7 @@ prod (1 - f + f x / m). If the mean is no more than m that does not grow on aver
 probability `level` at most (Ville). Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake by what was seen
 before it; here all stakes of a fixed grid are played side by side and their capitals averaged, as Cover's universal
 portfolio is (Ryu and Bhatt, 2207.12382). So a bound does not depend on the order, and is worked out again from what is
-kept of each secret. It is of the mean of what the secrets are a sample of, as the fixed-size intervals are.
+kept of each secret. The secrets count as a sample, and the bound is of its population's mean, as fixed-size ones are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def log_betting_capital(values: Floats, counts: NDArray[np.int64], mean: float) 
         each = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
     each[:, -1] = np.where(np.isinf(each[:, -1]), -1e300, each[:, -1])  # 0 times it is 0
     grown = counts @ each
-    most = grown.max(-1, keepdims=True)
+    most = grown.max(-1, keepdims=True)  # taken out before exp and put back behind log: exp of all would be 0 or inf
     found: Floats = most[..., 0] + np.log(np.exp(grown - most) @ CAPITAL)
     return found
 
@@ -97,6 +97,7 @@ def simulate_stopping_sizes(
     odds: (v,) the true probability of each value.
     """
     rng, at = np.random.default_rng(seed), np.array([*look_sample_sizes(most)])
+    # (runs, looks, v): what is new at each look, added up; a simulated run is the same at all of its looks
     counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
     found: NDArray[np.int64] = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)

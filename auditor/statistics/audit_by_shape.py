@@ -76,6 +76,7 @@ def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatio
     """After all steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) (in) or N(0, noise^2) (out): by Fourier."""
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
+    # In against out at x: log(1 - q + q e^((2x - 1) / (2 noise^2))), which never falls below log(1 - q).
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * noise**2))
     middle = (ratio[1:] + ratio[:-1]) / 2
     inside, out = (np.diff(mass) for mass in _step_masses_in_and_out(x, noise, q))
@@ -90,6 +91,7 @@ def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatio
     width = 2 * reach / _POINTS
     at: Floats = (np.arange(_POINTS, dtype=np.float64) - _POINTS // 2) * width
     with np.errstate(divide="ignore", over="ignore"):  # the ratio rises with x: x at the lower edge of each cell
+        # A cell below the least ratio begins at x = -inf and holds nothing; the last cell takes all that lies above it.
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
     composed = (
         _compose_steps(np.diff(np.append(mass, 1.0)), steps) for mass in _step_masses_in_and_out(edges, noise, q)
@@ -106,6 +108,7 @@ def _step_masses_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, 
 def _compose_steps(step: Floats, steps: int) -> Floats:
     if steps == 1:
         return step
+    # Index 0 of the transform is a ratio of 0, which stands in the middle of the grid.
     spectrum = np.fft.rfft(np.fft.ifftshift(step)) ** steps
     # What is below 0 is rounding of the transform.
     return np.asarray(np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0), dtype=np.float64)
@@ -133,6 +136,7 @@ def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> f
         return float(binomial_upper_tail(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
     mass = np.diff(betainc(r + 1, m - r, passed), prepend=0.0)
     seen = mass > _NOTHING
+    # Of a canary that is as sure as this or surer, how likely it is right.
     chance = np.minimum(right[seen] / np.maximum(passed[seen], 1e-300), 1.0)
     return min(1.0, float(mass[seen] @ binomial_upper_tail(v, r, chance)))
 
@@ -141,7 +145,7 @@ def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> f
 def epsilon_shape(
     m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1, sampling: Sampling = GAUSSIAN
 ) -> float:
-    """Epsilon at delta of the least noise that is refuted; 0 where none is, and for another shape.
+    """Epsilon at delta of the least noise that is refuted; 0 where none is, or the surest eighth shows another shape.
 
     Raises AuditError for impossible counts, at delta 0, and for copies of canaries that are sampled.
     """

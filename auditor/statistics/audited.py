@@ -161,9 +161,7 @@ def _cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
 
 @lru_cache(maxsize=2**14)
 def best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
-    """What m canaries would prove, every guess right, by the rule of `audit_epsilon_bounds`: they can refute no claim
-    above it.
-    """
+    """What m canaries would prove by `audit_epsilon_bounds`, were every guess right: they refute no claim above it."""
     return epsilon_one_run(m, guess_counts(m), delta, level, copies)
 
 
@@ -185,7 +183,7 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
     least = _fewest_canaries(comes_there, epsilon, delta, level, copies)
     if best_provable_epsilon(least, delta, level, copies) >= epsilon:
         return least
-    # It is refuted, and something before it is not.
+    # With `least`, epsilon is refuted but some smaller one is not, where the walk stops: bisected by the walk itself.
     return _fewest_canaries(
         lambda m: best_provable_epsilon(m, delta, level, copies) >= epsilon, epsilon, delta, level, copies
     )

@@ -31,7 +31,7 @@ def resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
 
 def dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
     """Weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981)."""
-    drawn = noise.standard_exponential((size, n))
+    drawn = noise.standard_exponential((size, n))  # over their sum, exponentials are Dirichlet(1, ..., 1)
     return drawn / drawn.sum(1, keepdims=True)
 
 

@@ -51,6 +51,7 @@ class BinomialCount:
     def value(self) -> float:
         return self.hits / self.n
 
+    # A one-sided bound at the level is an end of the two-sided interval of confidence 1 - 2 level.
     def low(self, level: float) -> float:
         return clopper_pearson(self.hits, self.n, 1 - 2 * level)[0]
 
@@ -187,6 +188,7 @@ def tango_score_statistic(
     wins, losses = np.asarray(wins, dtype=float), np.asarray(losses, dtype=float)
     b = -wins - losses + (2 * n - wins + losses) * delta
     c = -losses * delta * (1 - delta)
+    # The discriminant is never below 0 but by rounding.
     q = (np.sqrt(np.maximum(b * b - 8 * n * c, 0)) - b) / (4 * n)
     # The variance is n (wins + losses - delta^2) in shares, with a share q + delta of wins.
     spread = np.sqrt(n * np.maximum(2 * q + delta * (1 - delta), 0))

@@ -144,7 +144,7 @@ def _distribution_of_summed_loss(loss: PrivacyLossDistribution, draws: int) -> t
     middle = draws * centre
     first = math.floor((low - middle - reach / 2) / step)
     sums: Array = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
-    return sums, np.roll(total, -first)
+    return sums, np.roll(total, -first)  # index 0 of the transform is `middle`; now the lowest sum comes first
 
 
 def _renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:

@@ -18,11 +18,11 @@ PREDICTED = "recall_predicted"
 def predict_recall_at_repeats(
     repeats: Sequence[int], hit: NDArray[np.bool_], left: Sequence[int], never: NDArray[np.bool_] | None = None
 ) -> Measurement:
-    """Recall were each of these secrets trained on `left` times instead: as those that were trained on so often leak.
+    """Recall if each of these secrets had been trained on `left` times: the recall measured at that repeat count.
 
     sum_c w_c r_c over the counts c that would be left, w_c the share of secrets with so many. never: whether secrets
     that nobody trained on are extracted, for c = 0. Interval: MOVER (Zou and Donner 2008) of the counts' exact ones.
-    It is a prediction from one training, of all others' copies as they were: see docs/evidence/predictions.md.
+    A prediction from one training, in which all others kept their copies: see docs/evidence/predictions.md.
     Raises ValueError for a count that was not measured.
     """
     times, after = np.asarray(repeats), np.asarray(left)

@@ -48,7 +48,7 @@ def _longest_covered_passage(out: Sequence[DocumentPart]) -> int:
 def document_recall(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
     """The share of members' documents of which something was extracted, its floor, the longest block; () where none is.
 
-    Of the secrets that were asked for, which `hit` has.
+    Only secrets that `hit` has count: those that were asked for.
     """
     asked = [(s.member, s.document, s) for s in secrets if s.document is not None and s.id in hit]
     members, others = (

@@ -38,7 +38,7 @@ def canary_null_p_value(nll: float, references: NDArray[np.float64]) -> float:
 
 
 def null_exposure_tail_bound(bits: float, n: int) -> float:
-    """What the share of n canaries with this exposure or more stays under, at all bits at once, had none been learned.
+    """Upper bound (95%), at all bits at once, of the share of n canaries with this exposure or more, were none learnt.
 
     Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >= 1/2): of n independent
     draws P(the tail exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
@@ -66,8 +66,7 @@ class WeightedDraws:
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """1/density of each draw in the mixture of both distributions: none exceeds n/uniform * size, however small q
-        is."""
+        """1/density of each draw in the mixture of both distributions: at most n/uniform * size, however small q is."""
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
             own, other = np.log(self.drawn / n), np.log(1 - self.drawn / n)
@@ -102,6 +101,7 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
     other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
     low, high = bootstrap.percentile_interval(bootstrap.resampled_means(values, "exposure"))
+    # No resample holds a draw that the sample missed.
     missed = clopper_pearson(0, n)[1] * draws.largest_draw_weight(nll)
     most = rank_upper_bound(nll, draws.size)
     rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))

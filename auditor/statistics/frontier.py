@@ -98,11 +98,12 @@ def tpr_leaks(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeak
 
 
 def auc_leaks(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
-    """By point, how well members are told from non-members, likewise: the mean over seeds.
+    """By point, the AUC of members against non-members, the mean over its seeds. scores: as in `tpr_leaks`.
 
     Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
     chose anew would never come out below.
     """
+    # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all pairs.
     above = [[_member_ahead_matrix(*own) for own in point] for point in scores]
     pieces = [
         [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]

@@ -118,12 +118,12 @@ class Metric:
         return estimate_mean_by_unit(self.name, chosen.astype(float), self.unit, self.note)
 
     def value_at_resamples(self, outcome: Outcome, draws: Draws) -> Values:
-        """The number at every resample of the members: (resamples,). Only where `of_members`."""
+        """The number at every resample of the members: (resamples,). Only where `is_of_member_guesses`."""
         if self.errors is not None:
             return resampled_recall_at_errors(
                 outcome.hit, outcome.score, draws, self.wrong_guess_limit(len(outcome.ids))
             )
-        assert self.values is not None  # `of_members`
+        assert self.values is not None  # `is_of_member_guesses`
         weights = draws if self.among is None else draws * self.among(outcome)
         total, values = weights.sum(1), self.values(outcome).astype(float)
         # A value that is not known is NaN, which would stay one times 0.

@@ -47,7 +47,7 @@ def _positions_by_key(keys: Sequence[Any]) -> Mapping[Any, Indices]:
 def _near_pairs_of_two_lengths(
     texts: Sequence[Tokens], others: Sequence[Tokens], rows: Indices, columns: Indices, limit: int
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Of texts of one length, and others of one."""
+    """`near_pairs` of texts that all have one length, and of others that all have one."""
     looks = _places_of_whole_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
     worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
     pieces = _PieceIndex([others[j] for j in columns]) if looks and worth else None
@@ -80,6 +80,7 @@ def _places_of_whole_pieces(length: int, long: int, limit: int) -> list[tuple[in
     ends = [long * i // (limit + 1) for i in range(limit + 2)]
     found = []
     for i, (begin, end) in enumerate(pairwise(ends)):
+        # moved by at most i places counted from the front, and by at most limit - i counted from the end
         first = max(0, begin - i, begin + length - long - (limit - i))
         last = min(length - (end - begin), begin + i, begin + length - long + (limit - i))
         found += [(begin, end - begin, at) for at in range(first, last + 1)]

@@ -60,7 +60,7 @@ class NGramCounts:
         for (context, gram), grams, contexts in zip(hashes, self.grams, self.contexts, strict=True):
             count = _values_of_hashes(gram, *grams)
             behind, different = (_values_of_hashes(context, contexts[0], x) for x in contexts[1:])
-            known = behind > 0
+            known = behind > 0  # behind a context that was never seen, the shorter one's p stays
             p[known] = ((count + different * p) / np.where(known, behind + different, 1.0))[known]
         return np.log(p)
 
@@ -87,6 +87,7 @@ def _context_and_ngram_hashes(texts: Sequence[Tokens], order: int) -> list[tuple
 
 
 def _mix_hashes(hashes: Hashes, words: Hashes) -> Hashes:
+    # + 1: words 0, which stand before a text, would leave the hash of no words as it is, 0
     mixed = (hashes + words + np.uint64(1)) * _MIX
     return (mixed ^ (mixed >> np.uint64(29))) * _MIX
 

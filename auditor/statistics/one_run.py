@@ -59,14 +59,15 @@ def guess_counts(m: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2**16)
 def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """The epsilon up to which all (epsilon, delta)-DP is refuted, of fixed ones half a per cent apart; 0 where none is.
+    """The largest epsilon of `epsilon_grid` up to which all (epsilon, delta)-DP is refuted; 0 where none is.
 
-    right: of the surest guesses, for each of `guess_counts(m)`. Walked from 0 to the first that is not refuted: which r
-    surprises most changes on the way, and the p-value with it need not only rise. So the bound exceeds the truth only
-    where the first of those at or above the truth is refuted. Raises AuditError for impossible counts.
+    right: how many of the surest guesses are right, for each of `guess_counts(m)`. The grid is walked from 0 to its
+    first epsilon that is not refuted, as the p-value need not rise all the way: which r surprises most changes. So the
+    bound exceeds the truth only where the first epsilon of the grid at or above the truth is refuted. Raises AuditError
+    for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
-    # The best single r, at delta 0 and the whole level: p_value, which looks at all r, never proves more.
+    # The best single r, at delta 0 and the whole level: `one_run_p_value`, which looks at all r, never proves more.
     most = (
         max((logit_lower_bound_of_share(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0)
         / copies
@@ -94,10 +95,10 @@ def epsilon_grid() -> Iterator[float]:
 def one_run_p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float = 1.0) -> float:
     """How likely guesses as good as these are under (epsilon, delta)-DP, at most.
 
-    enough: only which side of it the p-value lies on is asked; where that is plain, a bound of it comes back.
+    enough: the caller asks only on which side of it the p-value lies; where that is plain, a bound of it is returned.
 
-    Good is what some r makes least likely: min_r P[Binomial(r, p) >= v(r)]. How likely that is anywhere follows from
-    the counts of one row of independent coins, step by step from the surest.
+    The statistic is min_r P[Binomial(r, p) >= v(r)]. How likely so small a one is follows from the counts of one row of
+    independent coins, step by step from the surest.
     """
     counts, p = guess_counts(m), 1 / (1 + math.exp(-epsilon))
     least = min(
@@ -174,7 +175,7 @@ def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -
 
 def _truncated_binomial_pmf(n: int, log_odds: tuple[float, float]) -> Step:
     """The first count with mass, and the mass from it on; what lies `_FAR` standard deviations away is left out."""
-    right, wrong = log_odds
+    right, wrong = log_odds  # log p and log(1 - p)
     mean, spread = n * math.exp(right), math.sqrt(n * math.exp(right + wrong))
     k = np.arange(max(0, int(mean - _FAR * spread) - 30), min(n, int(mean + _FAR * spread) + 30) + 1)
     mass: NDArray[np.float64] = np.exp(

@@ -38,7 +38,7 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
 
 
 def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -> Measurement | None:
-    """As `recompute_metric`, with its interval, of the columns that a probe keeps."""
+    """The number with its interval, recomputed from the columns that a probe keeps; None where they do not give it."""
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
         own, floor = (

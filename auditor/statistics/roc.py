@@ -103,7 +103,7 @@ def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> A
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """The members found at a threshold that a share `rate` of all non-members at most is above, in expectation.
+    """The members found at a threshold that at most a share `rate` of all non-members exceeds, in expectation.
 
     A score counts where it is above `threshold`, a score of a non-member. tied: how many members and non-members have
     that very score, of which none counts.
@@ -272,7 +272,7 @@ def _members_surely_above(own: Floats, others: Floats, rate: float, share: float
 
 
 def _members_possibly_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
-    """Likewise with a threshold that is seldom too high: too high is the k-th score if k or more pass the true one."""
+    """As `_members_surely_above`, of a threshold seldom too high: the k-th score where k or more pass the true one."""
     n = len(others)
     k = int(binom.isf(share, n, rate)) + 1  # the smallest with P[B >= k] at most share
     above = own > np.sort(others)[n - k] if k <= n else np.ones(len(own), dtype=bool)
@@ -315,6 +315,6 @@ class TprDifference:
 
 def roc_curve_points(own: Floats, others: Floats) -> list[tuple[float, float]]:
     """(false-positive rate, the largest true-positive rate at it) of these very records, rising, to (1, 1)."""
-    limits = np.unique(others)[::-1]
+    limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
     false, found = (1 - np.searchsorted(np.sort(side), limits, side="right") / len(side) for side in (others, own))
     return [*zip(false.tolist(), found.tolist(), strict=True), (1.0, 1.0)]

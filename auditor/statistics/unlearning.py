@@ -51,6 +51,7 @@ def _relearned_share(before: Floats, after: Floats, again: Floats) -> Measuremen
     taken, back = before - after, again - after
     if len(taken) < _FEWEST or taken.sum() <= 0 or not back.any():
         return None
+    # (resamples, 2): both sums at the same resample, so that their ratio is of the same secrets
     drawn = bootstrap.resampled_statistic(
         len(taken), lambda draws: np.stack([draws @ back, draws @ taken], -1), "share back"
     )

@@ -18,7 +18,7 @@ Counts = NDArray[np.int64]  # (species seen,): in how many of the draws each was
 
 
 def expected_new_species(name: str, seen: Counts, draws: int, per: int) -> Measurement:
-    """Species that the next `per` draws would show and none has yet, were each as good as the very next one.
+    """Unseen species that the next `per` draws would show, if each showed as many as the very next draw does.
 
     Good 1953, Eq. 9: those seen once over the draws (Q1/T). Its mean squared error is (Q1 + 2 Q2)/T^2, as each species
     adds that of its own count (after Robbins 1968; Esty 1983 says the same of single ones). Never less wide at the top
@@ -34,8 +34,8 @@ def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Mea
     """How many species there are to be seen, at least, of no more than `most`; None where none was seen.
 
     Chao 1987 (incidence): S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, in the form without bias. It is a lower
-    bound of their number, met where those unseen are about as likely as those seen once. Interval: that of the log of
-    the unseen (Chao 1987), in whole species; where none is reckoned to be, that of the chance to miss one seen.
+    bound of their number, met where those unseen are about as likely as those seen once. Interval: log-normal
+    in the unseen (Chao 1987), in whole species; where none are unseen, by the chance to miss one seen as often.
     """
     if not len(seen):
         return None
