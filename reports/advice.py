@@ -31,7 +31,7 @@ from auditor.statistics.metrics import RECALL
 RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not tested"
 HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
 _LEVEL = 1 - CONFIDENCE
-_MOST_LIMITS = 4  # on copies, that are told of
+_MOST_LIMITS = 4  # limits on copies that one advice tells of
 NO_DETAILS, RUN = SecretDetails(), "RUN"
 
 
@@ -90,6 +90,7 @@ def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: s
         said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
         yield Advice(CLEAR, said, phrases.target_title(result, target))
     for targets, untested in signals.untested_kinds_by_targets(seen).items():
+        # Personal data is measured by the attacks on verbatim text, which are named for that kind.
         told = [
             f"{phrases.lower_first(kind.title)} (--attack {' or '.join(found)})"
             for kind in untested
@@ -112,6 +113,7 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
         return (Advice(WHERE, why, row),)
     sits = (Advice(WHERE, said, row) for said in _concentration_sentences(members, facts))
+    # One advice of all limits together: the inner `for` only gives them a name.
     copies = (
         Advice(COPIES, _copy_limits_sentence(limits, members), row)
         for limits in [list(_predicted_recall_by_copy_limit(members))]
@@ -163,11 +165,13 @@ def _member_masks_by_copies(members: Outcome) -> dict[str, NDArray[np.bool_]]:
 
 def _member_masks_by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     of = [facts[id].group if id in facts else None for id in members.ids]
+    # A group of all members is never told: Fisher's test has nobody to hold it against.
     names = sorted({name for name in of if name is not None})
     return {f"of the group {escaping.to_printable_line(name)}": np.array([own == name for own in of]) for name in names}
 
 
 def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+    # Unknown lengths count as 0. Split at the median: where that is the greatest, one half would be empty.
     lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])
     half = int(np.median(lengths))
     shorter = lengths <= half
@@ -211,6 +215,7 @@ def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> st
     )
     if not limits:
         return ""
+    # By its upper end, as a gate holds what is measured: the prediction itself may be too low.
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
     # Limits rise: the last within is the mildest, the first of all the strictest.
     most, left = within[-1] if within else limits[0]
@@ -231,6 +236,7 @@ def predict_recall_with_copies_left(
     worst, members = known
     whole = details.rows[worst.key].outcome
     assert whole is not None  # its members were taken from it
+    # Non-members stand for a count of 0: records of which no copy would be left.
     times = [count for count in members.repeats if count is not None]
     after = [left(count) for count in times]
     kept = [count for count in after if count is not None]
@@ -238,7 +244,7 @@ def predict_recall_with_copies_left(
         return None
     try:
         return worst, copies_effect.predict_recall_at_repeats(times, members.hit, kept, whole.hit[~whole.member])
-    except ValueError:
+    except ValueError:  # nobody was trained on so often
         return None
 
 
@@ -266,6 +272,7 @@ def _defense_advice(result: AuditResult, details: SecretDetails, worst: Finding,
         if verbatim.high < 0 and near.high < 0:
             yield Advice(HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", row)
         elif verbatim.high < 0:
+            # As behind a filter of verbatim text (Ippolito et al. 2022): the words change, little else.
             yield Advice(HIDES, f"{said}: the words change, what they say may still be extracted", row)
 
 
@@ -275,6 +282,7 @@ def _paired_recall_differences(members: Outcome, seen: Outcome) -> tuple[Measure
     own = [i for i, id in enumerate(seen.ids) if id in place]
     if not own:
         return None
+    # own, base: (secrets asked of both,), places of the same secrets in the two outcomes.
     base = [place[seen.ids[i]] for i in own]
     return (
         mean_difference_measurement("recall_difference", "share", seen.hit[own], members.hit[base]),

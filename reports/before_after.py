@@ -104,6 +104,7 @@ def _predicted_recall_sentence(found: BeforeAfter) -> str:
     recall = None if measured is None else measured.measurement("recall")
     if recall is None:
         return f"{said}; not measured after"
+    # The interval is the prediction's: of the measured recall the value alone is held against it.
     lies = "less than" if recall.value < expected.low else "more than" if recall.value > expected.high else "as"
     return f"{said}; measured {phrases.value_with_interval(recall)}, {lies} predicted"
 

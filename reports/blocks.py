@@ -121,7 +121,7 @@ class Figure:
     null: Series | None = None  # what the series would be by chance: a line, and what chance stays under
     labels: tuple[tuple[str, str], ...] = ()  # what its legend says of targets beyond their titles, by name
     ticks: tuple[str, ...] = ()  # what x = 0, 1, 2, … stand for, where they count something
-    until: float = math.nan  # where on the x axis ends what is shaded: as useful
+    until: float = math.nan  # where on the x axis the shade ends, over models that are as useful
 
     @property
     def table(self) -> Table:
@@ -194,7 +194,7 @@ class Document:
     warning: str = ""  # that it shows private text; without one, it shows none
     doubts: tuple[str, ...] = ()  # what forbids a conclusion: said before anything else
     standings: tuple[TargetSummary, ...] = ()  # in the place of the headline and the verdict
-    rule: str = ""  # that the words of the standings follow
+    rule: str = ""  # by which the words of the standings are chosen
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Section, ...]], ...]:

@@ -75,18 +75,20 @@ def _audited_bound_sentence(stands: ClaimEvidence, bound: BoundAgainstClaim) -> 
     differs = stands.claimed is not None and bound.promised != stands.claimed
     of = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
+    # level: the share of LEVEL that this audit has (Bonferroni over all audits of the model).
     game = (
         f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, {audit.unit}, δ {number(audit.delta)}, "
         f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.canaries_or_games_label}, one-sided "
         f"{100 * (1 - audit.level):.4g}%{shared}"
     )
+    # Where no audit could have proved more than the promise, "provable at best" says so by itself.
     weak = f", but {bound.powerless_reason}" if bound.powerless_reason and audit.best > bound.promised else ""
     return f"audited ε ≥ {number(audit.epsilon)} ({game}), provable at best {number(audit.best)}{of}{weak}"
 
 
 def _not_audited_sentence(stands: ClaimEvidence) -> str:
     """That nothing was audited, or nothing to judge; and which command would audit it."""
-    if stands.bounds:  # of a model that claims nothing, and of which no paper would print anything
+    if stands.bounds:  # audited, but with neither a claim nor a nominal ε
         return "there is nothing to hold it to"
     why = f" ({'; '.join(stands.unmeasured)})" if stands.unmeasured else ""
     what = "this claim" if stands.claimed is not None else "this ε" if stands.nominal is not None else "it"

@@ -31,6 +31,7 @@ def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | T
         [(name, *_measured_and_difference_to_first_run(line, i)) for i, name in enumerate(names)]
         for line in comparison.lines
     ]
+    # Over all blocks, so that columns line up from one to the next; what is wider than 30 may fold.
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
         yield Text(f"{to_printable_line(line.row.title)}: {phrases.metric_label(line.metric)}", style="bold cyan")
@@ -102,7 +103,7 @@ def _build_comparison_document(comparison: Comparison) -> Document:
 
 
 def _measured_and_difference_to_first_run(line: ComparisonRow, i: int, what: str = "") -> tuple[str, str, str]:
-    """What was measured, the difference to the first run, named `what`, or why there is none, whether it is best."""
+    """Cells: the number; its difference to the first run behind `what`, or why there is none; whether it is best."""
     cell = line.cells[i]
     delta = f"{what}{phrases.value_with_interval(cell.delta)}" if cell.delta else to_printable_line(cell.why)
     return phrases.value_with_interval(cell.measured), delta, _BEST if line.best == i else ""

@@ -13,7 +13,7 @@ from auditor.reports.phrases import NOTHING, shorten
 
 _MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")
-# Of a table of rulings, and its columns of numbers.
+# The head of a table of rulings, and which of its columns hold numbers.
 HEAD = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Missed 1 in 20 at most, from", "Ruling")
 NUMERIC = frozenset({2, 3, 4, 5})
 
@@ -41,6 +41,7 @@ def decision_markdown(decision: Decision) -> str:
     parts += [escape_for_markdown(_printable_and_shortened(decision.about))]
     if found := ruling_table_rows(decision):
         parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))]
+    # The table has no column of reasons: they are needed where it has no numbers either.
     said = [f"{r.cell_title}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
     parts += [f"- {escape_for_markdown(_printable_and_shortened(text))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -72,6 +73,7 @@ def decision_junit_xml(decision: Decision) -> str:
     Inconclusive: an error where it counts, skipped where it is let pass.
     """
     cases = [_ruling_test_case(decision, ruling) for ruling in decision.rulings]
+    # Programs that read JUnit take a suite without cases for passed.
     if not cases:
         cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
         ET.SubElement(cases[0], "failure", {"type": "failed", "message": "nothing was judged"})

@@ -55,8 +55,8 @@ class EdpbEvidence:
 class EdpbQuestion:
     """A question in our words, who asks it (`of`) and where; answer: sentences, none where this run has none.
 
-    limit: what the answer does not say. otherwise: what would answer it, where no attack or probe does; measured_by:
-    what these declare to measure, if that answers it.
+    limit: what the answer does not say. measured_by: the measures that would answer it, by the names under which
+    attacks and probes declare them. otherwise: what would, where none does.
     """
 
     of: str
@@ -68,7 +68,7 @@ class EdpbQuestion:
     measured_by: tuple[str, ...] = ()
 
     def what_would_answer(self, e: EdpbEvidence) -> str:
-        """What would answer it, in words."""
+        """The command that would answer the question, or else `otherwise`."""
         found = [names[0] for what in self.measured_by if (names := e.result.methods_measuring(what))]
         return f"`audit run {' '.join(f'--attack {name}' for name in found)}` would" if found else self.otherwise
 
@@ -127,10 +127,11 @@ def _value_with_interval_and_count(m: Measurement) -> str:
 
 
 def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
-    """The repeat count at which most is extracted, of each target's row with the highest such number."""
+    """Of each target, the repeat count and the row at which most is extracted."""
     found = []
     for target in _targets_without_companions(e):
         seen = _valid_target_measurements(e, target, lambda f: f.by_repeats)
+        # Names that are no numbers may be the data's own: they must not leave.
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
             m, count, row = _highest_valued_measurement(groups)
@@ -214,6 +215,7 @@ def _audit_scope_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _provenance_sentences(e: EdpbEvidence) -> list[str]:
+    # One hash over the sorted digests of all files of weights: no file name takes part.
     weights = json.dumps(sorted(e.result.weights.values())).encode()
     of = f"weights {hashlib.sha256(weights).hexdigest()}; " if e.result.weights else ""
     public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
@@ -230,6 +232,7 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     for target in _targets_without_companions(e):
         seen = _valid_target_measurements(e, target, lambda f: {"recall": f.measurement("recall_difference")})
         if seen:
+            # In the order of `seen`, which holds differences of recall: the row is chosen by recall itself.
             recalls = [recall.value if (recall := f.measurement("recall")) else -1.0 for *_, f in seen]
             change, _, row = seen[recalls.index(max(recalls))]
             lost = target.perplexity
@@ -420,6 +423,7 @@ def edpb_document_from_run_folder(folder: Path) -> Document:
 def edpb_document(e: EdpbEvidence) -> Document:
     answered = sum(bool(question.answer(e)) for question in QUESTIONS)
     sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)), _leak_signals_section(e)]
+    # A group of groupby ends when the next begins: each is read in its turn.
     for n, (title, asked) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(f"questions-{n}", title, head, (Group("", tuple(_question_table_rows(e, asked))),))

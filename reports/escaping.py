@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 LONGEST = 4000  # characters of one piece of text: a line of a megabyte is not read, and buries what is
 
+# ECMA-48: CSI behind `ESC [` or 0x9b; OSC up to BEL or `ESC \`, or as far as it goes; sequences of two characters.
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]"
 )
+# Soft hyphen, joiners, byte order mark, tags: unseen, they hide text or make two names look alike.
 _ZERO_WIDTH = "\u00ad\u180e\u200b-\u200d\u2060-\u2065\ufeff\U000e0000-\U000e007f"
+# C0, C1, line separators, and the marks that reorder text (Boucher and Anderson 2021, "Trojan Source").
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ufffe\uffff"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
 _INVISIBLE = re.compile(f"[{_ZERO_WIDTH}]")
@@ -38,6 +41,7 @@ _MARKDOWN_LINE_START = re.compile(r"^(\d*)([#+=-]|(?<=\d)[.)](?=\s|$))")  # head
 _MARKDOWN_LINK = re.compile(r"(?<=@)(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)", re.IGNORECASE)
 _SPLIT = "&#8203;"  # a space without width
 
+# Spreadsheets also run what begins with the full-width forms of = + - @.
 _FORMULA = re.compile("(^|;\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")  # `;` separates cells in half the world
 
 _LATEX = {
@@ -100,7 +104,7 @@ def escape_for_terminal(text: str) -> Text:
 
 def escape_for_html(text: str) -> str:
     """For the inside of an element or of a quoted attribute. Line ends and runs of spaces stay."""
-    return escape(strip_unprintable(text))
+    return escape(strip_unprintable(text))  # quotes too, by its default
 
 
 def strip_unprintable(text: str) -> str:

@@ -158,10 +158,12 @@ def _score_reliabilities(
         return []
     title, o, found = phrases.target_title(result, finding.target), seen.outcome.select_secrets(seen.outcome.member), []
     if seen.score_is_probability and len(o.ids):
+        # A sum of probabilities may end a rounding above 1.
         found.append((f"{title} · {finding.attack}", detailed.score_calibration(o.score.clip(max=1.0), o.hit)))
     p = _exact_chance_in_samples(result, details, finding)
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
+        # (known secrets,), in the order of o.ids as o.any_hit[known] is.
         foretold = np.array([p[id] for id in o.ids if id in p])
         name = f"{title} · extraction probability"
         found.append((name, detailed.score_calibration(foretold, o.any_hit[known])))
@@ -169,13 +171,14 @@ def _score_reliabilities(
 
 
 def _exact_chance_in_samples(result: AuditResult, details: SecretDetails, finding: Finding) -> Mapping[str, float]:
-    """The exact chance of each secret to be among the attack's samples, where only its prefix stands before them.
+    """The exact chance of each secret to be among the attack's samples, where these are drawn behind its prefix alone.
 
     Empty for all but the first of the attacks that share their samples.
     """
 
     asked = (finding.target, finding.setting, finding.decoding)
     alike = [f for f in result.findings if (f.target, f.setting, f.decoding) == asked]
+    # The probe of exact probabilities at the same target, access and decoding.
     probe = next((seen for f in alike if (seen := details.rows.get(f.key)) and EXACT in seen.values), None)
     first = next((f for f in alike if f.samples == finding.samples), None)
     if probe is None or not finding.samples or first is not finding:

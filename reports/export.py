@@ -107,6 +107,7 @@ def _measurement_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
 def _measurement_column_values(
     m: Measurement, repeats: str | None = None, kind: str | None = None
 ) -> tuple[Value, ...]:
+    # In the order of _MEASURED, whose last column is for rows without numbers.
     return (m.name, repeats, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 

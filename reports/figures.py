@@ -13,7 +13,7 @@ from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.metrics import SHARES
 
 RESEARCH = ("errors", "any_of_n")  # plots that stand with the evidence
-_FIRST = frozenset({0})  # what the other columns are numbers of
+_FIRST = frozenset({0})  # the column without numbers: it names what the others are numbers of
 
 
 def all_figures(result: AuditResult) -> list[Figure]:
@@ -38,6 +38,7 @@ def _recall_by_repeats_figure(result: AuditResult, setting: str, findings: Seque
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
         return []
+    # Where the strongest attack has no numbers by repeats there is no figure, not another attack's.
     shown = tuple(f for f in measured if f.attack == (best or measured[0]).attack)
     if not shown:
         return []

@@ -24,6 +24,7 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
     """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
     _write_rendered(folder, result, None, reveal)
+    # Before the result, from the bytes it will have: whoever finds a result finds its manifest.
     manifest.write_manifest(folder, text.encode())
     disk.replace_atomically(folder / RESULT, text, sync=True)
 

@@ -84,6 +84,7 @@ def _perplexity_ratio(result: AuditResult, details: SecretDetails, name: str) ->
         return None
     # Under "perplexity" stand summed nats a text (`Details.heldout`), not perplexities.
     tokens, base, nll = (np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"]))
+    # nll: (1 form, 1 seed, texts); tokens and base: (1 seed, texts).
     return perplexity_ratios(nll[None], tokens, base)[0]
 
 

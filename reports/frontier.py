@@ -41,6 +41,7 @@ def frontier_sentence(f: Frontier) -> str:
 
 
 def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
+    # The first point is the undefended model.
     base, *_ = f.points
     least = sorted((p for p in held if p.least), key=lambda p: p.leak.value)
     first, *equal = least
@@ -141,10 +142,11 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _defense_line_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """The finite points of each line, a series for neighbours of one kind; an empty one of a line without points."""
+    """Of each line its finite points, a series for each stretch of one kind, or an empty series; last, the corners."""
     shown = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
         own = [p for p in shown if p.line == line]
+        # Colours go by the order of lines: one without points keeps its own.
         if not own:
             yield Series(line, ())
         for kind, some in groupby(own, lambda p: MEASURED if p.epsilon is None else PROVED):

@@ -117,6 +117,7 @@ def _abbreviated_commit(commit: str) -> str:
 
 
 def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: History) -> Document:
+    # The first line is what the page is about; the others could not be compared with it.
     first, last = lines[0], lines[0][-1]
     sections = [
         Section("course", "Leakage", tuple(_leakage_course_blocks(history.by, first, 0))),
@@ -251,7 +252,7 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
 
 
 def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
-    """What is shown of a target, of each kind the strongest; else the first that was measured, and that it is not."""
+    """The strongest signal of each kind that is shown; if none is, the first kind that was tested, and the verdict."""
     seen = assess_signals(result)
     shown, tested = seen.shown(target), seen.tested(target)
     if not tested:

@@ -69,6 +69,7 @@ def _template_environment() -> Environment:
         loader=PackageLoader("auditor.reports", "templates"),
         autoescape=True,
         finalize=_finalize_template_value,
+        # A misspelt name in a template raises, where jinja would print nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

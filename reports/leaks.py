@@ -17,8 +17,8 @@ from auditor.reports.blocks import Block, Figure, Forest, ForestSpan, Group, Par
 from auditor.reports.topics import MEND, Topic, figures_block, forest_span, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row, strongest_by_access
 
-_DOCUMENTS = 20  # that the table of documents names, a row
-_POSITIONS = 400  # of a suffix that the figure of token positions shows
+_DOCUMENTS = 20  # documents that their table names for each row
+_POSITIONS = 400  # tokens of a suffix that the figure by place shows
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
 
@@ -146,6 +146,7 @@ def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]
     """Private text, the secrets that most rows gave away first; what is beyond _REVEALED_AT_MOST is left out."""
     titles = {str(f.key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings}
     best = strongest_attack_row(result, UNDEFENDED)
+    # Private texts name rows by the text of their key.
     row = str(best.key) if best else ""
     rows, left = [], _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):

@@ -80,6 +80,7 @@ def render_markdown_report(
             escape(changes.headline(since)),
             truncated_table_markdown(changes.paired_change_table(since)),
         ]
+    # Of the sections seen at once, tables and lists stand above: their paragraphs come last, folded.
     notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
     return _fitted_document_text(parts, [*folded, Section("reading", "How to read this", notes)])
@@ -92,7 +93,7 @@ def _target_severity_line(standing: TargetSummary) -> str:
 
 
 def _unfolded_section_parts(section: Section) -> list[str]:
-    """What of it is not folded: its tables, cut, and the first points of its lists."""
+    """A section's tables, cut, and the first points of its lists: what is not folded."""
     parts = list[str]()
     for block in section.blocks:
         match block:
@@ -108,7 +109,7 @@ def _unfolded_section_parts(section: Section) -> list[str]:
 
 
 def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
-    """The parts, then the sections folded, block by block as far as there is room; last, which were cut."""
+    """The parts, then the sections folded, block by block as far as there is room; last, the titles of cut ones."""
     parts, left = list(filter(None, parts)), []
     for section in folded:
         # 1,000 stay free for folds and the last line; 2 are the blank line between two parts.
@@ -121,6 +122,7 @@ def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
                 left.append(section.title)
         if kept:
             body = "\n\n".join(kept)
+            # Inside a tag GitHub reads HTML, not Markdown: another escaping.
             parts.append(f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>")
     if left:
         parts.append(f"Too long for here, in report.html: {escape(', '.join(left))}.")
@@ -224,4 +226,5 @@ def table_rows_markdown(table: Table) -> str:
     for group in table.groups:
         lines += [[f"**{escape(group.title)}**"]] if group.title else []
         lines += [list(map(escape, row)) for row in group.rows]
+    # Markdown has no cells that span columns: a short row is filled up.
     return "\n".join(f"| {' | '.join([*cells, *[''] * (len(table.head) - len(cells))])} |" for cells in lines)

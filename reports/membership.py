@@ -126,6 +126,7 @@ def _roc_curves_of_scores(details: SecretDetails, finding: Finding) -> Iterator[
     member, none = seen.member, np.empty(0)
     for name in wanted:
         scores = seen.values.get(score_column_name(name), none)
+        # A curve takes a score of every secret, and both members and non-members.
         if len(scores) and len(scores) == len(member) and 0 < member.sum() < len(member) and not np.isnan(scores).any():
             yield name, roc.roc_curve_points(scores[member], scores[~member])
 

@@ -35,6 +35,7 @@ def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
         return evidence
     head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
     caption = "What is promised, and how much of it this audit spent"
+    # A claim for any access covers the weights: how our samples were drawn does not matter to it.
     drawn = any(not claim.any_access for _, claim in promised)
     table = Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))
     return [table, *([Paragraph(_TRANSCRIPT)] if drawn else []), *evidence]
@@ -74,6 +75,7 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
     names = tuple(dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access))))
     columns = (phrases.ACCESS.get(name, phrases.to_label(name)) for name in names)
     head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
+    # Keyed by every cell but the attack's: rows that were allowed the same share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in findings:
         allowed = ("yes" if name in f.access else "no" for name in names)
@@ -145,6 +147,7 @@ def _target_card_blocks(result: AuditResult) -> list[Block]:
 
 def _common_to_all_lists(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """What stands in all of several lists, in the order of the first: said once."""
+    # With one list alone there is nothing to say once for all.
     first, *others = each or [()]
     return tuple(one for one in first if others and all(one in other for other in others))
 
@@ -228,7 +231,7 @@ def _row_notes(f: Finding) -> tuple[str, ...]:
 
 
 def _cost_row(result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
-    """options, notes: those that are said once, of all."""
+    """One row. options, notes: those that are said once for all rows, and not here again."""
     cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
     own, said = _notes_not_shared(_option_settings(f), options), _notes_not_shared(_row_notes(f), notes)
     return (phrases.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))

@@ -19,7 +19,7 @@ TITLES = {
     "name": "Names",
     "address": "Addresses",
 }
-_MARKED_ALONE = ("name", "address")  # of those above: they follow no rule
+_MARKED_ALONE = ("name", "address")  # follow no rule: known only where the data mark them
 
 
 def personal_kind_title(kind: str) -> str:
@@ -82,6 +82,7 @@ def _kind_counts_sentence(result: AuditResult) -> str:
 def unmarked_kinds_sentence(result: AuditResult) -> str:
     """What no rule recognises and the data did not mark; "" where they did."""
     left = [personal_kind_in_sentence(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds]
+    # `capitalize` lowers all other letters too: no kind among these is an abbreviation.
     return f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize() if left else ""
 
 

@@ -33,6 +33,7 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 
 def clean_result(result: AuditResult) -> AuditResult:
     """The same result with every string cleaned, so that no renderer can forget one."""
+    # By way of JSON, where each string is reached whatever record it is in.
     cleaned_result: AuditResult = from_json(AuditResult, _clean_values(to_json(result)))
     return cleaned_result
 
@@ -79,7 +80,9 @@ def format_interval(m: Measurement) -> str:
     if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
         return NOTHING
     low, high = (
-        format_percent(v, m.value) if m.unit in metrics.SHARES else format_number(v, "#") for v in (m.low, m.high)
+        # Ends have the decimals of the value that they stand behind.
+        format_percent(v, m.value) if m.unit in metrics.SHARES else format_number(v, "#")
+        for v in (m.low, m.high)
     )
     return f"[{low} to {high}]" if "−" in low + high else f"[{low}–{high}]"
 
@@ -113,6 +116,7 @@ def hit_count_text(m: Measurement) -> str:
 
 
 def hits(m: Measurement) -> int:
+    # Records hold the share: times n it is a rounding away from the count.
     return 0 if math.isnan(m.value) else round(m.value * m.n)
 
 
@@ -150,6 +154,7 @@ def format_duration(seconds: float) -> str:
     """`0.4 s`, `48 s`, `2 min 05 s`, `1 h 02 min`."""
     if not math.isfinite(seconds):
         return NOTHING
+    # From 59.5 on it would round to `60 s`, and from 9.95 on to `10.0 s`.
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -220,6 +225,7 @@ def value_or_bracket(finding: Finding, m: Measurement | None) -> str:
 
 def any_of_n_recall(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
     """Expected recall of any of n samples by n, rising; empty where the row has none."""
+    # removesuffix("") takes nothing away: for members, names of non-members then match no number.
     numbers = metrics.EXPECTED_ANY_OF.numbers_in_metric_name
     found = ((numbers(m.name.removesuffix(whose)), m) for m in finding.measurements)
     return dict(sorted((int(n[0]), m) for n, m in found if n and m.name.endswith(whose)))
@@ -257,6 +263,7 @@ def exposure_by_insertions(finding: Finding) -> list[tuple[str, Measurement]]:
 def chain_steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
     """The steps of a target's chain up to its own row; beyond: those behind it."""
     found = chain.steps
+    # A chain that does not name the target is all its own.
     own = next((i for i, step in enumerate(found, 1) if step.after == target), len(found))
     return found[own:] if beyond else found[:own]
 
@@ -308,7 +315,7 @@ def difference_with_interval(m: Measurement) -> str:
 
 
 def note_above_nonmembers(m: Measurement) -> str:
-    """`, above non-members`: what a difference leaves out; another note is not about that."""
+    """`, above non-members` of a difference that what non-members changed by is taken off; "" of any other."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
@@ -401,7 +408,7 @@ def violations_and_notes(finding: Finding) -> tuple[str, ...]:
 
 
 def spent_budget_phrase(claim: Claim) -> str:
-    """`ε 7.9, 92,400 tokens, 10,000 left`, and aloud when more was drawn than the claim covers."""
+    """`ε 7.9, 92,400 tokens, 10,000 left`, or at its end `more than the 90,000 covered`."""
     epsilon = claim.spent_epsilon.get(claim.relation)
     if claim.queries is None:
         return "in training: asking the model costs nothing more"

@@ -73,6 +73,7 @@ def save_perplexity_tradeoff(
         axes.yaxis.set_minor_formatter("")
         add_grid_and_labels(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
         axes.set_title(title)
+        # Below the axes, where no line runs; `bbox_inches="tight"` makes the room.
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
 
 
@@ -93,6 +94,7 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
         figure.tight_layout(h_pad=1.6, w_pad=2.0)
         handles, labels = plot_frontier.frontier_legend_entries(blocks, paint)
         figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns)
+    # matplotlib has no text for who sees no picture: an SVG gets it once it is written.
     if path.suffix.lower() == ".svg":
         opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
         attributes, _, rest = body.partition(">")

@@ -61,6 +61,7 @@ def _points_between_corners(corners: Sequence[tuple[float, float]]) -> list[tupl
     """Points on the lines between corners, straight over log x: what a choice between two models by lot would give."""
     found = [corners[0]]
     # Such a lot averages the leaks of the two and, over held-out texts, their log-perplexities.
+    # In 24 steps: straight over log x is a bend on this axis.
     for (x0, y0), (x1, y1) in pairwise(corners):
         found += [(x0 * (x1 / x0) ** (i / 24), y0 + (y1 - y0) * i / 24) for i in range(1, 25)]
     return found
@@ -82,6 +83,7 @@ def _inverse_root_of_log(place: Any) -> Any:
 
 def _set_ratio_axis(axes: Axes, block: Block) -> None:
     ends = [end for s in block.series for p in s.points for end in (p.x, p.left, p.right) if math.isfinite(end)]
+    # The undefended model, at 1, and the margin are always in sight.
     low, high = float(_root_of_log_ratio(min(*ends, 0.99))), float(_root_of_log_ratio(max(*ends, block.until)))
     room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
     axes.set_xscale("function", functions=(_root_of_log_ratio, _inverse_root_of_log))

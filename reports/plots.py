@@ -202,13 +202,14 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_roc(axes: Axes, block: Block) -> None:
-    """Staircases on two logarithmic axes; a step at no false positive begins where one of them would be too many."""
+    """Staircases on two logarithmic axes. These have no 0: a rate of 0 is drawn at half of the least other one."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
     for series, style in zip(block.series, series_styles(block.series), strict=True):
         points = _thin_points(series, block)
         x, y = [max(p.x, least) for p in points], [max(p.y, lowest) for p in points]
+        # "post": what is found at a rate of false positives is found up to the next rate.
         axes.step(x, y, where="post", markevery=max(1, len(x) // 8), **style)
     for axis, low, label in ((axes.xaxis, least, block.axes[0]), (axes.yaxis, min(least, lowest), block.axes[1])):
         axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, 1.1)})
@@ -276,6 +277,7 @@ def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any],
         marked = {"marker": "o"} if line else {}
         handles += [Line2D([], [], color=INK, **{**kind_style(i), **line, **marked}) for i in range(len(kinds))]
         labels += kinds
+    # Without non-members there is no dotted line to explain.
     alone = block.plot == "any_of_n" and not any(phrases.any_of_n_recall(f, "_nonmembers") for f in block.findings)
     if block.plot in _REFERENCES and not alone:
         style, name = _REFERENCES[block.plot]
@@ -302,8 +304,10 @@ def _inline_svg_element(file: str, block: Block) -> str:
 def _svg_tag_in_theme(tag: str, id: str) -> str:
     """One tag; the text between tags is the user's and is left alone."""
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
+    # Ids are the whole page's: this plot's get its name in front, and so does whatever refers to them.
     tag = re.sub(r'\bid="([^"]+)"', rf'id="{id}-\1"', tag)
     tag = re.sub(r'(href="|url\()#', rf"\1#{id}-", tag)
+    # Two decimals of a point are finer than a screen.
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)
     # The family that matplotlib laid out with goes: the page's own is used.
     tag = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font-size: \1", tag)

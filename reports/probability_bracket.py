@@ -57,6 +57,7 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
 def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
     near = finding.options["near_distance"]
+    # By title: the metric of the mean, and what the metric of the share above the threshold begins with.
     kinds = {
         f"within {near} token edits of it, at least": ("near_verbatim_probability", "near_verbatim"),
         "the suffix, exactly": ("extraction_probability", "extraction"),

@@ -74,6 +74,7 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     claimed = _Entry("CLAIM", tuple(map(claims.claim_summary_phrase, stand)), 2)
     report = _Entry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)
     after = (_next_step_entry(result, seen, known, folder, remarks, width), report)
+    # With room for every row: how long the table is if nothing is left out.
     whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
         below = _lines_of_entries((*shown, claimed, _limitations_entry(result, seen, remarks, most), *after), width)
@@ -126,7 +127,7 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 def _result_entry(result: AuditResult, seen: LeakAssessment, width: int) -> _Entry:
     """A sentence for all targets of which the same is to be said, those that leak first.
 
-    Where these are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
+    Where sentences are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
     """
     told = [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
     states = [(*_leak_state_and_signals(seen, target), i, target) for i, target in enumerate(told)]
@@ -190,7 +191,7 @@ def _first_titles_label(titles: Sequence[str], names: int) -> str:
 
 
 def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
-    """`, at 3.84x the perplexity (Public model: 4.87x)`, of one defended target: beside it what its controls end with,
+    """`, at 3.84x the perplexity (Public model: 4.87x)`, of one defended target; in brackets the last of its controls,
     which no private data stand behind."""
     costs = {record.name: record.perplexity for record in result.targets}
     own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
@@ -228,6 +229,7 @@ def _verbatim_extraction_lines(result: AuditResult, seen: LeakAssessment, width:
     # Columns: 0 target, 1 access, 2 count, 3 share, 4 interval, 5 remark, 6 perplexity.
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     widths[6] = max(widths[6], len(cost))
+    # The head spans columns 2 to 4 and the two gaps of two cells between them, and the remarks where there are some.
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
     head = f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
     lines = [Text(f"{'':{_GUTTER}}{head.rstrip()}", "dim")]
@@ -293,6 +295,7 @@ def _other_signals_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
                 told.append((worst, _short_target_title(result, target), signals.describe_signals_of_one_kind(group)))
     alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
+    # A target is named once, before the first of its signals.
     before = ["", *(title for _, title, _ in told)]
     said = (text if title == last else f"{title}: {text}" for (_, title, text), last in zip(told, before, strict=False))
     return _Entry("TESTED" if alone else "ALSO", tuple(said), 3)
@@ -354,7 +357,7 @@ def _effect_of_changes_entry(result: AuditResult) -> _Entry:
 
 
 def _limitations_entry(result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int) -> _Entry:
-    """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
+    """What nothing extracted of the fewest secrets leaves open, what was not tested, and what no run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [max(found, key=lambda s: s.measured.high if s.measured else 0.0) for found in zeros if found]
@@ -366,7 +369,7 @@ def _limitations_entry(result: AuditResult, seen: LeakAssessment, remarks: Comma
     )
     items += remarks.limits
     for targets, untested in signals.untested_kinds_by_targets(seen).items():
-        titles = dict.fromkeys(signals.title_or_undefended(result, target) for target in targets)  # one of many weights
+        titles = dict.fromkeys(signals.title_or_undefended(result, target) for target in targets)  # some share one
         on = f" on {_first_titles_label(list(titles), 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += (

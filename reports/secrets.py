@@ -23,7 +23,7 @@ from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest_attack_row
 
 BUDGET = 2_000_000
-_ROWS = 1_300_000  # of these at most so many for the rows; what they leave is for the tokens
+_ROWS = 1_300_000  # of these, the most that rows may take; tokens get what is left
 _ID = 60  # characters
 # Printable ASCII that neither JSON nor HTML escapes (0x22 is the quote): a byte a token.
 CODES = "".join(chr(c) for c in range(0x23, 0x7F) if chr(c) not in "<>&\\")
@@ -39,6 +39,7 @@ OUTCOMES = {
 
 def encode_log_probs(log_probs: Sequence[float]) -> str:
     """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last is below 1e-11."""
+    # 1 - p^(1/6): the first code is p = 1, the last p = 0.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
     return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
 

@@ -128,7 +128,7 @@ def gate_command(seen: LeakAssessment, signal: LeakSignal, run: str) -> str:
 
 
 def strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
-    """Of one kind, at whatever access."""
+    """Of signals of one kind, whatever their access."""
 
     def strength(signal: LeakSignal) -> float:
         m = signal.measured
@@ -170,6 +170,7 @@ def _signal_sentences_by_status(seen: LeakAssessment, target: str) -> tuple[list
 def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
     """What is not shown; where several ways extract none of the same secrets, that is said once."""
     counts = [{s.measured.n for s in group if s.measured} for group in clear]
+    # As many secrets as the first way was asked for: taken for the same ones.
     none = [
         g
         for g, n in zip(clear, counts, strict=True)
@@ -229,6 +230,7 @@ def least_detectable_text(signal: LeakSignal) -> str:
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
         return phrases.NOTHING
+    # No share is above 1: nothing less than all of them.
     if m.unit in SHARES and signal.least >= 1:
         return f"all {m.n:,}"
     text = phrases.format_value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
@@ -238,6 +240,7 @@ def least_detectable_text(signal: LeakSignal) -> str:
 def untested_kinds_by_targets(seen: LeakAssessment) -> dict[tuple[str, ...], list[LeakKind]]:
     """The kinds that were not tested, by the targets on which they were not; () first: those tested on no target."""
     measured = [target for target in seen.targets if seen.tested(target)]
+    # () is there from the start, so that it stays first.
     found: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in seen.signals):
         tested = {s.target for s in seen.signals if s.kind is kind and s.status != signals.NOT_TESTED}
@@ -281,7 +284,7 @@ def _signal_row(s: LeakSignal) -> tuple[str, ...]:
 
 
 def _measured_text(s: LeakSignal) -> str:
-    """Without its name where the kind says it."""
+    """The number, without the name of its metric where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
     if s.kind is PERSONAL or s.count or not (m.unit == "share" or m.name == s.kind.main):

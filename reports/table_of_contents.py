@@ -91,6 +91,7 @@ def _plugin_topics(result: AuditResult) -> list[Topic]:
     """The sections that plug-ins brought, behind all others."""
     found = []
     for i, (name, own) in enumerate(result.sections.items()):
+        # partial binds i and own now; a lambda would see the last of the loop.
         make = partial(_plugin_section_blocks, i, own)
         found.append(Topic(f"own-{i}", f"{own.title} ({name})", make, CHECK, 0))
     return found

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from auditor.reports import escaping
 
-_SENTENCE = 40  # characters
+_SENTENCE = 40  # characters: in LaTeX a column with a wider cell is of paragraphs
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     gap = 2 if _INDENT + sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    # What is too wide even so is taken off the attacks' names: no number is cut.
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
     yield _column_line(heads, widths, gap, "dim")

@@ -72,6 +72,7 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
         return
     floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
     beside = [(row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors]
+    # Other records, so not paired: intervals that lie apart, which asks more than a test of the difference.
     there = [_recall_measure_name(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
     if beside:
         above = f"Above records it never saw by {', '.join(there)}."

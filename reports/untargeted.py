@@ -38,7 +38,7 @@ _NOTE = (
 
 
 def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
-    """Of the rows whose texts were held against all that was trained on. details: None: no table by record."""
+    """About rows whose texts were compared with all that was trained on. details: without, no table by record."""
     shown = [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(MEMORISED)]
     if not shown:
         return []
@@ -64,6 +64,7 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
         )
         for f, main in known
     )
+    # Of a note `n 50; not in held-out text` the n.
     notes = dict.fromkeys(main.note.split(";")[0] for _, main in known)
     caption = f"Memorised n-grams per {PER:,} generations, with 95% intervals ({', '.join(notes)})"
     return Table("untargeted-table", caption, head, (Group("", told),), frozenset(range(1, 7)))

@@ -38,6 +38,7 @@ def summary_by_target(result: AuditResult) -> dict[str, str]:
 
 def verdict_paragraph(result: AuditResult) -> str:
     """The paragraph: what leaks and how sure, what each defense changed, at what cost, and what its claim covers."""
+    # A part about a target begins with its title; the others say by themselves what they are about.
     titles = {"Undefended", *(target.title for target in result.targets)}
     return " ".join(f"{term}: {text}" if term in titles else text for term, text in _verdict_facts(result))
 
