@@ -105,7 +105,7 @@ Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[n
 def draw_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, noise: NDArray[np.float64]
 ) -> ConstrainedDraws:
-    """One text a row of `noise`, (draws, guide.longest()) in [0, 1), and of no other. context: ends in the head."""
+    """One text a row of `noise`, (draws, guide.max_tokens_behind_head()) in [0, 1). context: ends in the head."""
 
     def inverse_cdf(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
         # Rounding may end the cdf below a uniform close to 1.
@@ -186,7 +186,7 @@ def _guided_texts_with_nll(
 
 
 def common_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
-    """What all of the token sequences begin with, and all of them go on behind."""
+    """The longest beginning of all the token sequences behind which each of them goes on."""
     # What the first and the last in order share, all between them share, too.
     ordered = sorted(map(tuple, sequences))
     first, last, shared = ordered[0], ordered[-1], 0

@@ -17,7 +17,7 @@ from auditor.core.secret_randomness import CHANNELS
 from auditor.models.base import Completions, LanguageModel, Rows, sample_completions_from_rows
 from auditor.models.decoding import Decoding, batches_of_equal_shape
 
-_RARE = 64  # rows: of a shape, fewer would be slower alone than beside others
+_RARE = 64  # rows; fewer of one shape would be slower alone than beside others
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def sample_mixed_length_batch(
 def sampling_batches_by_length(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Batches of indices into (prefix, suffix) lengths, of each of which `samples` are drawn: one for each shape, and,
-    where the model can join rows, one for all rare shapes, by rising length."""
+    """Batches of indices into `shapes`, which are (prefix, suffix) lengths: one batch a shape and, where the model can
+    join rows, one for all rare shapes, by rising length. samples: drawn of each prefix."""
     rare = list[int]()
     for alike in batches_of_equal_shape(shapes):
         if model.can_join_rows and len(alike) * samples < _RARE:

@@ -133,6 +133,7 @@ def _surviving_children(
     parts, pruned = [], log_q.new_full((secrets,), -math.inf)
     for nodes, tokens, weights in decoding.support(distribution):
         step = weights.log() - weights.sum(-1, keepdim=True).log()
+        # In float32 too: ROUNDING, by which `floor` lies below the threshold, is more than that rounds.
         keep = step >= (floor - log_q[nodes]).to(step.dtype).unsqueeze(-1)
         keep.scatter_(-1, step.argmax(-1, keepdim=True), True)  # for a secret in which nothing reaches the floor
         lost = log_q[nodes] + step.masked_fill(keep, -math.inf).amax(-1).double()

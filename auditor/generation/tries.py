@@ -83,7 +83,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 @lru_cache(maxsize=4)
 def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
-    """Of every text of the space. Large ones are kept in the cache folder: tokenising 10^6 texts takes a minute.
+    """The trie of a space's texts. Large ones are kept in the cache folder: tokenising 10^6 texts takes a minute.
 
     Raises AuditError where the tokenizer cannot tell two texts apart.
     """
@@ -101,7 +101,7 @@ def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
 
 
 def build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
-    """`load_or_build_trie`, made anew."""
+    """As `load_or_build_trie`, without the cache folder."""
     texts, parts = space.texts(), []
     while chunk := list(islice(texts, _TEXTS_AT_ONCE)):
         ids = encode_texts(tokenizer, chunk)
@@ -190,8 +190,8 @@ def continuation_nlls(model: LanguageModel, context: Tokens, tails: Sequence[Tok
 
 
 def nll_with_tie_margin(nll: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The largest nll that counts as equal: ties count against exposure, and so does what rounding may have parted."""
-    return nll + _TIE * (1 + nll / 10)
+    """The largest nll that counts as equal to this: ties, and what rounding may have parted, count against exposure."""
+    return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class _LeafSearch:
                     break
                 live = self.branches_within_node_budget(children)
                 if len(live):
-                    rows.advance(parents[: len(live)], live.path[:, -1])  # `affordable` drops from the end alone
+                    rows.advance(parents[: len(live)], live.path[:, -1])  # the budget drops from the end alone
 
     def branches_within_node_budget(self, live: _Branches) -> _Branches:
         """The branches that the nodes left pay for; the others stay unseen."""

@@ -48,7 +48,7 @@ def _unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]
 
 
 def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
-    """A prompt fits any model that is no smaller than its own, so that its sizes are compared. Raises AuditError."""
+    """Compares sizes: a tuned prompt loads on any base no smaller than its own. Raises AuditError."""
     text = base.config.get_text_config(decoder=True)
     wide = None if config.peft_type == "PREFIX_TUNING" else getattr(config, "token_dim", None)  # narrower: shared keys
     for what, said, own in (

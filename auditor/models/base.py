@@ -94,7 +94,7 @@ class DivergenceCheck:
 
 @dataclass(frozen=True)
 class Completions:
-    """Samples of the suffixes of some prefixes, as many of each, those of one prefix side by side.
+    """Sampled suffixes, as many of each prefix, those of one prefix side by side.
 
     tokens: (draws, length); log_probs: (draws, length) nats at temperature 1 without truncation, None where they are
     not asked for; path: (draws,) equal for equal samples of one prefix, and for no others; near_boundary: (draws,) how
@@ -170,7 +170,7 @@ class LanguageModel(ABC):
         """
 
     def continues_read_texts(self, tokens: int) -> bool:
-        """Whether it would keep so many tokens that `read_ahead` reads, to complete them without reading them again."""
+        """Whether it would keep so many tokens that `read_ahead` reads: completing them then reads nothing again."""
         return False
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
@@ -222,6 +222,7 @@ class LanguageModel(ABC):
         """
         lengths = torch.tensor([len(suffix) for suffix in suffixes], device=self.device)
         longest = int(lengths.max())
+        # Filled up with token 0, which is never read: `live` ends where a suffix does.
         padded = [[*suffix, *[0] * (longest - len(suffix))] for suffix in suffixes]
         tokens, row = torch.tensor(padded, device=self.device), torch.tensor(owner, device=self.device)
         total = torch.zeros(len(suffixes), dtype=torch.float64, device=self.device)
@@ -283,6 +284,7 @@ class LanguageModel(ABC):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """A few texts at a time, to bound memory: suffixes (b, L) and the distribution of each token (b, L, V)."""
         length = suffixes.shape[1]
+        # The last token of a suffix is predicted, not read.
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         step = max(1, max_logits_at_once(self.device) // (length * self.vocab_size * self.parts))
         asked = BatchSizeLimit(step).run_pieces_within_memory(
@@ -342,7 +344,7 @@ class LanguageModel(ABC):
 def sample_completions_from_rows(
     model: LanguageModel, rows: Rows, uniforms: Tensor, lengths: Sequence[int], decoding: Decoding, likelihood: bool
 ) -> Completions:
-    """As `LanguageModel.completions`, of rows that stand behind the prefixes, (B,), with so many tokens to come.
+    """As `LanguageModel.completions`, from rows behind the B prefixes. lengths: (B,) tokens to come of each.
 
     Tokens and log-probabilities of a suffix that is shorter than the longest end in zeros.
     """
@@ -371,6 +373,7 @@ def sample_completions_from_rows(
             children = children[kept]
         if len(children):
             rows.advance(children // model.vocab_size, children % model.vocab_size)
+    # Draws of one prefix end together: the rows that they had then tell them apart, whatever other draws go on to.
     return Completions(tokens, scores, row_of_draw, near)
 
 
@@ -379,7 +382,7 @@ def perplexity_nll(
 ) -> Iterator[tuple[float, int]]:
     """(summed nll in nats, predicted tokens) of each text under the model's distribution.
 
-    given: how many tokens of each text are; where empty, the first.
+    given: how many first tokens of each text are not predicted; where empty, one.
     """
     results: dict[int, tuple[float, int]] = {}
     shapes = [(first, len(text)) for first, text in zip(given or [1] * len(texts), texts, strict=True)]

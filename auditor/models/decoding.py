@@ -188,7 +188,7 @@ class Decoding:
         return scaled, self._tempered_log_normaliser(distribution, every, log_total).unsqueeze(-1)
 
     def _tempered_log_normaliser(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
-        """(len(rows),): the log of what exp of these rows of `_allowed` sums to after temperature."""
+        """(len(rows),): the log of what exp of these rows of `allowed` sums to after temperature."""
         if self.temperature != 1 or self.forbidden:
             return log_sum_exp(allowed, rows, 1 / self.temperature)
         return allowed.new_zeros(len(rows)) if log_total is None else log_total[rows]
@@ -197,10 +197,9 @@ class Decoding:
         return self.temperature == 0 or self.top_p < 1 or 0 < self.top_k < vocab_size
 
     def _truncate(self, distribution: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Top-k then top-p among the `width` likeliest tokens of each row of `_allowed` (see
-        `_tempered_log_normaliser`).
+        """Top-k then top-p among the `width` likeliest tokens of each row, (rows, V) with forbidden ones masked.
 
-        `settled`: where no more were needed.
+        Returns where no more tokens were needed, (rows,), and tokens and weights as `support`. scaled_total: (rows,).
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:
@@ -218,7 +217,7 @@ class Decoding:
             total, unseen = torch.ones_like(weights[:, :1]), torch.zeros_like(weights[:, 0], dtype=torch.bool)
         before = weights.cumsum(-1) - weights
         keep = (weights > 0) & (before < self.top_p * total if self.top_p < 1 else True)
-        keep[:, 0] = True
+        keep[:, 0] = True  # whatever rounding says: top_p > 0
         weights = torch.where(keep, weights, 0.0)
         last = keep.sum(-1)  # the kept tokens come first
         edge = values.gather(-1, (last - 1).unsqueeze(-1)).squeeze(-1)
@@ -227,6 +226,7 @@ class Decoding:
         settled = (values[:, -1] < edge) & ~unseen
         if width == vocab_size:
             settled = torch.ones_like(settled)
+        # By id, as draws read the CDF; cut tokens get an id behind all others, and are dropped or pad.
         order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(last.max())]
         return settled, tokens.gather(-1, order), weights.gather(-1, order)
 
@@ -237,7 +237,7 @@ class Cooling(Decoding):
     tokens.
 
     Carlini et al. 2021, Section 5.1.1: texts begin in many ways, and go on as the model is sure of. Every token has a
-    distribution of its own, so there is none of the whole: `at` says which.
+    distribution of its own, so there is none of the whole: `decoding_at_position` says which.
     """
 
     hot: float = 10.0

@@ -45,6 +45,7 @@ class Ensemble(ABC):
         contexts = contexts.to(self.public.device)
         part = parts.repeat_interleave(len(contexts))
         distributions = self.log_probs(contexts.repeat(len(parts), 1), part, last, prompt=prompt)
+        # (parts x B, last, V), a block of contexts for each part -> (B, last, parts, V)
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
     def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
@@ -116,8 +117,8 @@ class _SynchronisedRows(Rows):
 class PermutedEnsemble(Ensemble):
     """The members of an ensemble in other places: part i is answered by that ensemble's part places[i].
 
-    A member whose private data were taken away has place 0, one that another stands in for has that one's place, and
-    an absent one has no entry.
+    A member without its private data has place 0, one that is replaced has the place of its stand-in, and an absent one
+    has no entry.
     """
 
     def __init__(self, held: Ensemble, places: Sequence[int]) -> None:

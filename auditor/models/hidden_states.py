@@ -58,8 +58,8 @@ class HiddenStateCache:
 
     @torch.no_grad()
     def rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
-        """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold these; None unless each is
-        what a text, read ahead with `keys`, has before its last positions."""
+        """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold these; None unless each was
+        read ahead, with `keys`, as all of a text but its last positions."""
         names = [_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
             return None
@@ -86,6 +86,7 @@ class HiddenStateCache:
         keys and values are held, too, to complete what stands before those positions.
         """
         asked = ((torch.tensor(t), own) for t, own in dict(zip(texts, last, strict=True)).items() if own <= len(t))
+        # By length: a batch is filled up to its longest text, the last.
         ahead = sorted(
             (one for one in asked if not self._has_states(_text_key(one[0]), one[1])), key=lambda one: len(one[0])
         )
@@ -108,6 +109,7 @@ class HiddenStateCache:
         if states is None or not torch.isfinite(states).all():
             return
         missing = longest - states.shape[1]  # positions that were not read
+        # Copies: a view of a row would keep the states of the whole batch in memory.
         own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
         self._hold_where_room([_text_key(text) for text, _ in texts], own)
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
@@ -146,7 +148,7 @@ class HiddenStateCache:
         return found, caught[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """All of them; none where memory has no room for all."""
+        """Keeps these states; none of them where memory has no room for all."""
         if (new := sum(own.nbytes for own in states)) <= self._remaining_bytes(states[0].device, _SHARE):
             self._held.update(zip(names, states, strict=True))
             self._bytes += new

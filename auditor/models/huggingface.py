@@ -84,7 +84,7 @@ class HuggingFaceRows(Rows):
         return self._next_logits_of_input(self.model.embed(tokens, prompt), cache)
 
     def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
-        """As `_ask`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
+        """As `_next_logits_of_tokens`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
         self._total = None
         return self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)[:, 0].unflatten(0, (-1, self.width))
 
@@ -173,7 +173,7 @@ class SlotRows(HuggingFaceRows):
             for layer in self.layers:
                 layer.copy_slots(source, destination, len(slots) * self.width)
         if isinstance(self.cache, PaddedCache):
-            empty = self.cache.empty[self.slots[parents]]
+            empty = self.cache.empty[self.slots[parents]]  # read before `self.slots` changes: of where parents were
             self.cache.empty = torch.empty_like(empty)
             self.cache.empty[slots] = empty
         self.slots = slots
@@ -278,7 +278,7 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def cached_prefix_rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
-        """As `HiddenStates.rows`, of what was read ahead."""
+        """As `HiddenStateCache.rows`, of what was read ahead."""
         return None if self._seen is None else self._seen.rows(prefixes, length)
 
     def layers_with_shared_prefix(
@@ -386,8 +386,8 @@ class HuggingFaceModel(LanguageModel):
     def logits_after_cached_prefix(
         self, read: Tensor, last: int, kept: int | None = None, layers: list[SlotLayer] | None = None
     ) -> Tensor:
-        """As `logits`, of whole texts, nothing of them remembered. kept: of the last positions that are read in any
-        case, as many are answered for; None: all. layers: takes those that hold keys and values of the texts."""
+        """As `logits`, of whole texts, nothing of them remembered. kept: how many of the `last` positions, all of which
+        are read, are answered for; None: all. layers: takes those that hold keys and values of the texts."""
         begun, own = self.layers_with_shared_prefix(read, last, read.shape[1])
         if layers is not None:
             layers += own

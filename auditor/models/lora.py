@@ -95,10 +95,10 @@ class _CachedMemberRows(EnsembleMemberRows):
     def __init__(self, ensemble: LoraEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         super().__init__(ensemble, prefixes, prompt)
         self.lora, rows = ensemble, len(prefixes)
-        # Positions that no row of a root loses.
+        # Positions of the prefix and the soft prompt, which all rows that grew out of one prefix share.
         self.shared = prefixes.shape[1] + (0 if prompt is None else len(prompt))
         self.pool = [SlotLayer(self.shared + length) for _ in range(ensemble._model.n_layers)]
-        self.root = torch.arange(rows, device=prefixes.device)
+        self.root = torch.arange(rows, device=prefixes.device)  # which prefix each row grew out of
         self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)  # of each (row, part); -1: none
         self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
         self.users = self.slot.new_zeros(0)  # (slots,) pairs that have the slot
@@ -172,7 +172,7 @@ class _CachedMemberRows(EnsembleMemberRows):
 
 
 class Routing:
-    """Which part serves each row of the batch."""
+    """Which part serves each row of the batch: set before each forward, read by all mixed layers in it."""
 
     part: Tensor | None = None  # (rows,); None: as many rows for each part
     blocks: Tensor | None = None  # these parts, a block of rows each; None: every part in turn, (row, part) interleaved
@@ -248,7 +248,7 @@ def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Routi
     peft: Any = None
     updates = list[dict[str, tuple[Tensor, Tensor]]]()
     for index, path in enumerate(adapters):
-        name = f"member{index}"  # PEFT looks for them in names of layers: no digits
+        name = f"member{index}"  # not digits alone: PEFT looks for it in names of layers
         peft = load_adapter_onto_base(base, str(path), name, onto=peft)
         if updates:  # PEFT walks all that it holds for each adapter more
             peft.set_adapter(name)

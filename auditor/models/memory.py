@@ -100,7 +100,7 @@ class BatchSizeLimit:
                 run, apart = in_new_thread(work), True
 
     def run_pieces_within_memory(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-        """`work` on slices of 0..count in turn, `size` long at most: each with its result. Raises as `ask`."""
+        """`work` on slices of 0..count, `size` long at most: each with its result. Raises as `run_within_memory`."""
         start = 0
         while start < count:
             held, result = self.run_within_memory(lambda n, start=start: work(slice(start, start + n)), count - start)  # type: ignore[misc]

@@ -227,6 +227,7 @@ def _top_p_kept_bounds(
     """Of what top-k left, which weighs between `least` and `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * seen._surely_ranked_higher).sum(-1)
+    # It stays iff the mass before it is < p (formulas.md A4), which is no less than `before` and no more than `latest`.
     latest = before + torch.minimum(distributions.middle * distributions.any_of, distributions.unknown[1])
     fewest = torch.maximum(_nucleus_weight(distributions.top, low, low), before + distributions.own)
     # The last token that stays is no likelier than the own one, if that stays too.

@@ -1,6 +1,6 @@
-"""In which precision weights run, what that changes of a model's distributions, and how fewer bits stay fast.
+"""In which precision weights run, what that changes of a model's distributions, and how few bits stay fast on a CPU.
 
-On a processor. Knows nothing of what a model is asked for.
+Knows nothing of what a model is asked for.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class _SelfCheckTrial:
 
     def check_causality(self) -> None:
         """Raises AuditError unless earlier tokens change a distribution, and later ones, or their presence, do not."""
-        first, second = self.own[:, :-1]
+        first, second = self.own[:, :-1]  # before the only token in which the twins differ
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
                 f"expected a distribution that depends on the text, but {self.model.name} has the same behind "
@@ -117,13 +117,14 @@ class _SelfCheckTrial:
         prompt = (prompt * (1 + torch.finfo(prompt.dtype).eps)).requires_grad_(True)
         with torch.enable_grad():
             found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
+            # One log-probability of each position: a number that depends on all of the prompt.
             (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)  # Reformer has none when it answers
         # Some layers in few bits answer without a gradient, which torch takes for one of zero.
         learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
         return self.same(found[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
-        """Ends the room at a length from which on a model reads what came before otherwise, as stretched positions do.
+        """Limits texts to a length beyond which a model reads all of a text otherwise, as stretched positions do.
 
         needed: the run has texts as long as the room, so that such a model is refused in place of limited.
         """
@@ -212,7 +213,7 @@ class _SelfCheckTrial:
         return all(self._rows_agree_behind(begin) for begin in self._begins()) and self._rows_agree_behind(2, soft=True)
 
     def _begins(self) -> Iterator[int]:
-        """Where rows begin: so that they pass every length that means something, and reach the last."""
+        """Lengths of prefixes from which rows pass every length that means something, and reach the last."""
         before_marks = [mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)]
         yield from sorted({n for n in (2, *before_marks, self.room - len(STEPS)) if 1 <= n <= self.room - 1})
 

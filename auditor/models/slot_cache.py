@@ -48,7 +48,7 @@ class SlotLayer(CacheLayerMixin):
         assert self.keys is not None and self.values is not None
         source, destination = source.to(self.keys.device), destination.to(self.keys.device)  # this layer's own
         first, last = int(destination[0]), int(destination[-1])
-        # As where no row ends: the extra children follow all rows.
+        # As where no row ends: the extra children follow all rows. `assign_slots` gives destinations by rising slot.
         beside = last - first + 1 == len(source) and int(source.max()) < first
         for name in ("keys", "values"):
             held = getattr(self, name)

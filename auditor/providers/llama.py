@@ -44,7 +44,7 @@ class LlamaModel(LanguageModel):
         return token if token >= 0 else None
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """Texts that begin alike are read side by side, so that what they share is read once."""
+        """Texts are read in sorted order, so that what two of them begin with is read once."""
         if prompt is not None:
             raise NotApplicable(f"needs a soft prompt; {self.name} takes tokens alone")
         texts = contexts.tolist()
@@ -63,6 +63,7 @@ class LlamaModel(LanguageModel):
         most = min(len(self._held), len(text) - last)
         while shared < most and self._held[shared] == text[shared]:
             shared += 1
+        # Shortened before anything is read: where `eval` fails, `_held` still says what is in the cache.
         # `eval` drops what llama.cpp holds behind n_tokens, and goes on there.
         self._llama.n_tokens, self._held = shared, text[:shared]
         for position in range(shared, len(text)):

@@ -81,6 +81,7 @@ class Served(OpenAI):
 
     def check(self, wanted: RequestedModel) -> None:
         at = self._split_address_and_name(wanted)
+        # A stand-in, which only the check for an empty name sees: `load` asks the server for the name.
         super().check(replace(at, name=at.name or "the one that it serves"))
 
     def load(self, wanted: RequestedModel) -> RemoteModel:

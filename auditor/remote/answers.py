@@ -35,7 +35,7 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """By one run, all its processes together. again: requests that failed and were sent once more.
+    """What one run has used, in all its processes. again: requests that failed and were sent once more.
 
     read, written: tokens, as the server counts them; where it does not say, as many as it may have been.
     """
@@ -58,6 +58,7 @@ class AnswerStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # its journals take the file's own permissions
+            # For all threads: `_lock` lets one at a time use the connection.
             self._file = sqlite3.connect(path, timeout=_BUSY, check_same_thread=False)
             weakref.finalize(self, self._file.close)
             self._file.executescript(_TABLES)

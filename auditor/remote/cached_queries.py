@@ -25,7 +25,7 @@ _FORM = 2  # of what is kept of an answer: what an older version kept does not s
 
 
 class CachedServerQueries:
-    """name: the model's in sentences. Raises AuditError where one question's two answers are too far apart."""
+    """name: of the model, in sentences. Raises AuditError where two answers to one question are too far apart."""
 
     def __init__(self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str) -> None:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
@@ -97,6 +97,7 @@ class CachedServerQueries:
         missing = [index for index, key in enumerate(keys) if key not in found]
         for start in range(0, len(missing), self.dialect.several):
             mine = missing[start : start + self.dialect.several]
+            # A request has one seed, its first sample's: the others of it are what the server draws besides.
             seed = None if decoding == GREEDY else seeds[mine[0]]
             body = self.dialect.draw(self.spelling.prompt(context), length, decoding, len(mine), seed)
 

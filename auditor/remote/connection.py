@@ -154,7 +154,7 @@ class ServerConnection:
         return self._result_with_retries(lambda: self._ask_once_and_store(question))
 
     def ask_untested_request(self, question: ServerRequest) -> Mapping[bytes, Any]:
-        """As `ask`, of what a server may not know: one that fails within at it again and again (500) refuses it."""
+        """As `ask`, of what a server may not know: one that answers 500 to it again and again refuses it."""
         failures = 0
 
         def once() -> Mapping[bytes, Any]:

@@ -140,7 +140,7 @@ class ServerWatch:
             self.check_sentinel_for_drift()
 
     def check_sentinel_for_drift(self) -> None:
-        """One sentinel after the other, and one in a hundred of what was asked since. Raises ServerChanged."""
+        """Checks the next sentinel in turn, and one in a hundred of what was asked since. Raises ServerChanged."""
         turn = self._checks % len(TEXTS)
         drawn, scored = self._pool_new_requests()
         if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *drawn]):

@@ -250,7 +250,7 @@ class _HandshakeInProgress:
 
     def _detect_sampling(self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer) -> ServerDialect:
         def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
-            every = replace(dialect, top_p=True, top_k=True)
+            every = replace(dialect, top_p=True, top_k=True)  # as if it obeyed both: else `draw` refuses to ask
             found = self._result_unless_refused(lambda: self._request_samples(every, context, decoding, count, seed))
             return None if found is None else found[0]
 
@@ -369,7 +369,7 @@ def _log_prob_fault_sentence(
     if _largest_difference(values[-len(drawn) :], drawn) <= _CLOSE:
         return ""
     for shift in (-1, 1):
-        apart = values[len(values) - len(drawn) + shift :][: len(drawn)]
+        apart = values[len(values) - len(drawn) + shift :][: len(drawn)]  # one fewer where the shift is 1
         if (
             len(drawn) > 2
             and len(apart) >= len(drawn) - 1

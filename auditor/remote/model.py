@@ -83,7 +83,7 @@ class RemoteModel(LanguageModel):
                 "-A cooling=0 asks for that"
             )
         contexts = [tuple(row) for row in prefixes.tolist()]
-        seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()
+        seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()  # below 2^31: a 32-bit integer holds them
         samples = len(seeds[0]) if seeds else 0
         if decoding.temperature == 0:  # one answer, whatever the seed
             seeds = [[0] for _ in contexts]

@@ -30,9 +30,10 @@ class RequestPacing:
 
     @contextmanager
     def slot(self) -> Iterator[int]:
-        """Waits for its turn. Yields the round it is of, which `slower` takes."""
+        """Waits for a turn. Yields the round that the turn is of, which `slower` takes."""
         with self._free:
             while (left := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(self.limit):
+                # Without a time limit only where somebody is in flight, who notifies when it is over.
                 self._free.wait(left if left > 0 else None)
             self._in_flight += 1
             mine = self._round
@@ -49,7 +50,7 @@ class RequestPacing:
             self._free.notify_all()
 
     def slower(self, of_round: int) -> None:
-        with self._free:
+        with self._free:  # no notify: a smaller limit lets nobody in
             if of_round == self._round:
                 self.limit, self._round = max(1.0, self.limit / 2), self._round + 1
 

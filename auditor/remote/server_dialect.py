@@ -37,7 +37,7 @@ class WrittenAnswer:
     """One sample. tokens, log_probs: None where the server does not say.
 
     spelled: the text of the drawn tokens, one by one; drawn: how many they were; None where it does not say. ended:
-    whether it says that the model ended the text; kind: what became of it (`withheld`), "" where it came through.
+    whether it says that the model ended the text; kind: of `withheld_answers`, "" where it came through.
     """
 
     text: str
@@ -181,6 +181,7 @@ def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogP
         if every and len(every) not in (likeliest, likeliest + 1):
             raise MalformedAnswer(f"{len(every)} tokens came at a place, not its own and the {likeliest} likeliest")
         here = prompt[place] if place < len(prompt) else -1
+        # Else the server read another token, which vLLM lists first: its id tells the caller.
         token = here if here in every else next(iter(every), -1)
         value, rank = every.get(token, (None, None))
         log_probs.append(value)
@@ -203,7 +204,7 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
 
 
 def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> PromptLogProbs:
-    """OpenAI's: the prompt is sent back, but for what is hidden, before so many drawn tokens; each is scored."""
+    """OpenAI's: scores of the prompt, which comes back without its hidden tokens and before `drawn` sampled ones."""
     own = choice.get("logprobs")
     if not isinstance(own, Mapping) or not isinstance(own.get("token_logprobs"), list):
         raise IgnoredParameter("no log-probabilities came")
