@@ -88,6 +88,7 @@ class ModelEnsemble(Ensemble):
         return _SynchronisedRows([part.start(prefixes, length, prompt=prompt) for part in self.parts])
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
+        # One forward of each part that is asked, its contexts side by side.
         order = torch.argsort(part, stable=True)
         parts, counts = torch.unique_consecutive(part[order], return_counts=True)
         chunks = contexts[order].split(counts.tolist())
@@ -107,7 +108,7 @@ class _SynchronisedRows(Rows):
         return len(self.rows[0])
 
     def log_probs(self) -> Tensor:
-        return torch.stack([rows.log_probs() for rows in self.rows], dim=1)
+        return torch.stack([rows.log_probs() for rows in self.rows], dim=1)  # (rows, parts, V)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         for rows in self.rows:

@@ -96,6 +96,7 @@ class _RecordPrefixedRows(Rows):
     def __init__(self, held: InContextEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.width, self.count = 1 + held.size, len(prefixes)
         parts = list(range(self.width)) * self.count
+        # The prefix alone chooses the batch: what is drawn behind it changes it no more.
         self.groups: list[tuple[Rows, Tensor]] = []  # and which (row, part) each of its rows is, counted row by row
         for where, read in held._prepend_records_by_length(prefixes.repeat_interleave(self.width, 0), parts):
             rows = held.public.start(read, length, prompt=prompt)

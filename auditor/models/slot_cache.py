@@ -37,6 +37,7 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
+        # `assign_slots` keeps them dense: rows that live are the first slots, in this order.
         rows, end = len(key_states), self.filled + key_states.shape[2]
         self.keys[:rows, :, self.filled : end] = key_states
         self.values[:rows, :, self.filled : end] = value_states

@@ -102,7 +102,7 @@ class TokenBudget:
 
     @contextmanager
     def reserve_tokens(self, tokens: int) -> Iterator[None]:
-        with self._lock:
+        with self._lock:  # look and reserve in one step: two requests may not both take the last tokens
             spent = self.spent.tokens
             if self.most is not None and spent + self._reserved + tokens > self.most:
                 raise AuditError(
@@ -198,6 +198,7 @@ class ServerConnection:
             except RequestRefused:
                 ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(requests=1), {})
                 raise
+            # Charged before the reservation ends: in between, another request would find these tokens free.
             spent = _tokens_spent_on_answer(answer, question.at_most)
             ledger.answers.store_answers_and_charge(ledger.run, spent, kept if question.stored else {})
         return dict(kept)

@@ -131,6 +131,7 @@ class _HandshakeInProgress:
 
     def run_handshake(self, room: int | None) -> Handshake:
         dialect, context, greedy = self._detect_prompt_form(ServerDialect(self.model))
+        # Scoring first: the log-probabilities that come with samples are compared with it.
         dialect = self._detect_sampling(self._detect_scoring(dialect, context, greedy), context, greedy)
         return Handshake(dialect, tuple(self.checks), hashlib.sha256(greedy.text.encode()).hexdigest(), room)
 
@@ -140,6 +141,7 @@ class _HandshakeInProgress:
         """(dialect, the tokens that all further questions begin with, the greedy answer to them)."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         (by_text,), counted = self._ask_first_question(plain)
+        # Taken to stand in front, as a BOS does, and only where the server counts them too.
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
         agrees = None if counted is None else counted in (len(bare), len(special))
         self._record_check(COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}")
