@@ -66,6 +66,7 @@ def check_repeats_within_step(runs: WatchedTrainings) -> LoopCheck:
         record = Counter(worst.records).most_common(1)[0][0]
         return WorstViolation(f"read {most} times", "at most once", *runs.training_and_step_index(worst), record)
 
+    # Read k times, a record moves the sum by up to k clipping norms: as if the noise were 1 / k of its size.
     noise = runs.claim.noise_multiplier / max(most, 1)
     return loop_check_from_count(
         "once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon_with_noise_multiplier(noise)
@@ -77,6 +78,7 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     asked = runs.first_training.n * len(runs.steps_after_first)
     seen = sum(len(set(step.records)) for step in runs.steps_after_first)
     q = runs.claim.sample_rate
+    # Standard error of the share, as the claim has it. Below, scipy's sf(seen - 1) is P[X >= seen].
     error = math.sqrt(max(q * (1 - q), 1e-12) / asked)
     return loop_check_from_p_value(
         "sampling rate", float(stats.binom.sf(seen - 1, asked, q)) if q < 1 else 1.0,
@@ -98,6 +100,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck("Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", "")
     # About the claimed mean, which is not estimated: as many degrees of freedom as batches.
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
+    # r times Poisson's variance gives r chi-squared: at this r it is below the critical value with probability POWER.
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
     return loop_check_from_p_value(
         "Poisson sampling", float(stats.chi2.cdf(varies, len(sizes))),
@@ -115,9 +118,11 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     """Every record is read about as often as the others."""
     times = Counter(record for step in runs.steps_after_first for record in set(step.records))
     t = len(runs.steps_after_first)
+    # The higher of claimed and seen: a rate too high for all records is `check_sampling_rate`'s to say.
     q = max(runs.claim.sample_rate, min(runs.observed_sampling_rate, 1 - 1e-9))
     counts = np.array([times[i] for i in range(runs.first_training.n)])
     most = int(counts.argmax())
+    # Bonferroni: the record that was read most is the largest of n.
     p = min(1.0, runs.first_training.n * float(stats.binom.sf(counts[most] - 1, t, q)))
     # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r: solved for r at 80%.
     needed = int(stats.binom.isf(SHARE / runs.first_training.n, t, q)) + 1
@@ -164,6 +169,7 @@ def check_evaluation_on_records(runs: WatchedTrainings) -> LoopCheck:
     read = max(runs.traces, key=lambda trace: len(trace.evaluated))
     if not read.evaluated:
         return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
+    # None: the weights given back are no step's, an average say, which tells of no choice.
     chosen = [(i, t) for i, t in enumerate(runs.traces) if t.returned not in (None, len(t.steps) - 1)]
     said = f"{len(read.evaluated)} private records were read without a gradient"
     if not chosen:

@@ -29,7 +29,7 @@ _APART = 0.05  # of the logits' size: rounding in half precision is below
 
 
 def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
-    """Nobody finds the noise by trying seeds: it is none of those that small ones give, and takes more than 32 bits.
+    """Nobody finds the noise by trying seeds: no small seed gives it, and more than 32 bits of a seed decide it.
 
     torch's generator on the processor reads the lowest 32 bits of its seed, whatever it is given.
     """
@@ -76,9 +76,11 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     found = []
     for step, seeds in zip(steps, likely, strict=True):
         for (name, at, to), seed in zip(spans, seeds, strict=True):
+            # The first numbers only nominate a seed: the p-value is of the whole tensor.
             given = torch.randn(to - at, generator=torch.Generator().manual_seed(int(seed))).numpy()
             own, free = step.noise[at:to], float((step.spread[at:to] ** 2).sum())
             size = float(np.linalg.norm(own) * np.linalg.norm(given))
+            # Noise that is independent of `given` has a cosine of about N(0, 1 / free) with it.
             alike = abs(float(own @ given)) / size if size else 0.0
             found.append((float(stats.norm.sf(alike * math.sqrt(free))), int(seed), name))
     p, seed, name = min(found)  # Bonferroni: of either sign, among all seeds, tensors and trainings
@@ -89,9 +91,9 @@ _counted_check = functools.partial(LoopCheck, source=COUNTED)
 
 
 def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
-    """What the model makes of a record does not depend on whom it is read with: else no clipping bounds its reach.
+    """A record's logits do not depend on the others in its batch: if they do, no clipping bounds the record's reach.
 
-    Batch norm, padding that is attended to, experts of a fixed capacity.
+    Batch norm, padding that is attended to, or experts of a fixed capacity make them depend.
     """
     name, would = "each record by itself", f"logits that change by {_APART:.0%}"
     found = [(trace.apart, i) for i, trace in enumerate(runs.traces) if trace.apart is not None]
@@ -128,6 +130,7 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _tensors_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+    # torch.equal: a NaN equals nothing, itself included.
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
@@ -156,6 +159,7 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     if runs.few is None or runs.claim.sampling != "poisson":
         return _counted_check(name, UNKNOWN, "no training on so few records that a batch might be empty", would)
     few, claimed = runs.few, runs.few_claimed
+    # Without the first step: what is read before it may be a trial of the model.
     without = [step for step in few.steps[1:] if not step.records]
     silent = sum(not step.scale for step in without)
     if silent:

@@ -27,15 +27,16 @@ from auditor.crash.verdicts import (
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import epsilon_between_noise_scales
 
-# Dimensions that a step's records leave to a tensor's noise, in all of which it is that of rounding by chance never:
-# in a single one it is so in one step of some thousand (seed 171 of the honest trainings).
+# Dimensions outside the span of a step's records: noise that is mere rounding in so many is missing, not small by
+# chance. In a single dimension chance does that in one step of some thousand (seed 171 of the honest trainings).
 _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Every tensor has the noise that the others have: forgotten on one, it hides nothing of it."""
+    """Every tensor has as much noise as the others: what is released of one without noise is hidden by nothing."""
     name = "noise in every tensor"
     free = max(1, 8 * len(runs.steps))  # of a tensor of 16 numbers 8 are those that a batch's records leave to noise
+    # As in `check_poisson_batch_sizes`, for one of 16 tensors; the root, as noise is told by its standard deviation.
     caught = math.sqrt(stats.chi2.ppf(SHARE / 16, free) / stats.chi2.ppf(POWER, free))
     would = f"a tensor of 16 numbers with {100 * (1 - caught):.0f}% less noise"
     if not runs.steps_with_noise:
@@ -90,6 +91,7 @@ def _relative_noise_variance(steps: Sequence[ObservedStep], name: str) -> tuple[
     """A tensor's noise variance over that of all, and its degrees of freedom."""
     held = [(step.scales[name], step.scale) for step in steps if name in step.scales]
     free = sum(free for (_, free), _ in held)
+    # Each step in units of its own noise, which a schedule may change; pooled by degrees of freedom.
     return (sum((one / scale) ** 2 * free for (one, free), scale in held) / free if free else 1.0), free
 
 
@@ -137,6 +139,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     where = min(found, key=lambda key: found[key][1])
     value, p = found[where]
     pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
+    # In standard errors, each 1 / sqrt(size): to what is significant among all pairs, and on to a power of 80%.
     least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(size)
 
     def witness() -> WorstViolation:
@@ -191,9 +194,10 @@ def _same_size_noise_pairs(step: ObservedStep, trace: TrainingTrace) -> Iterator
 def _pooled_noise_correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Of all pairs at once -> (correlation, p-value); (0, 1) of none.
 
-    a @ b, given b, has at most the variance of an element of a, which is a @ a over its dimensions, times b @ b: two
-    tensors whose gradients are alike have lost the same directions, so it is not their length that counts.
+    Given b, the variance of a @ b is at most b @ b times that of an element of a, which is a @ a over a's dimensions:
+    not over its length, as two tensors whose gradients are alike have lost the same directions.
     """
+    # A tensor whose records span all of its dimensions shows no noise to correlate.
     pairs = [pair for pair in pairs if pair[2] > 0.5]
     both = sum(float(a @ b) for a, b, _ in pairs)
     size = sum(math.sqrt(float(a @ a) * float(b @ b)) for a, b, _ in pairs)

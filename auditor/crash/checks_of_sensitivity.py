@@ -30,6 +30,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each model and on all."""
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
+    # Trainings take the models by turns (`specimen_for_training`): the steps of each model by itself.
     turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
     found = [one for steps in (runs.steps, *turns) if (one := estimate_mean_sensitivity(steps))]
     if not found:
@@ -49,7 +50,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """Seen: one over the mean reach, and the 95% interval's lower and upper end; None where no reach was seen."""
+    """The observed noise multiplier (one over the mean reach) and its 95% interval's ends; None: no reach was seen."""
     found = estimate_mean_sensitivity(runs.steps)
     if found is None or found[0] <= 1.96 * found[1]:
         return None
@@ -81,6 +82,7 @@ def check_sensitivity_by_kind(runs: WatchedTrainings) -> LoopCheck:
     )  # fmt: skip
 
 
+# By `training_specimen._LENGTHS`, which repeat every four records, the longest first.
 _KINDS: dict[str, _Chosen] = {
     "first": lambda record, step: record == 0,
     "last": lambda record, step: record >= RECORDS - 2,
@@ -98,6 +100,7 @@ def _witness_farthest_above_bound(
     """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
     found = []
     for step in (*runs.steps_with_noise, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
+        # The reaches' covariance is the inverse Gram matrix, which is singular where records have the same gradient.
         deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
         for record, reach, one in zip(sorted(set(step.records)), step.reaches, deviations, strict=True):
             if chosen(record, step) and one > 0:
@@ -133,6 +136,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
         return WorstViolation(said, "0", *runs.training_and_step_index(largest), record)
 
+    # A reach that follows the gradient's norm has no bound at all.
     # Half the noise multiplier: a sum that is clipped as one can move by two clipping norms, from C to -C.
     return loop_check_from_p_value(
         name, min(1.0, among * float(stats.norm.sf(slope / error))),
@@ -145,10 +149,10 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 
 
 def _norm_dependence_of_reach(steps: Sequence[ObservedStep], promised: float) -> tuple[float, float] | None:
-    """Whether reach rises with the gradient's norm, and goes beyond the bound where that is largest.
+    """Whether reach rises with the gradient's norm, and goes beyond the bound where that norm is largest.
 
-    Of the slope and of what the largest quarter reaches beyond the bound, whichever is fewer standard errors above 0
-    -> (estimate, standard error). Below the bound a reach may rise: what is smaller than the clipping norm stays so.
+    (estimate, standard error) of the slope, or of the largest quarter's reach less the bound: the less significant of
+    the two. Below the bound a reach may rise, as gradients shorter than the clipping norm are left as they are.
     """
     norms = [step.norms for step in steps if step.scale and step.records]
     large = float(np.quantile(np.concatenate(norms), 0.75)) if norms else math.inf
@@ -175,10 +179,10 @@ def _reach_dependence_on_gradient_share(
 ) -> tuple[float, float] | None:
     """How reach rises with a record's share of the gradient of those it is read with -> (estimate, standard error).
 
-    In a sum that is clipped as one the reach is the share; where each is clipped by itself it is a constant: None where
-    the fit gives the constant a third as much. So records of which some are clipped harder are not taken for the first.
-    None too where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
-    where the shares are all alike, as those of records read one by one.
+    In a sum that is clipped as one the reach is the share; where each record is clipped by itself it is a constant.
+    None where the fitted constant is a third of the share's coefficient or more, as where some records are clipped
+    harder; where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
+    where all shares are alike, as of records read one by one.
     """
     found = _fit_column_and_constant(steps, lambda step: _gradient_norm_shares(step, parts(step)))
     own = [
@@ -203,12 +207,14 @@ def _fit_column_and_constant(
 def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
     """What a fit takes off the sum of squared deviations, in units of the noise."""
     coefficients, covariance = fit
+    # The inverse covariance is X' G X: this is the squared length of what was fitted.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
 def _gradient_norm_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Array:
     """(records,) the norm of each one's gradient over that of its part's summed gradient."""
     records, found = sorted(set(step.records)), np.ones(len(step.norms))
+    # (records, records) inner products before clipping: a part's block sums to its summed gradient's squared norm.
     inner = step.gram * np.outer(step.norms, step.norms)
     for part in parts:
         at = [records.index(record) for record in sorted(set(part))]
@@ -254,6 +260,7 @@ def _least_squares_sensitivity_fit(steps: Sequence[ObservedStep], columns: _Colu
     held = [(columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records]
     if not held:
         return None
+    # Normal equations, each step weighted by its Gram matrix. A column that is 0 in every step is left out.
     a = sum((x.T @ gram @ x for x, gram, _ in held), np.zeros(()))
     b = sum((x.T @ gram @ reaches for x, gram, reaches in held), np.zeros(()))
     used = np.diag(a) > 0

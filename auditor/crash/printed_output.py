@@ -36,8 +36,9 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text(self) -> Iterator[None]:
-        """Adds what is printed in it, all of which still goes where it went."""
+        """A context that adds all that is printed inside it; it is printed where it was before, too."""
         handler = _Handler(self.add)
+        # The root logger hears all loggers but those that do not propagate.
         logging.getLogger().addHandler(handler)
         try:
             with (
@@ -91,11 +92,13 @@ def first_differing_line(one: str, other: str, again: str) -> tuple[str, str] | 
             continue
         if len(now) != len(rows):
             return _line_with_numbers(line, rows[0]), f"{len(now)} such lines for {len(rows)}"
+        # Which of the line's numbers are the same again in the same training: times and speeds are not.
         steady = [at for at in range(line.count("#")) if all(a[at] == b[at] for a, b in zip(rows, same, strict=True))]
         for a, b in zip(rows, now, strict=True):
             if any(a[at] != b[at] for at in steady):
                 return _line_with_numbers(line, a), _line_with_numbers(line, b)
     new = next((line for line in second if line not in first and line not in third), None)
+    # A new line says nothing where the same training, once more, prints other lines too.
     return None if new is None or set(first) != set(third) else ("nothing", _line_with_numbers(new, second[new][0]))
 
 
@@ -103,6 +106,7 @@ def _numbers_by_printed_line(text: str) -> _Lines:
     found: _Lines = {}
     for line in text.split("\n"):
         shown = line.rstrip("\r").split("\r")[-1].strip()  # what a bar leaves
+        # In a line's key `#` stands for a number, so the text may have none of its own.
         plain = shown.replace("#", "")
         if shown:
             found.setdefault(_NUMBER.sub("#", plain), []).append(tuple(_NUMBER.findall(plain)))

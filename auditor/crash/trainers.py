@@ -20,7 +20,7 @@ _CHOSEN = 1 << 16  # a seed below it was written down by somebody, and is kept: 
 
 
 def is_transformers_trainer(given: Any) -> bool:
-    """Whether it is a Trainer of transformers, which is not loaded for the question."""
+    """Whether `given` is a Trainer of transformers; the library is not imported to find out."""
     loaded = sys.modules.get("transformers.trainer")
     return loaded is not None and isinstance(given, loaded.Trainer)
 
@@ -51,6 +51,7 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
     arguments.bf16 = arguments.fp16 = False
     arguments.save_strategy = arguments.eval_strategy = "no"
     arguments.load_best_model_at_end = False
+    # A seed that was drawn is drawn anew, from torch's generator, which each watched training seeds.
     if arguments.seed >= _CHOSEN:
         arguments.seed = int(torch.randint(_CHOSEN, 2**31, ()))
     given: dict[str, Any] = {"model": model, "args": arguments, "train_dataset": _trainer_dataset_rows(made, records)}
@@ -104,7 +105,7 @@ class _Caught(BaseException):
 
 @contextmanager
 def intercept_trainer_training(found: list[Any]) -> Iterator[None]:
-    """What runs in it is ended when its Trainer is about to train; that Trainer is then in `found`."""
+    """A context that ends the code inside it when a Trainer is about to train; that Trainer is then in `found`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:

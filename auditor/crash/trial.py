@@ -133,6 +133,7 @@ def crash_test(
     # How often depends on how much is read, not on what is found: the level holds.
     while len(traces) < 2 or (_may_need_more_trainings(traces) and _has_time_for_another_training(begun, until)):
         at = len(traces)
+        # As many as reach _ENOUGH gradients at the pace so far, and at least one a model.
         planned = min(_MOST, max(_LEAST, math.ceil(_ENOUGH * at / _total_records_read(traces))))
         tell(at + 1, planned + 2)
         traces.append(run_watched_training(train, seed_of_training(seed, at), training_specimen.RECORDS, until, at)[0])
@@ -209,6 +210,7 @@ def bound_epsilon_by_guesses(train: Train, claim: object, seed: int, until: floa
     chosen = [int(i) for i in np.flatnonzero(coins)]
     trace, returned = run_watched_training(train, seed, training_specimen.RECORDS, until, chosen=chosen)
     read = LoopClaim.from_stated_claim(returned if claim is None else claim)
+    # (records,): `chosen` makes the watch measure the reach of those left out as well.
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
     found = audit_epsilon_bounds(scores, coins, read.delta)[0]
     return OneRun(found.epsilon, found.best, read.implied_epsilon(), found.canaries, found.guesses, found.right)

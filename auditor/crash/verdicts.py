@@ -63,7 +63,7 @@ class WatchedTrainings:
 
     @property
     def sampling_rate_standard_error(self) -> float:
-        """Its standard error, where batches are drawn by chance."""
+        """Standard error of `observed_sampling_rate`; 0 where batches are not drawn by chance."""
         chance = self.claim.sampling == "poisson" and self.observed_sampling_rate < 1
         return (
             math.sqrt(
@@ -76,7 +76,7 @@ class WatchedTrainings:
         )
 
     def epsilon_with_noise_multiplier(self, noise: float, quick: bool = False, **more: int | float | str) -> float:
-        """The claim's, with this noise multiplier and the rate and steps that were seen, or those of `more`."""
+        """The claim's epsilon at this noise multiplier and the the observed rate and steps, or those in `more`."""
         seen = {"sample_rate": self.observed_sampling_rate, "steps": len(self.first_training.steps), **more}
         return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(quick)  # type: ignore[arg-type]
 

@@ -161,6 +161,7 @@ class StepWatch:
                 alone = functional_call(twin, weights, (), {"input_ids": own.unsqueeze(0), "use_cache": False}).logits
             there = logits[begins : begins + len(own)].float()
             alone = alone[0, : len(there)].float()
+            # Less the mean: a constant in all logits changes no probability, but would count as size.
             off.append(float((there - alone).norm() / (alone - alone.mean()).norm()))
         return max(off, default=None)
 
@@ -183,6 +184,7 @@ class StepWatch:
             self.trace.elsewhere = at
         self.trace.steps.append(self._read_released_step(taken, read, passes, rate))
         self.trace.printed.before_step = False
+        # Copied before a replayed gradient is written over it.
         self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
         for name, value in self._replayed[at].items() if at < len(self._replayed) else ():
             if name in own:
@@ -223,6 +225,7 @@ class StepWatch:
         released = torch.cat(list(taken.values()))
         own = released.new_zeros(len(released), 0)
         if wanted:
+            # (d, records), rows in the order of `taken`, as those of `released`
             own = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
         if self.trace.overflowed:  # broken, and the weights with it: what follows is read as far as it is a number
             released, own = (value.nan_to_num(0.0, 0.0, 0.0) for value in (released, own))
@@ -234,6 +237,7 @@ class StepWatch:
             if dimensions:
                 found = float((one @ one / dimensions).sqrt())
                 scales[name] = (found if found > least else 0.0, dimensions)
+        # Pooled over tensors: variances weighted by their degrees of freedom.
         whole = sum(dimensions for _, dimensions in scales.values())
         scale = (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
         reaches, gram, norms = _least_squares_reaches(released, own)
@@ -293,6 +297,7 @@ def _least_squares_reaches(gradient: Tensor, own: Tensor) -> tuple[_Array, _Arra
     norms = own.norm(dim=0)
     units = own / norms.clamp(min=1e-300)
     gram = units.T @ units
+    # pinv: records of one text may have the same gradient.
     found = torch.linalg.pinv(gram, hermitian=True) @ (units.T @ gradient)
     return found.numpy(), gram.numpy(), norms.numpy()
 
@@ -322,6 +327,7 @@ def run_watched_training(
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # numpy refuses more
     random.seed(seed)
+    # Shallow copies: keys that a training adds to its records stay its own.
     given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
     with watch.install_hooks_temporarily(), _enforce_time_limit(until), contextlib.suppress(_EnoughSteps):
