@@ -79,6 +79,7 @@ def record_alias(tokens: Tokens, salt: bytes) -> str:
 
 
 def _keyed_digest(salt: bytes, text: str) -> str:
+    # Two lists, a list of strings, one of numbers, or a word: what is digested tells its kind, so no digest serves two.
     return hmac.new(salt, text.encode(), "sha256").hexdigest()
 
 

@@ -72,7 +72,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     if not path.exists():
         return None
     columns = read_json_object(path, "the secrets of a run")
-    # Columns that a file has in pairs or not at all; without any other it is damaged.
+    # Two pairs of columns, each of which a file has whole or not at all; every other column is needed.
     some = {name: pair for pair in (("document", "at"), ("user", "user_trained")) for name in pair}
     names = [field.name for field in fields(SecretFacts) if some.get(field.name, ("id",))[0] in columns]
     try:

@@ -113,6 +113,7 @@ def assess_claim(
             held.append((row, audit, promised))
     bounds = []
     for row, audit, promised in held:
+        # Bonferroni; an audit of a smaller level keeps its own.
         share = min(audit.level, level / len(held))
         try:
             bounds.append(BoundAgainstClaim(row.key, reaudit_at_level(audit, share), promised))
@@ -136,6 +137,7 @@ def _distinct_epsilon_bounds(rows: list[Finding]) -> list[tuple[Finding, Audited
         main = next((audit for audit in row.audits if audit.estimator in HELD), None)  # no bound that assumes a shape
         if main is not None and not row.not_applicable:
             key = (row.attack, str(row.options), main)
+            # Of rows that are one audit, one that the claim is about stands for all.
             before = found.get(key)
             if before is None or (before.claim_applies is False and row.claim_applies):
                 found[key] = row

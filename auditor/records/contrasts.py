@@ -72,6 +72,7 @@ def _attack_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric]
     for part in parts:
         for seed in seeds:
             outcome = part.cell.member_outcomes_by_seed[seed]
+            # (1 + resamples, secrets of this outcome): how often each resample draws each of them
             mine = draws[:, [at[secret] for secret in outcome.ids]]
             values += part.coefficient / len(seeds) * metrics.find_metric(part.metric).value_at_resamples(outcome, mine)
     units = {metrics.find_metric(part.metric).unit for part in parts}
@@ -96,10 +97,12 @@ def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
 
 def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     tokens = np.array([_heldout_token_counts(parts[0], seeds[0])])
+    # (parts x seeds, texts), in the order of `times`
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
     times = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
 
     def of(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # (resamples, parts x seeds); exp is its own slope
         return np.exp(each) @ times, np.exp(each) * times  # the sum, and its slopes
 
     value, low, high = bootstrap.interval_of_rates(nll, tokens, of, "contrast", _RESAMPLES)

@@ -75,6 +75,7 @@ class RunFolder:
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
         folder._lock = locks.acquire_lock(path)
+        # Under the lock alone: a half-written line is cut off, which another process may be writing.
         for journal in (folder.guesses, folder.observations, folder.tokens):
             journal.index_written_lines()
         return folder
@@ -124,6 +125,7 @@ class RunFolder:
         path = self.path / name
         if path.is_file() and path.read_bytes() != digest.encode():
             raise AuditError(complaint)
+        # "": a run without stopping rules writes no file.
         if digest:
             disk.replace_atomically(path, digest)
 

@@ -221,6 +221,7 @@ def _paired_leaks(
         return []
     if not metric.scores:
         return frontier.mean_leaks(np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows]))
+    # By model and seed: the scores of the members, and of the non-members.
     scores = [[(values(h, own), values(h, others)) for h in held] for held in rows]
     if not metric.rate:
         return frontier.auc_leaks(scores) if len(others) > 1 else []

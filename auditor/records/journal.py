@@ -117,6 +117,7 @@ def run_journals(
 
 
 def _encode_guesses(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
+    # Without names of fields, which would be much of the file: in the order of `Guess`.
     ranked = [[list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked]
     rest = to_json(replace(guesses, ranked=()))
     return {"cell": str(cell), **rest, "ranked": ranked}

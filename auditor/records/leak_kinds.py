@@ -100,6 +100,7 @@ def _smallest_detectable_share(n: int, baseline: Measurement | float | None, loo
         if isinstance(baseline, Measurement):
             # Newcombe's rule, as in `mean_excess_over_nonmembers`.
             return k / n - baseline.value > factor * math.hypot(k / n - wilson_interval(k, n)[0], high - baseline.value)
+        # An exact interval's lower end, widened as `bonferroni_widened_measurement` widens it.
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     high = baseline.high if isinstance(baseline, Measurement) else 0.0

@@ -138,6 +138,7 @@ class RowValuesBySecret:
         """The values of the members (or the others), of one repeat count if given, in the order of their ids."""
         wanted = [
             i
+            # By id, so that two runs on the same secrets pair place by place.
             for i in sorted(range(len(self.ids)), key=lambda i: self.ids[i])
             if self.member[i] == members and count in (None, self.repeats[i])
         ]

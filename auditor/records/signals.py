@@ -61,6 +61,7 @@ class LeakSignal:
         most = None if m is None else limits.get(m.name, self.kind.limits[0][1] if m.unit == AUC else None)
         if m is None or most is None:
             return ""
+        # An AUC below one half distinguishes members just as well: its mirror image counts.
         value = max(m.value, 1 - m.value) if m.unit == AUC else m.value
         if self.status == SHOWN and value < most:  # two digits, rounded down: the upper bound is above it
             scale = 10.0 ** (1 - math.floor(math.log10(value))) if value > 0 else 1.0

@@ -172,6 +172,7 @@ def read_token_likelihoods(folder: Path) -> dict[str, dict[str, tuple[float, ...
     found: dict[str, dict[str, tuple[float, ...]]] = {}
     for column in read_secrets_table(folder, TOKENS):
         rows = zip(column.ids, np.asarray(column.values).tolist(), strict=True)
+        # A secret's rows stand together, in the order of its tokens.
         alike = itertools.groupby(rows, key=operator.itemgetter(0))
         found[column.cell.target] = {secret: tuple(value for _, value in own) for secret, own in alike}
     return found

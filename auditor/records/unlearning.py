@@ -62,6 +62,7 @@ def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: froz
                 ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
             found = {model: np.array([own[id] for id in ids]) for model, own in held.items()}
             if name == _GREEDY:
+                # prod_t 1 / rank_t = 1 (formulas C3): every true token is the likeliest, as greedy decoding takes it.
                 found = {model: (values == 1).astype(float) for model, values in found.items()}
             if ids and all(np.isfinite(values).all() for values in found.values()):
                 yield recall_by_model(attack, name, group, found)

@@ -61,6 +61,7 @@ def add_clipped(total: Tensor | None, sample: Tensor, factors: Tensor, clip: flo
         total = torch.zeros(sample.shape[1:], dtype=torch.float64, device=where)
     grid = 2.0 ** math.floor(math.log2(clip)) * _GRID if math.isfinite(clip) else 0.0
     weights = (factors.to(where) / (grid or 1.0)).unsqueeze(1)  # a power of two: exact
+    # A view: what is added to it is added to `total`.
     flat, start = total.view(-1), 0
     for piece in _split_into_column_pieces(sample):
         weighted = piece.to(where).double().mul_(weights)
@@ -77,8 +78,9 @@ def _split_into_column_pieces(sample: Tensor) -> Sequence[Tensor]:
 
 
 def dense_test_gradient(parameter: Tensor, clip: float) -> Tensor:
-    """(1, ...) a gradient whose float32 norm is too small: a large entry for each lane, then ones that vanish in it."""
+    """(1, ...) a gradient whose float32 norm is too small: a large entry for each lane, in which the others vanish."""
     large = 2.0 ** math.ceil(math.log2(256 * clip))
+    # The square of a small entry is just below half a unit in the last place (2^-24) of the large one's.
     entries = torch.full((parameter.numel(),), 0.99 * 2**-12 * large, dtype=parameter.dtype, device=parameter.device)
     entries[:_LANES] = large
     return entries.view(1, *parameter.shape)

@@ -126,6 +126,7 @@ class ScaledOptimizer(DPOptimizer):
                 p.summed_grad = torch.zeros_like(p, dtype=torch.float64, device=clipping.float64_device(p.device))
         self.add_noise()
         for p in self.params:
+            # By the expected size: that of this batch is secret.
             p.grad /= self.expected_batch_size
         self.original_optimizer.step()
         self.zero_grad(set_to_none=True)  # Opacus's: the clipped sums go too
@@ -136,6 +137,7 @@ class ScaledOptimizer(DPOptimizer):
         if self.noise_multiplier:
             deviation = self.noise_scale * self.noise_multiplier * self.max_grad_norm * (1 + clipping.ROUNDING)
         for p in self.params:
+            # Back in float32, which holds the grid exactly up to 256 deviations (`noise._GRID`).
             p.grad = add_noise(p.summed_grad, deviation, self.stream).to(p).view_as(p)
 
 
@@ -225,7 +227,7 @@ def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) ->
 def _hook_canary_watch(
     optimizer: ScaledOptimizer, watch: CanaryWatch, units: NDArray[np.int64], scale: NoiseScale | None
 ) -> RemovableHandle:
-    """Whatever the inner optimizer is given is what is released: of this the canaries are read, not of our own sums."""
+    """Scores canaries on the gradients that the inner optimizer is given: these are released, and not our own sums."""
     inner, expected = optimizer.original_optimizer, optimizer.expected_batch_size
     return inner.register_step_pre_hook(lambda *_: watch.score_release(expected, units, scale))
 

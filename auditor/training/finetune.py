@@ -164,6 +164,7 @@ class Fitting:
             betas=(0.9, 0.95),
             fused=fused,
         )
+        # Warm-up over a twentieth of the steps, then linear decay to 0: the lower of both lines.
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min((step + 1) / max(1, steps // 20), max(0.0, 1 - step / steps))
         )

@@ -148,6 +148,7 @@ class CanaryWatch:
 
         units: those in the batch. scale: of the noise, where that depends on them.
         """
+        # The mean made a sum again; less the records' part it is the canary's C, or 0, plus noise.
         noisy = self.gradients_at_coordinates().numpy() * expected_batch
         x = (noisy - self._known) / self.assumed.clip
         noise = self.assumed.noise_multiplier
@@ -167,7 +168,7 @@ class CanaryWatch:
     def _noise_scales_with_without(
         self, units: NDArray[np.int64], scale: NoiseScale
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(count,) each: of the noise, were the canary in this batch, and were it not; of the others all is known."""
+        """(count,) each: the noise's scale with this canary in the batch and without it, the other units as drawn."""
         numbers = range(self.first, self.first + self.canary_count)
         others = [units[units != number] for number in numbers]
         inside = [scale(np.append(left, number)) for left, number in zip(others, numbers, strict=True)]
@@ -186,14 +187,16 @@ class CanaryWatch:
             noise = (p.grad.double() * expected_batch - p.summed_grad.double()) / self.assumed.clip
             energy, number = energy + float(noise.square().sum()), number + p.numel()
         inside, out = np.maximum(inside, _LEAST_NOISE), np.maximum(out, _LEAST_NOISE)
+        # Of two centred normal densities of all these numbers at once.
         return np.asarray(number * np.log(out / inside) + energy / 2 * (out**-2 - inside**-2))
 
     @property
     def draw_unevenness_z(self) -> float:
-        """How the canaries' counts, Binomial(steps, q) each, lie about what is expected: z, below 0 where more evenly.
+        """How unevenly canaries were drawn: z of their counts' summed squared deviations; below 0: too evenly.
 
-        Of the sum of their squared distances, over the root of the sum of its terms' second moments: below -z with a
-        chance of at most exp(-z^2 / 2), however few there are (Maurer 2003, Theorem 2.1: terms are not negative).
+        Each count is Binomial(steps, q). The sum less its mean, over the root of the sum of its terms' second moments:
+        below -z with a chance of at most exp(-z^2 / 2), for any number of terms, which are not negative (Maurer 2003,
+        Theorem 2.1).
         """
         n, q = self.releases, self.assumed.rate
         variance = n * q * (1 - q)
@@ -241,4 +244,5 @@ def inclusion_log_likelihood_ratio(
     s = np.maximum(noise, _LEAST_NOISE)
     apart = (2 * x - 1) / (2 * s * s) + told
     out = math.log1p(-rate) if rate < 1 else -math.inf
+    # logaddexp: exp of a long canary's term alone would overflow.
     return np.asarray(np.logaddexp(out, math.log(rate) + apart))

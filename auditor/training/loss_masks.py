@@ -62,6 +62,7 @@ def labelled_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
 def mean_nll_per_row(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """(b,) mean of `labelled_token_nlls` in each row; 0 where none has a loss."""
     found, learnt = labelled_token_nlls(model, labels, **inputs), labels[:, 1:] != IGNORED
+    # nonzero() goes row by row, as `found` does: its first column is the row that each token is of.
     return found.new_zeros(len(labels)).index_add(0, learnt.nonzero()[:, 0], found) / learnt.sum(1).clamp(min=1)
 
 

@@ -104,6 +104,7 @@ class _MemberTraining:
 
     def __init__(self, member: Member, base: Any, adapter: Adapter, course: FineTuningRecipe) -> None:
         self.member = member
+        # Right before the adapter is made: its random half is what torch draws next.
         torch.manual_seed(member.seed)
         self.model = add_lora_adapter(copy_sharing_weights(base), adapter).eval()
         parameters = trainable_parameters(self.model)
@@ -158,6 +159,7 @@ def train_members(
             batches = [fitting.next_step_batch().to(base.device) for fitting in fittings]
             with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
                 found = losses([training.model for training in going if not training.fitting.done], batches)
+            # Of the sum: no adapter reads another's rows, so that each gets the gradient of its own loss alone.
             found.sum().backward()
             for fitting in fittings:
                 fitting.step()

@@ -71,6 +71,7 @@ def _conv1d_sample_gradients(layer: Conv1D, activations: list[Tensor], backprops
     inputs = activations[0].to(backprops.dtype)
     samples: dict[nn.Parameter, Tensor] = {}
     if layer.weight.requires_grad:
+        # n: records, ...: positions, which are summed over, i: inputs, j: outputs
         samples[layer.weight] = torch.einsum("n...i,n...j->nij", inputs, backprops)
     if layer.bias.requires_grad:
         samples[layer.bias] = torch.einsum("n...k->nk", backprops)
@@ -153,6 +154,7 @@ def pairs_to_check(examples: Sequence[Tokens]) -> list[list[Tokens]]:
     record's gradient depends on who stands beside it. The last pair is of the two longest.
     """
     ordered = sorted(examples, key=len)
+    # Reversed, so that of each octave the shortest is what stays.
     shortest = {len(example).bit_length(): example for example in reversed(ordered)}
     return [*([example, ordered[-1]] for _, example in sorted(shortest.items())), ordered[-2:]]
 

@@ -24,6 +24,7 @@ Normalisation = Literal["min-max", "rank"]
 
 def log_perplexities(model: LanguageModel, examples: Sequence[Tokens]) -> npt.NDArray[np.float64]:
     """(n,) log P(s) = mean nll in nats a token (Eq. 3) under the public model, the first token given."""
+    # (n, 2): summed nll, tokens that it is of
     nll = np.array(list(perplexity_nll(model, list(map(loss_masks.unmask_tokens, examples)))), dtype=float)
     return np.asarray(nll[:, 0] / nll[:, 1])
 
@@ -70,7 +71,7 @@ def clipping_shares(
 ) -> list[float]:
     """Each example's share of the clipping norm: from 1 down to kappa_least as the public model finds it rarer.
 
-    lowest, highest: of its perplexity; 0: 1 and the size of the vocabulary.
+    lowest, highest: bounds of the perplexity; 0 stands for 1, and for the size of the vocabulary.
     """
     log_perplexity = log_perplexities(public, examples)
     rho = normalise_perplexities_by_fixed_bounds(log_perplexity, lowest or 1.0, highest or float(public.vocab_size))

@@ -51,6 +51,8 @@ class SideBySide:
         layers, device = [self._lora_layers_of_adapter(adapter) for adapter in adapters], self.model.device
         half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         for name, mixed in self._layers.items():
+            # Stacked anew in each forward, so that gradients reach each adapter's own weights:
+            # (adapters, rank, in) and (adapters, out, rank).
             own = [layer[name] for layer in layers]
             mixed.a = torch.stack([layer.get_parameter("lora_A.default.weight") for layer in own])
             mixed.b = torch.stack([layer.get_parameter("lora_B.default.weight") for layer in own])

@@ -142,6 +142,7 @@ def record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) 
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
         logits = model(input_ids=loss_masks.unmask_rows(rows)).logits[:, :-1].float()
     wanted = loss_masks.loss_labels(rows)[:, 1:]
+    # transposed: it takes (records, vocabulary, positions)
     nll = torch.nn.functional.cross_entropy(
         logits.transpose(1, 2), wanted, ignore_index=loss_masks.IGNORED, reduction="none"
     )
