@@ -36,12 +36,14 @@ class LoopClaim:
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "max_grad_norm", "sample_rate", "steps", "delta", "epsilon"):
+            # Abstract classes: numpy's numbers are of these too.
             kind = numbers.Integral if name == "steps" else numbers.Real
             value = getattr(self, name)
             if not isinstance(value, kind) and (name, value) != ("epsilon", None):
                 what = "whole number" if name == "steps" else "number"
                 raise AuditError(f"expected a claim's {name} to be a {what}, got {value!r}")
         for name in ("noise_multiplier", "max_grad_norm"):
+            # `not a <= x` and not `x < a`, here and below: NaN is refused as well.
             if not 0 <= getattr(self, name) < math.inf:
                 raise AuditError(f"expected a claim's {name} of at least 0, got {getattr(self, name)!r}")
         for name in ("sample_rate", "delta"):

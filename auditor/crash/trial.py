@@ -131,6 +131,7 @@ def crash_test(
     few, few_claimed = _training_on_few_records(train, claim, first, seed_of_training(seed, _MOST + 1), until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
+    # At least two: whether noise is fresh shows between trainings as well.
     while len(traces) < 2 or (_may_need_more_trainings(traces) and _has_time_for_another_training(begun, until)):
         at = len(traces)
         # As many as reach _ENOUGH gradients at the pace so far, and at least one a model.

@@ -220,6 +220,7 @@ def _paired_leaks(
     if len(own) < 2:
         return []
     if not metric.scores:
+        # (models, secrets): the means over seeds.
         return frontier.mean_leaks(np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows]))
     # By model and seed: the scores of the members, and of the non-members.
     scores = [[(values(h, own), values(h, others)) for h in held] for held in rows]

@@ -54,6 +54,7 @@ class LeakReading:
         """Whether its lower bound is above the baseline, the baseline's own interval included."""
         m = bonferroni_widened_measurement(self.measured, self.looks)
         if self.excess is not None:
+            # The baseline's error is in the interval of the excess already.
             return self.excess.low > 0
         if isinstance(self.baseline, Measurement):
             return m.low > self.baseline.high

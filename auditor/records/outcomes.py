@@ -89,6 +89,7 @@ class RowValuesBySecret:
         if kind is not None:
             held = self._held(kind, about.members)
             return mean_share_per_secret(name, held) if len(held) else None
+        # Only members have repeat counts: of one there are neither non-members nor a difference from them.
         if count is not None and (about.signed or not about.members):
             return None
         wanted = self.member & np.array([count in (None, own) for own in self.repeats], dtype=bool)
@@ -230,6 +231,7 @@ def paired_metric_difference(
     if about.below:
         return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
     if about.scores:
+        # Of each run (scores of the members, scores of the non-members).
         one, other = ((*own, rows.chosen(False, None)[about.scores]) for own, rows in ((one, new), (other, base)))
         if np.isnan(np.concatenate([*one, *other])).any():
             return f"{metric} is by a score that is not a number for some secret"

@@ -120,6 +120,7 @@ def recall_by_group(details: SecretDetails, seen: RowValuesBySecret) -> dict[str
     groups = {secret.id: secret.group for secret in details.secrets if secret.member and secret.group is not None}
     if seen.outcome is None or not groups:
         return {}
+    # None: a non-member, or a member of no group.
     own = [groups.get(id) for id in seen.ids]
     shares = {}
     for name in sorted({name for name in own if name is not None}):
@@ -139,6 +140,7 @@ def prefix_accuracy_by_length(
         return {}
     member = [i for i, id in enumerate(seen.ids) if id in of]
     length = np.array([of[seen.ids[i]] for i in member])
+    # How many tokens of the suffix, from its first on, the guess has right.
     lead = seen.outcome.traits["lead"][member]
     if not len(length):
         return {}

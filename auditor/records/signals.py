@@ -110,6 +110,7 @@ class LeakAssessment:
         target: of this one alone. None where no gate has a rule for it.
         """
         asked = self.signals if target is None else self.of(target)
+        # A gate judges defended targets; the undefended one where there is no other.
         judged = [s for s in asked if s.target != UNDEFENDED]
         leaking = [s for s in (*judged, *asked) if s.status == SHOWN]
         others = sorted((s for s in (*judged, *asked) if s.gate_rule), key=lambda s: not s.suspected)

@@ -171,6 +171,7 @@ def fit_privately(
     clipping.check_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
     trained = PrivateModel(0, False, watch=watch)
     own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
+    # A canary is clipped to all of C: the most that a unit may add.
     own = torch.cat([own, torch.ones(canaries.count)])
     # ADP's scale is a mean over the batch: of an empty one there is none
     scale = noise_scale and (lambda units: noise_scale(units) if len(units) else 1.0)

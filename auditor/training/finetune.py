@@ -154,6 +154,7 @@ class Fitting:
             self.epochs = course.epochs
             return
         # This draws an order that no epoch uses; without it every training would come out otherwise than it did.
+        # One more an epoch: its last batch may be short.
         steps = course.epochs * len(self._pack()) // course.batch + course.epochs
         # one pass over each parameter: where torch has it, that is the fastest
         fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters.values())

@@ -66,6 +66,7 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
     owner: dict[str, str] = {}
     for unit, record in zip(units, records, strict=True):
         first, second = sorted((find(unit), find(owner.setdefault(record, unit))))
+        # The first in the alphabet leads, so that the order of records does not name a group.
         leader[second] = first
     return [find(unit) for unit in units]
 
@@ -172,6 +173,7 @@ def train_members(
                 training.write()
                 written(training.member)
         if checkpoint is not None and time.monotonic() - saved >= seconds_between:
+            # Members that are done need no state: their folders are there.
             checkpoint.save({training.member.folder.name: training.fitting.state() for training in going})
             saved = time.monotonic()
     return most

@@ -148,6 +148,7 @@ class PoissonTraining(Defense, Trainer):
             )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
+        # Here, as they need the `dp` extra, which a model that is trained already does without.
         from auditor.training import dp_loop as loops
         from auditor.training.gradient_canaries import PlantedCanaries
 
@@ -159,6 +160,7 @@ class PoissonTraining(Defense, Trainer):
         trained = loops.fit_privately(
             model,
             examples,
+            # Canaries are units too, numbered behind the examples.
             loops.PoissonSampler(len(examples) + self.gradient_canaries, terms.rate, self.sampling_and_noise_key(job)),
             loops.PrivateRecipe(
                 noise_multiplier=terms.sigma,
@@ -292,6 +294,7 @@ def _notes_for_user(record: PrivacyRecord, cut: int, units: int) -> tuple[str, .
             record.status,
         ]
     of = record.units or units
+    # Publishing one unit of n, drawn at random, is (0, 1 / n)-DP.
     if record.delta * of >= 1:
         told.append(f"δ {record.delta:g} is no smaller than one in {of:,} units: it allows giving one of them away")
     if cut:

@@ -77,6 +77,7 @@ class UnlearningTrainer(Variant):
     def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
         device = next(iter(trainable_parameters(model).values())).device
         rows = pad_and_cut_sequences(sequences, job.block, job.end)
+        # Before `restore` puts in the weights of a checkpoint: these are the numbers of the model as it came.
         before = evaluate_record_log_probs(model, rows.to(device))
         course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end)
         fitting = _Passes(model, rows, course, job)
@@ -95,6 +96,7 @@ class UnlearningTrainer(Variant):
                 loss = loss - self.retain * retained.mean()
             loss.backward()
             fitting.step()
+            # 0 again: the step ended an epoch.
             if not fitting.steps:
                 require_finite_weights(fitting.parameters.values(), job.checkpoint)
                 job.checkpoint.save(fitting.state())

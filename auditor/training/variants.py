@@ -75,6 +75,7 @@ class FineTuning(Trainer):
         sequences, of_data = self.trained_on(job)
         torch.manual_seed(job.seed)  # of an adapter's random half, and of dropout
         model, of_model = self.to_train(job)
+        # Behind `to_train`, which decides what is frozen.
         cast_frozen_linear_weights(model, job.half)
         of_fit = self.fit(job, model, sequences)
         model.save_pretrained(job.out)
