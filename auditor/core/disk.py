@@ -93,7 +93,7 @@ def append_durably(path: Path, text: str) -> int:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            fsync(path.parent)
+            fsync(path.parent)  # which holds the name: without it a power cut could take the file away
     except OSError as error:
         if begin is not None:
             with suppress(OSError):
@@ -226,6 +226,7 @@ def _hold_folder_lock(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
+    # closing it lets go of the lock, as does the end of the process; programs that are started do not inherit it
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -379,7 +379,7 @@ def share_of_answer_known(knows: str) -> float:
     kind, _, share = knows.partition(":")
     if knows in (SYSTEM, USER):
         return 0.0
-    try:
+    try:  # NaN, which lies in no range, stands for what is no number
         found = float(share) if kind == PARTIAL else math.nan
     except ValueError:
         found = math.nan

@@ -73,7 +73,7 @@ class LocalEngine:
 class WorkerStart:
     """Where a worker begins: with this version, and in the folder that the run's relative paths begin at."""
 
-    folder: str = field(default_factory=os.getcwd)
+    folder: str = field(default_factory=os.getcwd)  # asked where the run starts; workers get this record pickled
     version: str = __version__
 
     def enter_folder_checking_version(self) -> None:

@@ -307,6 +307,7 @@ def _align_dtype_and_dimensions(log_p: Tensor, log_p0: Tensor, lead: torch.Size 
         raise AuditError(f"expected log-probabilities in floating point, got {dtype}")
     else:
         log_p, log_p0 = log_p.to(dtype), log_p0.to(dtype)
+    # neither is copied; where p0 has 1, work on it is done once for all that p has there
     return log_p.expand(shape), log_p0[(None,) * (len(shape) - log_p0.ndim)]
 
 

@@ -87,7 +87,7 @@ def _audited_by_estimator(
 
     counts = guess_counts(m)
     alone = [logit_lower_bound_of_share(r, v, level) for r, v in zip(counts, right, strict=True)]
-    surest = alone.index(max(alone))
+    surest = alone.index(max(alone))  # for readers only: the bound looks at all counts
     proved, best = proved_by(right), proved_by(counts)
     return Audited(
         *(name, proved, delta, level, m, counts[surest], right[surest], best),

@@ -61,7 +61,7 @@ def difference_evidence(
         return roc.TprDifference(new, base, rate) if rate else roc.auc_difference(new, base)
     if errors is not None:
         return paired_recall_difference((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
-    one, other = *new, *base
+    one, other = *new, *base  # of one column each
     if np.isin([one, other], (0, 1)).all():
         return paired_share_difference(one == 1, other == 1)
     return paired_mean_difference(one, other)
@@ -117,7 +117,7 @@ def _welch_mean_difference(name: str, unit: str, own: Floats, other: Floats) -> 
 
 
 def welch_interval(own: Floats, other: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Of the mean of `own` less that of `other`; NaN for groups of one, for two constant ones, and where one has -inf.
+    """Welch's interval of the mean of `own` less that of `other`; NaN of a group of one, two constant ones, or a -inf.
 
     Its lower end is above 0 just where Welch's one-sided test at (1 - confidence) / 2 shows `own` to be the higher.
     """

@@ -106,13 +106,14 @@ def _one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta: float) 
     live = loss.p > 0
     if not live.any():
         return 0.0
-    if delta == 0:
+    if delta == 0:  # the largest sum there is: every draw the worst one
         return max(0.0, draws * float(loss.values[live].max()))
     sums, mass = _distribution_of_summed_loss(loss, draws)
     rest = loss.infinite_loss_probability(draws)
     if _delta_of_summed_loss(0.0, sums, mass, rest) <= delta:
         return 0.0
     most = float(sums[-1])
+    # From the largest sum on, infinite losses are all that is left: no more epsilon makes delta smaller.
     if _delta_of_summed_loss(most, sums, mass, rest) >= delta:
         return most
     return float(brentq(lambda epsilon: _delta_of_summed_loss(epsilon, sums, mass, rest) - delta, 0.0, most, xtol=1e-9))

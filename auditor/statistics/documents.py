@@ -38,7 +38,7 @@ def longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
 def _longest_covered_passage(out: Sequence[DocumentPart]) -> int:
     longest = start = end = 0
     for part in sorted(out, key=lambda part: part.at):
-        if part.at > end:
+        if part.at > end:  # at the very end it touches what came before: one block
             start = part.at
         end = max(end, part.at + part.length)
         longest = max(longest, end - start)

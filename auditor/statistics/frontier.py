@@ -168,7 +168,7 @@ def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measure
     """
 
     def seed_mean(each: Floats) -> tuple[Floats, Floats]:
-        return each.mean(1), np.full(each.shape, 1 / each.shape[1])
+        return each.mean(1), np.full(each.shape, 1 / each.shape[1])  # of logs: exp of it is the geometric mean
 
     n, found = tokens.shape[1], []
     for own in nll:

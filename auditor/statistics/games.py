@@ -59,7 +59,7 @@ def _best_guess_threshold(
 ) -> float:
     """The one that would have proved most on these games, counted as if there were as many as will count."""
     if included.all() or not included.any():
-        return math.inf
+        return math.inf  # one side alone teaches nothing: no game is then guessed to be with the model
     tried = np.unique([*_scores_dense_at_ends(scores[included]), *_scores_dense_at_ends(scores[~included])])
 
     def proved(cut: float) -> float:

@@ -31,6 +31,7 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     order = np.argsort(p_values, kind="stable")
     found, worst = [0.0] * len(p_values), 0.0
     for place, i in enumerate(order.tolist()):
+        # step-down: none rejects before all surer ones do
         worst = max(worst, min(1.0, (len(p_values) - place) * p_values[i]))
         found[i] = worst
     return found

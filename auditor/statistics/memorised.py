@@ -163,6 +163,7 @@ def most_confident_distinct_texts(
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     kept, holders = list[int](), dict[tuple[int, ...], list[tuple[int, int]]]()
+    # `holders`: who of those kept has a trigram, so that only texts with one in common are compared.
     for i in order:
         tokens = text(i)
         own = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))

@@ -111,7 +111,7 @@ class Metric:
         if self.signed:
             return share_excess_over_nonmembers(self.name, values == 1, self.values(others) == 1)
         chosen = values if self.among is None else values[self.among(outcome)]
-        if not np.isfinite(chosen).all():
+        if not np.isfinite(chosen).all():  # not known of some: the mean of the others would be another number
             return None
         if not len(chosen) and (self.unit != "share" or self.trait == people.USER):
             return None
@@ -365,6 +365,7 @@ def find_metric(name: str) -> Metric:
     for family in FAMILIES:
         if numbers := family.numbers_in_metric_name(name):
             return family.with_numbers(*numbers)
+    # Behind the table, which has entries of its own for some such names, as `recall_nonmembers`.
     if name.endswith(_OTHERS):
         base = find_metric(name.removesuffix(_OTHERS))
         return replace(base, name=name, title=f"{base.title}, non-members", members=False)

@@ -63,6 +63,7 @@ def recall_of_guesses(
 def first_right_guess_positions(secret: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Positions, in the order of the guesses, of the first right guess of every secret that has one."""
     hits = np.flatnonzero(right)
+    # `unique` points at the first of each, and sorts by secret: back into the order of the guesses
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 

@@ -55,6 +55,7 @@ def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -
             return roc.partial_auc_with_interval(metric.name, *sides, metric.below)
         return roc.auc_with_interval(metric.name, *sides)
     values = (members if metric.members else others)[metric.column]
+    # a share that is no count of 0s and 1s has no exact interval
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None
     return estimate_mean_by_unit(metric.name, values, metric.unit, metric.note)
