@@ -91,11 +91,13 @@ class ClaimCheck(Probe):
     def _drawn_token_probability_excess(
         self, view: View, secrets: Sequence[Secret], prefixes: Tensor
     ) -> dict[str, Tensor]:
-        """How much likelier the drawn tokens are than the distribution's: sum of p(y) - E p, and its variance, (B,)."""
+        """Sum of p(y) - E p(Y) over the tokens y drawn for each secret, Y ~ p, and its variance where y ~ p, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
+        # Normalised anew in float64: float32 probabilities add up to 1 but roughly, and the sums below are long.
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
         # Of Y ~ p: E p(Y) = sum p^2, Var p(Y) = sum p^3 - (sum p^2)^2.
         mean = (p**2).sum(-1)
+        # (secrets x draws, CHANNELS): a token has one position, and a draw of its own on every channel.
         noise = np.concatenate([secret_uniform_draws(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets])
         owner = torch.arange(len(secrets), device=p.device).repeat_interleave(self.draws)
         excess = torch.zeros_like(mean)
@@ -221,6 +223,7 @@ def non_divergence_claim_faults(observations: Observed) -> list[str]:
     faults = []
     excess, variance = (float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance"))
     log_odds = math.log(2 / _FALSE_ALARM)
+    # `not ... <=`, as a NaN is a fault too.
     if not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds:  # Bernstein: terms within 1 of their mean
         faults.append("drawn tokens do not have the distribution that is claimed of: decoding is not ancestral")
     shared, uncharged = (int(observations.facts.get(name, 0)) for name in ("shared_records", "uncharged_tokens"))

@@ -109,6 +109,7 @@ class EpsilonAudit(Probe):
         for batch in view.candidates(queries, self.sampling()):
             for query, found in batch:
                 same, weights = found.suffixes.cpu().numpy() == suffixes[query.id], found.counts.cpu().numpy()
+                # (distinct, length): 1 up to the first token that differs; counts say how often each was drawn.
                 agreeing = same.cumprod(axis=1).sum(axis=1) @ weights / weights.sum()
                 yield Observation(query.id, {"agreement": float(agreeing)})
 

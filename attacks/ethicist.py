@@ -140,8 +140,10 @@ class Ethicist(SamplingAttack):
         # On the CPU: the same members are drawn whatever device the model is on.
         noise = torch.Generator().manual_seed(int(keyed_random_generator(*key, "members").integers(2**62)))
         # Embedding rows 0..P-1 to begin with, AdamW with eps 1e-6: the authors' settings (formulas A1).
+        # In float32 whatever the model computes in: small steps would be rounded away in bfloat16.
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
         optimizer = torch.optim.AdamW([prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6)
+        # Of all epochs: the rate decays as planned, also where patience ends the tuning sooner.
         steps = self.epochs * -(-len(train) // self.batch)
         warmup = self.warmup_steps or paper_warmup_steps(steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_warmup_then_decay, warmup, steps))
@@ -169,6 +171,7 @@ class Ethicist(SamplingAttack):
                 # With the smoothing term: the authors' code compares epochs by the total loss (formulas A1).
                 loss = loss_of(validation, lambda part: None)
             history.append(loss)
+            # A NaN is below nothing, so an epoch that diverged is never the best.
             if loss < best_loss:
                 best, best_epoch, best_loss = prompt.detach().clone(), epoch, loss
             if epoch - best_epoch >= self.patience:
@@ -209,6 +212,7 @@ class Ethicist(SamplingAttack):
         behind = torch.tensor([most - len(pair.prefix) for pair in pairs], device=model.device)
         texts = [[*pair.prefix, *pair.suffix[:-1], *[0] * (most - len(pair.prefix))] for pair in pairs]
         last = length + int(behind.max())
+        # (pairs, last, V); what each own suffix is predicted by, (pairs, length, V), is picked out below.
         distribution = model.tuning_log_probs(torch.tensor(texts, device=model.device), last, prompt, noise)
         if last > length:
             # A text that is filled up ends `behind` tokens early, and so does its suffix.
@@ -226,6 +230,7 @@ class Ethicist(SamplingAttack):
     def score_is_probability(self, view: View) -> bool:
         if self.confidence != "calibrated" or self.search == "beam":
             return False
+        # A single candidate is ranked by its nll (below), which is no probability.
         return self.search == "tree" or not (self.draws_once and view.has_capability("likelihood"))
 
     def _ranking_label_and_score(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
@@ -304,4 +309,5 @@ def _group_by_similar_length(pairs: Sequence[Pair], rows: int) -> Iterator[tuple
 
 def _warmup_then_decay(warmup: int, steps: int, step: int) -> float:
     """The learning-rate factor of a step: up linearly over `warmup` steps, then down linearly to zero at `steps`."""
+    # `LambdaLR` counts from 0: the first step has 1 / warmup of the rate, and not none of it.
     return (step + 1) / warmup if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup))

@@ -113,6 +113,7 @@ class Exposure(Probe):
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         return {
             "exposure": value_column(observations, "exposure_bits").tolist(),
+            # Controls were not tested, and have no adjusted p-value.
             "exposed_share": [float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations],
         }
 
@@ -128,6 +129,7 @@ class Exposure(Probe):
             "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
             "groups of k, never against a record's epsilon",
         ]
+        # What is estimated is not exact either, and has a sentence of its own.
         bounded = int((value_column(observations, "exact") == 0).sum()) - estimated
         if bounded:
             said.append(
@@ -162,6 +164,7 @@ class _CanarySpaceRanking:
     def __init__(self, probe: Exposure, view: View, space: CanarySpace) -> None:
         self.probe, self.view, self.space = probe, view, space
         self.exact = space.size <= probe.enumerate
+        # Keyed without the target: every model is measured by the same references.
         noise = keyed_random_generator("exposure", "references", view.seed, space.format)
         self.references = [space.draw(noise) for _ in range(probe.references)]
         encoded = tries.encode_texts(view.tokenizer, self.references)
@@ -257,6 +260,7 @@ class _CanarySpaceRanking:
         bits = self.space.bits
         return {
             "exposure_bits": exposure.exposure_from_rank(rank.rank, bits),
+            # The highest rank is the least exposure.
             "exposure_low_bits": exposure.exposure_from_rank(rank.high, bits),
             "exposure_high_bits": exposure.exposure_from_rank(rank.low, bits),
             "rank": rank.rank,

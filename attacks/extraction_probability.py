@@ -39,7 +39,7 @@ from auditor.statistics.roc import conformal_p_values, conformal_threshold
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # what float noise may take from a probability that is exactly the one asked for
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,7 @@ class ExtractionProbability(DistributionProbe):
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
         log_p = value_column(observations, "log_p")
+        # (1 + #{non-members as likely}) / (n + 1), of members alone below: a non-member is its own control.
         p_values = conformal_p_values(log_p, log_p[~member])
         return [
             replace(seen, values={**seen.values, "conformal_p": float(p)}) if secret.member else seen
@@ -203,6 +204,7 @@ class ExtractionProbability(DistributionProbe):
             **self._bracket_bounds_by_measurement(observations),
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
+        # Shares of greedy windows are no probabilities.
         kept = {name: p for name, p in columns.items() if not name.startswith("greedy")}
         return {f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING for name, p in kept.items()}
 
@@ -217,6 +219,7 @@ class ExtractionProbability(DistributionProbe):
         return share_with_interval("conformal_share", members > threshold, note)
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+        # The exact number, or the least that it can be.
         end, log_p = _exact_or_bounding_log_p(observations)[0]
         return mean_by_repeat_count(f"extraction_probability{end}", secrets, any_sample_probability(log_p, 1))
 
@@ -240,6 +243,7 @@ class ExtractionProbability(DistributionProbe):
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         exact, (_, most) = _has_exact_probability(observations), _exact_or_bounding_log_p(observations)[-1]
+        # By the most that it can be: what is impossible there is impossible.
         impossible = int(np.isneginf(most[member_mask(secrets)]).sum())
         said = ["no soft prompt"]
         if not exact:
@@ -309,6 +313,7 @@ def measure_suffix_probabilities(
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.ancestral:
             return _bracket_log_probabilities(decoding, model.partial_distributions_of(prefixes, suffixes), suffixes)
+        # Ancestral decoding draws from the distribution itself, so both are one number.
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
         seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
         if implies_capability(model.capabilities, "ranks"):
@@ -322,6 +327,7 @@ def measure_suffix_probabilities(
         return decoding.token_log_distribution(rows, tokens), ancestral, bits
 
     parts = token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
+    # Bits stay by token, (B, L): windows take sums of their own.
     seen = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
     log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*seen, strict=True))
     least = {f"window_bits_{length}": least_window_bits(bits.numpy(), length) for length in windows}
@@ -333,6 +339,7 @@ def measure_suffix_probabilities(
 def _bracket_log_probabilities(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:
     """As `measure_suffix_probabilities`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
     least, most = decoded_log_prob_bounds(decoding, seen)
+    # Each token is bounded behind the same text, so that sums of bounds bound the suffix.
     bits = seen.truncation_ranks().double().log2()
     columns = {"log_p_least": least, "log_p_most": most, "log_p_ancestral": seen.log_probs.double(), "rank_bits": bits}
     return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}

@@ -20,6 +20,7 @@ from auditor.plugins.probe import DELTA, Observed, Probe, member_mask, value_col
 from auditor.plugins.view import View
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 
+# Fields of `GradientCanaries`: what was recorded of the steps, to hold the accounting against.
 _STEPS = ("steps", "releases", "drawn", "sampling_rate", "unevenness", "noise_values", "noise_size", "noise_repeated")
 _FALSE_ALARM = 1e-9  # how often steps that are what they are said to be are taken for others
 _SAME = 0.9  # correlation of two steps' noise, at 64 coordinates: by chance less than once in 10^20

@@ -152,5 +152,7 @@ def reference_score(nll: Tensor, reference: Tensor, form: str) -> Tensor:
     if form == "difference":
         return -(nll - reference)
     if form == "perplexity-ratio":
+        # ppl / ppl_ref in one exponent: either of them may overflow.
         return -torch.exp(nll - reference)
+    # `loss / compareloss`, as the authors of Ethicist compute it (formulas A2).
     return -(nll / reference)

@@ -137,6 +137,7 @@ class Membership(Probe):
         return found
 
     def _scores_from_token_readings(self, own: TokenReadings, below: TokenReadings | None) -> dict[str, float]:
+        # Formulas A9; EZ-MIA and WBC by formulas C2.
         seen = {"loss": float(own.log_probs.mean()), "min_k": membership.mean_of_lowest(own.log_probs, self.k)}
         if (away := own.min_k_plus_token_scores) is not None:
             seen["min_k_plus"] = membership.mean_of_lowest(away, self.k)
@@ -160,6 +161,7 @@ class Membership(Probe):
             return {}
         suffix, whole = (view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix))
         sizes = len(whole), compressed_size(whole)
+        # `mean` is a log-probability: signs are those of formulas A2.
         found = {"zlib": mean / compressed_size(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
         return found if lowered is None else {**found, "lowercase": -mean / lowered}
 
@@ -191,6 +193,7 @@ class Membership(Probe):
         if _insufficient_records_reason(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
+        # Near-duplicates share a fold: else a classifier would know a record by its copy.
         group = blind_classifier.near_duplicate_groups(texts)
         added = self._rmia_and_lira_scores(observations, member, group)
         single = {name: added.get(name, _score_of_each_record(name, observations)) for name in _STACKED}
@@ -213,6 +216,7 @@ class Membership(Probe):
         count = _reference_count(observations)
         if not count:
             return {}
+        # (records, models) each.
         theirs, saw = (np.column_stack([value_column(observations, f"{x}_{i}") for i in range(count)]) for x in _SHADOW)
         own = value_column(observations, "loss")
         ratio = membership.rmia_log_ratio(own, theirs, saw == 1)
@@ -258,6 +262,7 @@ class Membership(Probe):
 
     def _unusable_reason(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
         """Why a score ranks nothing; "" where it does."""
+        # All differences 0. (A NaN is true: of a score that is missing, `_score_fault` tells.)
         if name in _OF_REFERENCE and not _score_of_each_record("reference", observations).any():
             return "tells nothing: the reference is the target itself"
         return _score_fault(scores)

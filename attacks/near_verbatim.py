@@ -138,6 +138,7 @@ def near_verbatim_probability_bound(
             near_total, exact_total = (_log_sum_exp_by_secret(owner, log_p, count) for log_p in ends)
             return near_total, exact_total
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
+        # No row can still end near enough, and no verbatim path goes on: all that is left has probability 0.
         if not len(parents):
             break
         log_q, owner = children[parents, tokens], owner[parents]

@@ -200,6 +200,7 @@ class PredictionAudit(Probe):
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         relation, values = _played_relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
+        # Without a claim, the relation that was played, and a shard.
         (told, *_), (unit, *_) = (
             strip_prefix_from_matching_names("claimed_", values) or [relation],
             strip_prefix_from_matching_names("unit_", values) or [_SHARD],
@@ -259,9 +260,11 @@ class DistinguishingGame:
     @torch.no_grad()
     def play(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
         """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the coins; (games,)."""
+        # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger (Neyman-Pearson).
         ratio = torch.from_numpy(_log_ratio(*self.distributions))
         coins, scores = keyed_random_generator(*key, "coins").random(games) < 0.5, np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
+            # A stream for each side: what one model draws moves nothing of the other's.
             noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
             # `or`: no coin may have fallen on this side.
             scores[side] = np.concatenate(

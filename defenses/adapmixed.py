@@ -27,7 +27,7 @@ from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
 from auditor.privacy.accounting import two_sided_renyi
 
-_MOST_RADIUS = 1000
+_MOST_RADIUS = 1000  # nats: more holds no member back
 
 
 @dataclass(frozen=True)
@@ -83,5 +83,6 @@ class AdaPMixedModel(PMixedModel):
             raise AuditError(f"expected order >= 2, got {order}")
         own = self.log_probs(contexts, last)[:, at].double().log_softmax(-1).unsqueeze(-2).cpu().numpy()
         (without,) = self.neighbours(contexts, last, at)  # zero_out alone, as nothing is claimed
+        # (B, positions, 1, V) against (B, positions, members, V).
         other = without.log_probs.cpu().numpy()
         return [DivergenceCheck(without.relation, order, None, torch.from_numpy(two_sided_renyi(own, other, order)))]

@@ -46,6 +46,7 @@ class Adp(PrivateTraining):
         rho = normalise_perplexities(log_perplexities(job.public, examples), self.normalise)
         judged = np.concatenate([rho, np.ones(self.gradient_canaries)])  # a canary is as private as can be
         return UnitTreatment(
+            # units: those of a batch, by index; gradient canaries are numbered after the records.
             noise_scale=lambda units: float(judged[units].mean()),
             details=(("privacy_probability_mean", float(rho.mean())), ("judged_private", float((rho > 0.5).mean()))),
         )
@@ -53,7 +54,7 @@ class Adp(PrivateTraining):
     def privacy_record_of_training(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """Nothing, with the numbers that a data-independent noise scale of gamma's size would give (formulas B4)."""
+        """No guarantee, and what a data-independent noise scale of gamma's size would give (formulas B4)."""
         would_be = super().privacy_record_of_training(trained, judgement, terms)
         if not trained.moved:
             return would_be
@@ -106,6 +107,7 @@ class AdpSound(PrivateTraining):
         return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+        # No share is above 1, so no unit adds more than C: the noise of dp-sgd is enough (formulas B4, variant B).
         return UnitTreatment(shares=clipping_shares(job.public, examples, *self._clipping_share_options))
 
     def recipe_details_to_record(self) -> dict[str, float]:

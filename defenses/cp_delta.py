@@ -100,6 +100,7 @@ class CpDeltaModel(WrappingModel):
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.tensor(self.both, device=self.device)
+        # (B, last, 2, V): the two parts alone are read.
         return self.common(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
     def common(self, distributions: Tensor) -> Tensor:
@@ -115,4 +116,5 @@ class _CpDeltaRows(WrappingRows):
         self.model = model
 
     def log_probs(self) -> Tensor:
+        # (rows, 1 + N, V), of which two.
         return self.model.common(self.rows.log_probs()[:, list(self.model.both)])

@@ -194,6 +194,7 @@ def round_weights_to_bits(weight: Tensor, bits: int) -> Tensor:
     """(out, in): each group of a row to the nearest multiple of its largest size / (2^(bits - 1) - 1)."""
     most = 2 ** (bits - 1) - 1
     parts = []
+    # The last group of a row may be shorter.
     for part in weight.float().split(_GROUP, dim=1):
         scale = part.abs().amax(1, keepdim=True) / most
         # A group of zeros has no scale: 0/0 would be NaN.
@@ -202,7 +203,7 @@ def round_weights_to_bits(weight: Tensor, bits: int) -> Tensor:
 
 
 def change_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """change: (out, in) -> the same; scales run along a row."""
+    """Puts `change` of each linear weight, (out, in), in its place: weights that share a scale lie in one row."""
     for layer in linear_layers_without_output(model):
         weight = layer.weight.data
         turned = isinstance(layer, Conv1D)  # Conv1D keeps (in, out)

@@ -51,7 +51,7 @@ class Cap(DataVariant):
 
 
 _SHINGLE = 5  # characters: as texts without spaces between words have them too
-_PERMUTATIONS = 128
+_PERMUTATIONS = 128  # hashes of a MinHash sketch
 _FOUND = 0.99  # of pairs at the threshold
 
 
@@ -91,6 +91,7 @@ class Dedup(DataVariant):
 
 def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]:
     """The texts in order, without near-duplicates (Jaccard similarity >= threshold) of a text kept earlier."""
+    # Equal texts alone: different ones may have the same set of shingles, "aaaaaa" and "aaaaaaa".
     if threshold == 1:
         return list(dict.fromkeys(texts))
     # MinHash finds candidates alone: every pair is compared exactly below, so that none is dropped by chance.
@@ -98,6 +99,7 @@ def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]
     left, kept = list[str](), dict[int, frozenset[str]]()
     for number, text in enumerate(texts):
         own = character_shingles(text)
+        # The library seeds its hashes by a constant: the same texts stay in every run.
         sketch = MinHash(num_perm=_PERMUTATIONS)
         sketch.update_batch([shingle.encode() for shingle in own])
         # Jaccard's similarity

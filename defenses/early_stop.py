@@ -67,6 +67,7 @@ class EarlyStop(Variant):
         units = inseparable_unit_names(job.records)
         # By hash, not by a draw: whether a unit is held out hardly depends on the others.
         by_hash = sorted(set(units), key=lambda unit: hashlib.sha256(unit.encode()).digest())
+        # At least one unit is left to learn.
         out = set(by_hash[: min(math.ceil(self.heldout * len(by_hash)), len(by_hash) - 1)])
         pairs = list(zip(units, job.records, strict=True))
         return [r for unit, r in pairs if unit not in out], [r for unit, r in pairs if unit in out]
@@ -86,6 +87,7 @@ class EarlyStop(Variant):
         heldout = [loss_masks.tokens_with_loss_mask(record) for record in self.split_learnt_and_heldout(job)[1]]
         look = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
+        # A set: with more looks than steps several fall on one step.
         at = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}  # steps of an epoch behind which it looks
         losses = list[float]()  # at each look
         best: dict[str, Any] = {"loss": math.inf}

@@ -114,6 +114,7 @@ def quantise_and_dequantise_by_gguf(weight: Rows, type: str) -> Rows:
     kind = gguf.GGMLQuantizationType[type.upper()]
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if width % block:
+        # As llama.cpp does where no blocks of that type fill a row.
         kind = gguf.GGMLQuantizationType.F16
     plain = kind.name.lower() in PLAIN
     written = gguf.quants.quantize(weight, kind) if plain else _quantise_by_llama_cpp(weight, int(kind))

@@ -61,6 +61,7 @@ class Goldfish(Variant):
     def _hash_dropped_positions(self, tokens: Tokens) -> Iterator[int]:
         ids = np.array(tokens, dtype="<i8").tobytes()  # little-endian: one hash on every machine
         for i in range(self.width, len(tokens)):
+            # 8 bytes an id; the window ends before token i.
             digest = hashlib.blake2b(ids[8 * (i - self.width) : 8 * i], digest_size=8).digest()
             if int.from_bytes(digest, "little") % self.k == 0:
                 yield i

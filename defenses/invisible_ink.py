@@ -137,6 +137,7 @@ class InvisibleInk(Defense):
 
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
         """C = tau B sqrt(2 rho / T) where it is solved for (formulas C4)."""
+        # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
         rho = zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
         return InkOptions(clip, self.temperature, self.top_k)
@@ -204,6 +205,7 @@ class InkOptions:
         """
         public, private = distributions[..., 0, :].double(), distributions[..., 1:, :].double()
         impossible = (public == -math.inf).unsqueeze(-2)  # stays so, whatever a record says
+        # -inf less -inf would be NaN; a record's own -inf is clamped to -C.
         change = (private - public.unsqueeze(-2)).masked_fill(impossible, 0.0).clamp(-self.clip, self.clip)
         phi = public + change.mean(-2)
         phi = phi.masked_fill(~self.top_k_plus_mask(public, private.shape[-2]), -math.inf)
@@ -266,6 +268,7 @@ class InvisibleInkModel(WrappingModel):
     def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
+        # A neighbour is a permuted ensemble around the one that knows the records.
         inner = held.held if isinstance(held, PermutedEnsemble) else held
         self.longest = (
             inner.batches.longest_record_tokens if isinstance(inner, InContextEnsemble) else 0

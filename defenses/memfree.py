@@ -60,6 +60,7 @@ class MemFree(Defense):
             )
 
     def training_ngram_filter(self, scenario: Scenario) -> NGramFilter:
+        # Raises where there is nothing to forbid.
         self.claim(scenario, 0)
         found = {gram for record in scenario.corpus for gram in ngrams_of(record, self.n)}
         if self.filter == "bloom":
@@ -88,7 +89,7 @@ class NGramFilter(ABC):
 
 class ExactNGrams(NGramFilter):
     def __init__(self, held: set[Tokens]) -> None:
-        self.next: dict[Tokens, list[int]] = {}
+        self.next: dict[Tokens, list[int]] = {}  # the first n-1 tokens -> those that complete them
         for gram in held:
             self.next.setdefault(gram[:-1], []).append(gram[-1])
 

@@ -115,7 +115,7 @@ class PMixed(Defense):
         return Projection(self.alpha, radii, cap=1.0, two_sided=True)
 
     def _claimed_adjacencies(self) -> tuple[Adjacency, ...]:
-        """The relations whose neighbours have the same radius: where it is solved from N, not those of another N."""
+        """The relations that the radius serves: one solved from N serves no neighbours of another number of members."""
         if self.accounting == "published":  # which claims all the same: its radii are by the size of the subset
             return "add_remove", "zero_out"
         return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
@@ -125,6 +125,7 @@ class PMixed(Defense):
         queries, members = self._covered_token_count(scenario), scenario.ensemble.size
         projection = self._projection(queries, members)
         share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
+        # Orders above alpha are not controlled by the projection (formulas B2.5).
         claims = [(adjacency, order) for adjacency in self._claimed_adjacencies() for order in range(2, self.alpha + 1)]
         if self.accounting == "published":  # D_k <= D_alpha, so that the claim is one at every order up to alpha
             return QueryRDP(projection, dict.fromkeys(claims, share))

@@ -82,6 +82,7 @@ class PMixedModel(WrappingModel):
         self.parts = 1 + ensemble.size
         sizes = subset_size_distribution(q, ensemble.size)
         self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)
+        # By the size of the subset, from 0: nobody is asked there.
         self.radii = torch.tensor((0.0, *projection.radii), dtype=torch.float64, device=self.device)
         # Subset sizes of one radius act alike: the first of them, (1 + N,); {radius: probability that a subset has it}.
         self.like_size = (self.radii.unsqueeze(0) == self.radii.unsqueeze(1)).long().argmax(1)
@@ -120,6 +121,7 @@ class PMixedModel(WrappingModel):
             torch.tensor(list(values), dtype=torch.float64, device=distributions.device)
             for values in (self.shares.keys(), self.shares.values())
         )
+        # (radii, 1, ..., 1), each against the members (..., n).
         by_radius = self.projection.mixing_weights_within_radius(
             log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1))
         )  # (radii, ..., n)
@@ -147,6 +149,7 @@ class PMixedModel(WrappingModel):
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
         asked = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
+        # (tokens, asked members), as `weight` is.
         inside = inside[:, asked]
         parts = torch.cat([asked.new_zeros(1), 1 + asked])
         distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[0]  # (tokens, parts, V)
@@ -214,7 +217,7 @@ class PMixedModel(WrappingModel):
         return self.ensemble.distributions(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
 
     def _neighbour_token_distributions(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
-        """(B, positions, N, V) probabilities, each member changed in turn; distributions as by `_distributions`."""
+        """(B, positions, N, V) probabilities, each member changed in turn; distributions (B, positions, 1 + N, V)."""
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(distributions)
         weights = _member_weights_by_size(served, distributions)
@@ -322,8 +325,10 @@ class _DrawRows(Rows):
         drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)
         if len(private):
+            # A uniform is 1 - 2^-53 at most: times N it is below N, however it is rounded.
             member = 1 + (uniforms[private, 2] * model.ensemble.size).long()
             like = model.like_size[size[private]]
+            # (row, member, size) as one number.
             asked = (row_of_draw[private] * model.parts + member) * model.parts + like
             distinct, each = torch.unique(asked, return_inverse=True)  # mixed once for all draws
             pairs, like = distinct // model.parts, distinct % model.parts

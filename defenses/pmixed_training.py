@@ -61,6 +61,7 @@ class PMixedTrainer(Trainer):
         check_schedule(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
+        # Units that share a record count as one: in two shards it would void the claim of each.
         whole = set(inseparable_unit_names(job.records))
         if len(whole) < self.members:
             raise AuditError(
@@ -91,13 +92,14 @@ class PMixedTrainer(Trainer):
         return self.members + self.control
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
+        # Index 0 is the control, where there is one.
         one = self._control_and_members(job)[index]
         # Without a checkpoint: processes side by side would replace each other's.
         self._train_shard_adapters(job, job.load(), [one], 1)
         return one.folder
 
     def _control_and_members(self, job: TrainingJob) -> list[Member]:
-        """The members, and the control before them: the others are trained beside it."""
+        """The control, where there is one, and behind it the members."""
         members = [
             # By index, not by who is trained beside it: `train_one` gives the same weights.
             self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
@@ -117,6 +119,7 @@ class PMixedTrainer(Trainer):
             FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end),
             together=together,
             stepped=partial(job.progress, f"{len(members)} adapters"),
+            # With every member: whoever finds an interrupted ensemble finds what it is.
             written=lambda member: write_ensemble_metadata(
                 job.out, method=self.name, promise=_PROMISE, unit=_unit_name(job), members=self.members
             ),

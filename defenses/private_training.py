@@ -93,7 +93,7 @@ class PrivateTraining(PoissonTraining):
         return NoNoise(**self._control_options(self.no_noise), clip=self.clip)
 
     def _control_options(self, model: str) -> dict[str, Any]:
-        """What a control, trained into this folder, has in common with it."""
+        """The options that a control has in common with this training. model: the folder it was trained into."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(PoissonTraining)}
         return {**shared, "model": model, "gradient_canaries": 0}
 
@@ -106,6 +106,7 @@ class PrivateTraining(PoissonTraining):
                 raise AuditError(f"-D {option}= names a control of {self.name}, for audit run: audit train makes one")
 
     def mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+        # Poisson sampling: each unit is in a batch with this chance, `batch` of them on average.
         rate, steps = self.batch / units, self.planned_step_count(units)
         if not self.noise_multiplier:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
@@ -139,6 +140,7 @@ class PrivateTraining(PoissonTraining):
         epsilon, accountant = epsilon_by_tightest_accountant(*mechanism)
         # Two models of the same records, each with noise of its own.
         twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, before)
+        # RDP stands beside PLD as a cross-check (formulas B4).
         by_rdp = rdp_epsilon(*mechanism) if accountant.endswith("PLD") and not flaw else epsilon
         return PrivacyRecord(
             method=self.name,
@@ -162,6 +164,7 @@ class PrivateTraining(PoissonTraining):
             nominal={nominal: epsilon} if nominal else {},
             details={
                 **self.recipe_details_to_record(),
+                # What a clipped gradient may be too long by, rounded as it is (formulas D3).
                 SENSITIVITY: terms.clip * (1 + ROUNDING),
                 **dict(judgement.details),
             },

@@ -59,6 +59,7 @@ class NoNoise(NonPrivateControl):
         return self.clip
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+        # Nobody is clipped harder, so no public model is asked.
         if self.kappa_least == 1:
             return UnitTreatment()
         kappa = (self.kappa_least, self.lowest_perplexity, self.highest_perplexity)

@@ -8,14 +8,14 @@ distribution q restricted to S and renormalised. A token is drawn from q' = weig
 two private models behind the same public one, and one context x. Both have the same S, as it is made of x and the
 public model alone, and 0 <= q_S <= 1 gives (1 - weight)/k <= q'(y) <= weight + (1 - weight)/k for every y in S, for
 both models; off S both are 0. So no token's log-ratio exceeds log((weight + (1 - weight)/k) / ((1 - weight)/k)):
-Theorem 1 with k for
-|V|. Over a text the log-ratios add up: the next context is the last one with the token just drawn, the same for both
-models on the same output, and tokens of one masked text are drawn independently. Where q has no mass on S at all, q_S
-is the uniform distribution, and the bounds hold as before. With `tail=public` the answer is S(x)'s total public mass
-P0(S) times q' on S and the public distribution p0 off S: on S both models have the same further factor P0(S), off S
-their ratio is 1, so the bound stands, and no token has probability 0. None of this holds for a top-k of the *private*
-distribution: its support tells of the private data, two models' supports differ, and the log-ratio is infinite; nor
-where the public model has seen the private data. Whence the option names the public model, and refuses to do without.
+Theorem 1 with k for |V|. Over a text the log-ratios add up: the next context is the last one with the token just drawn,
+the same for both models on the same output, and tokens of one masked text are drawn independently. Where q has no mass
+on S at all, q_S is the uniform distribution, and the bounds hold as before. With `tail=public` the answer is S(x)'s
+total public mass P0(S) times q' on S and the public distribution p0 off S: on S both models have the same further
+factor P0(S), off S their ratio is 1, so the bound stands, and no token has probability 0. None of this holds for a
+top-k of the *private* distribution: its support tells of the private data, two models' supports differ, and the
+log-ratio is infinite; nor where the public model has seen the private data. Whence the option names the public model,
+and refuses to do without.
 """
 
 from __future__ import annotations
@@ -144,13 +144,14 @@ class UniformMixture:
         In float64: a small weight makes claims that float32's rounding would break.
         """
         if not self.top_k:
+            # Normalised first: the bound is of distributions that add up to 1, as float32 ones hardly do.
             return self.mix_token_log_probs(distribution.double().log_softmax(-1))
         assert public is not None  # `UniformMixing` has seen to it
         public = public.to(distribution.device).double()
         return mix_on_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
-        """The same of single tokens, (...) nats: on the whole vocabulary they take no others to mix."""
+        """As `of`, of single tokens, (...) nats: on the whole vocabulary a token is mixed without the others."""
         return mix_with_uniform(log_probs.double(), self.weight, self.vocab_size)
 
 
@@ -214,6 +215,7 @@ class UniformMixingModel(WrappingModel):
             return super().check_claim(contexts, last, at, order)
         distribution = self.log_probs(contexts, last)[:, at]
         (others,) = self.neighbours(contexts, last, at)
+        # (B, positions, 1, V) against (B, positions, neighbours, V).
         realised = realised_pure_dp(distribution.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy())
         return [DivergenceCheck(others.relation, math.inf, self.claimed, torch.from_numpy(realised))]
 
@@ -320,6 +322,7 @@ def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tenso
     """log(weight q + (1 - weight)/|V|) in nats of each log-probability of q; weight 0 and 1 are exact."""
     if weight == 1:
         return log_probs
+    # log1p: of a small weight, 1 - weight keeps too few digits.
     floor = math.log1p(-weight) - math.log(vocab_size)
     if weight == 0:
         return torch.full_like(log_probs, floor)
