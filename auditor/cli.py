@@ -67,13 +67,9 @@ for panel, commands in {
 }.items():
     for command in commands:
         safe = True if command in READING else False if command is run else None
+        # `list_plugins` is called so because `list` would hide the built-in
         add_command_to_app(
-            # `list_plugins` is called so because `list` would hide the built-in
-            app,
-            command,
-            command.__name__.removesuffix("_plugins").replace("_", "-"),
-            panel=panel,
-            safe=safe,
+            app, command, command.__name__.removesuffix("_plugins").replace("_", "-"), panel=panel, safe=safe
         )
 app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="prepare and train")

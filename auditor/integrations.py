@@ -228,6 +228,7 @@ class AuditCallback(TrainerCallback):
         observations = [seen[secret.id] for secret in self.secrets]
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain softmax, as a loss
         member, log_p = member_mask(self.secrets), value_column(observations, "log_p")
+        # nats a token: the sum of each suffix by its own length
         loss = -value_column(observations, "log_p_ancestral") / [len(secret.suffix) for secret in self.secrets]
         values = {MEMBERS: float(np.exp(log_p[member]).mean()), LOSS: float(loss[member].mean())}
         if not member.all():

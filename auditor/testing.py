@@ -344,7 +344,7 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
         if i % 4 < 2:
-            noise = secret_uniform_draws(1, query.length, i)[None]
+            noise = secret_uniform_draws(1, query.length, i)[None]  # (prefixes, draws, length, channels)
             drawn = sample(model, torch.tensor([query.prefix]), query.length, Decoding(top_p=0.7), noise)
             suffix = tuple(drawn[0].suffixes[0].tolist())
         found.append(Secret(query.id, query.prefix, suffix, 1 + i % 2, member=i % 3 > 0))

@@ -36,6 +36,7 @@ def _plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
     return complete
 
 
+# made at import, which reads no plug-in: that is done when a shell asks
 complete_attack_names = _plugin_name_completer("Attack", "Probe")
 complete_attack_options = _plugin_option_completer("Attack", "Probe")
 complete_defense_names = _plugin_name_completer("Defense")

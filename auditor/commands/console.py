@@ -81,6 +81,7 @@ def print_error_traceback(error: BaseException) -> None:
     if debugging:
         stderr_console().print_exception(show_locals=False)
         return
+    # the first cause on top, as Python shows them
     for one in reversed(error_and_its_causes(error)):
         for frame in traceback.extract_tb(one.__traceback__):
             print_line_to_stderr(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)

@@ -171,6 +171,7 @@ def _import_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
     module = importlib.util.module_from_spec(spec)
     if (folder := str(script.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)  # as for a script that Python runs
+    # the module stays out of sys.modules, where "__main__" would replace our own
     found: list[Any] = []
     with _errors_blamed_on_script(f"cannot load {str(script)!r}:"), trainers.intercept_trainer_training(found):
         spec.loader.exec_module(module)

@@ -39,6 +39,7 @@ _COMPLETED = {
     "defense": completion.complete_defense_names,
     "defense_options": completion.complete_defense_options,
 }
+# include_extras: without it typing strips Annotated, which holds the flags
 _annotated_type_hints = functools.partial(get_type_hints, include_extras=True)
 _WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> how it is written
 _RISKS = tuple(name for name, one in FIELDS.items() if one.said.risk)
@@ -199,7 +200,7 @@ def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
 
 def _values_with_split_forms(values: Values) -> Values:
     """Lists of forms taken apart at their commas; of several models the first is attacked, the others are its forms."""
-    model, *named = values.pop("model", None) or [None]
+    model, *named = values.pop("model", None) or [None]  # a list: where forms are asked for, --model is repeatable
     forms = [*named, *(form.strip() for given in values.pop("forms", None) or [] for form in given.split(","))]
     return {**values, **({"model": model} if model is not None else {}), **({"forms": forms} if forms else {})}
 
@@ -281,7 +282,7 @@ def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     for name in _RISKS:
         given = values.get(name)
         several = given if isinstance(given, list | tuple) else [given] if given else []
-        found += [(name, one) for one in several if FIELDS[name].said.risky in str(one)]
+        found += [(name, one) for one in several if FIELDS[name].said.risky in str(one)]  # "": all are
     return tuple(found)
 
 

@@ -47,7 +47,7 @@ def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
     few = sum(one.param_type_name == "option" for one, _ in asked) <= _FEW
     found: dict[str, Rows] = {}
     for one, record in asked:
-        if record is not None:
+        if record is not None:  # None: a hidden flag
             panel, (written, told) = _help_panel_title(one, few), record
             named = written.partition(" ")[0] if panel == "arguments" else written  # without its type
             found.setdefault(panel, []).append((named, " ".join(told.split())))

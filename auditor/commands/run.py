@@ -290,6 +290,7 @@ def audit_plan_into_folder(
             result = audit(plan, make_site(plan, reporter, shared), folder, policy=held_to[0], baseline=held_to[1])
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
+            # not at Ctrl-C: --resume goes on with the folder
             folder.discard_if_empty()
             raise
     _print_result_screen(result, folder.path, verbose, remarks)

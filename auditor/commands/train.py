@@ -95,6 +95,7 @@ def train(
     of_methods = parse_plugin_options("-D", option or [], list(registry.trainers()))
     asked = training.TrainingRequest(
         method=method,
+        # options without the name of a method are of this one
         options=merged_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
         loading=LoadingOptions(
             **{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}

@@ -93,6 +93,7 @@ def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
             yield "it names no files of a run"
             return
         now = manifest.digests_of_gate_files(folder)
+        # both: a file that was added since could be read by a gate as well
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 how = "has changed" if name in files and name in now else "was added" if name in now else "is gone"

@@ -80,6 +80,7 @@ def _plan_and_secret_mismatches(
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
     if listed.plan is not None:
         blank = {name: to_json(one.default) for name, one in FIELDS.items()}  # another version may have begun the run
+        # a field that only one of the two versions has must stand at its default in the other
         begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
         for name in sorted(begun.keys() | ended.keys()):
             if begun.get(name) != ended.get(name):

@@ -83,7 +83,7 @@ def apply_policy(
     if not contradicted:  # else its numbers may be such as no secrets make
         seen = assess_signals(run.result)
         rulings = [downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings]
-    judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
+    judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)  # "" is the whole run
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
         missing = "attestation: the policy requires one: give --attestation FILE --key PUBLIC_KEY"
@@ -231,6 +231,7 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not any(finding.target == name for finding in result.findings):
         return _Case(row, rule, "no row was measured")
+    # a function of the level, which Holm finds only when all cases are known
     stands = partial(claims.assess_claim, result, target, setting=setting, attack=attack)
     if stands().claimed is None:
         said = target.nominal_epsilon
@@ -310,6 +311,7 @@ def _evidence_for_absolute_limit(
     """The number with its bounds; of a TPR anew at each level: at a lower one its threshold takes more non-members."""
     seen: BoundedNumber | None = None
     if kept is not None and kept.anytime:
+        # it stopped when it looked right: an interval of a size fixed beforehand would be too narrow (formulas D2)
         seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
     seen = seen or outcomes.tpr_evidence(rule.metric, kept) or one_sided_bounds(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
@@ -364,6 +366,7 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
     allowed = "allowed" if case.rule.is_paired_difference else "limit"
     reason = f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {seen.n}), {allowed} {limit:g}"
+    # a number that nobody can recompute may fail a gate, but hold none: whoever edits one makes it look better
     unmeasured = verdict == "held" and not case.seen.derived
     if unmeasured:
         verdict, reason = "inconclusive", f"{reason}; it is not kept secret by secret, so it cannot be recomputed"

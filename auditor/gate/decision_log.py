@@ -81,7 +81,7 @@ def _recorded_last_digests(folder: Path) -> set[str]:
 
 
 def _decision_lines(folder: Path) -> list[bytes]:
-    return _bytes_or_empty(folder / DECISIONS).splitlines(keepends=True)
+    return _bytes_or_empty(folder / DECISIONS).splitlines(keepends=True)  # a line is hashed with its end
 
 
 def _bytes_or_empty(path: Path) -> bytes:

@@ -76,12 +76,13 @@ def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> 
     """
     check_power(power, rules)
     name, before, after = change.metric, change.before, change.after
+    # to fail takes the level shared out, to hold LEVEL itself: as `decide` has it
     level, margin = LEVEL / rules, after - before
     alike = change.discordant - margin  # what changes by chance alone, when nothing got worse
     # the closed forms first: they refuse a change that is too small before anything is scanned
     worse = secrets_for_difference(margin, 0.0, change.discordant, level, power)
     unchanged = secrets_for_difference(0.0, margin, alike, LEVEL, power)
-    lost, won = alike / 2, change.discordant - alike / 2
+    lost, won = alike / 2, change.discordant - alike / 2  # won - lost is the margin
     # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1] (formulas.md, D2)
     return [
         _secrets_needed_to_fail(name, before, after, level, power),
@@ -95,6 +96,7 @@ def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> 
         SecretsNeeded(
             f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({alike:.3g} changed)",
             unchanged,
+            # of -d, whose odds are the same: that its mean is at most -margin is refuted
             *_secrets_until_stopped([0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power),
         ),
     ]

@@ -247,6 +247,7 @@ def _attack_of_term(term: Term, place: Place, id: str) -> str:
 
 
 def _replicates_of_term(term: Term, place: Place, id: str) -> Replicates:
+    # a claim names target, setting and attack as a cell's attributes are called
     wanted = {**term.cell, "attack": _attack_of_term(term, place, id)}
     found = [cell for cell in place.cells if all(getattr(cell, key) == value for key, value in wanted.items())]
     if not found:

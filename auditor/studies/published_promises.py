@@ -252,6 +252,7 @@ def check_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) ->
         (PMixed(**common, q=share, adjacency="zero_out"), ("zero_out",), True),
     ]
     for defense, only, ours in defenses:
+        # target and public model are one: the ensemble alone knows the private distributions
         model = defense.protect(Scenario(held.public, held.public, held, defense.queries, 1))
         yield from run_claim_check(model, query, only, ours)
         for relation in only:
@@ -357,6 +358,7 @@ def published_promise_table(claim: PublishedPromise, found: Sequence[PromiseChec
 def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str:
     """The claim's part of the page, Markdown."""
     words = claim.words
+    # `beside` rows stand in the table, and are not counted in the verdict
     theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
     outcome = _promise_outcome_sentence([one for one in theirs if not one.beside])
     lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]

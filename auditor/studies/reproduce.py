@@ -156,7 +156,7 @@ class UtilityStudy:
         try:
             result, _ = measure.measure_utility_points(self.asked, reporter)
         except AuditError as why:
-            # `planned` says it of each place from now on: claims about them are not run
+            # the planned places say it from now on: claims about them are not run
             self.failure = str(why)
             return [tables.RowTable(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
         tradeoff.write_utility(folder, result)
@@ -178,6 +178,7 @@ def _utility_places(result: measure.Utility) -> list[Place]:
     made = []
     for row in result.rows:
         if row.target != UNDEFENDED:
+            # by name, as if a run had measured them: `ledger` reads both alike
             numbers = {name: metric(row, result.vocab_size) for name, metric in UTILITY_METRICS.items()}
             found = {name: m for name, m in numbers.items() if m is not None}
             cell = Replicates(row.target, "", tradeoff.NAME, measured={seed: found}, options=row.options)

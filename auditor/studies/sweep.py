@@ -64,10 +64,11 @@ def run_sweep_points(
             path, called = folder / point.folder, f"{number} of {len(points)}: {point.name}"
             if point.name in plans and not (path / result_file.RESULT).is_file():
                 waiting.append(_PendingPoint(called, point.name, plans[point.name], path))
+        # for this process; and what is sent to each worker, as a reporter cannot be
         engine.open(_PointRunner(reporter), _WorkerPointRunner())
         for done, (name, failure) in enumerate(engine.each(_Points(), waiting), 1):
             if failure:
-                failures[name] = failure
+                failures[name] = failure  # written at once: an interrupted sweep still says why
                 _write_sweep_file(folder, points, failures, command)
             if engine.workers:  # who shows no progress of its own
                 reporter.progress(f"points run by {engine.said}", done, len(waiting))
@@ -177,6 +178,7 @@ class _QuietReporter:
 
 
 def _write_sweep_file(folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str) -> None:
+    # the fields of `_RecordedPoint`, which reads them back
     rows = [{**vars(point), "folder": point.folder, "failure": failures.get(point.name, "")} for point in points]
     disk.replace_atomically(folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n")
 
@@ -281,8 +283,9 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
     rows = list(_sweep_table_rows(held, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in held for key in place.at))
+    # in the order of `machine_readable_cells`
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
-    heads = (*columns.values(), "Δ recall to first")
+    heads = (*columns.values(), "Δ recall to first")  # as `numbers` of a row: columns, then the difference
     filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]  # what is read; files hold all
     return tables.RowTable(
         title,
