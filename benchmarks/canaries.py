@@ -7,6 +7,7 @@ it serves any training pipeline and any model. Canaries with coins are `audit_ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -114,6 +115,8 @@ def make_exposure_manifest(
             f"expected counts of at least 1, got {', '.join(map(str, counts)) or 'none'}; "
             "--controls makes canaries that are never inserted"
         )
+    if twice := [text for text, times in Counter(formats).items() if times > 1]:
+        raise AuditError(f"expected each format once, got {twice[0]!r} again: its canaries would be the same texts")
     if each < 1 or controls < 0:
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
     wanted = sorted(set(counts))

@@ -13,7 +13,7 @@ from typing import Any
 
 from auditor.benchmarks.lab_recipe import Recipe
 from auditor.benchmarks.lab_texts import LabTexts
-from auditor.benchmarks.lab_training import has_bfloat16
+from auditor.models.precision import CPU, has_bfloat16
 from auditor.plugins.trainer import Trainer
 
 AUDIT = ("audit_canaries", "audit_kind", "audit_length", "audit_times")  # what nothing depends on without canaries
@@ -28,7 +28,7 @@ def lab_cache_digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = 
     versions = {
         name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "faker", "tokenizers")
     }
-    versions["bfloat16"] = str(has_bfloat16())  # its products round otherwise: other weights from the same recipe
+    versions["bfloat16"] = str(has_bfloat16(CPU))  # its products round otherwise: other weights from the same recipe
     trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
     return _hash([recipe_fields_in_digest(recipe), versions | dict(more), trained_on])
 

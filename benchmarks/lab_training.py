@@ -27,6 +27,7 @@ from auditor.core import threads
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.precision import CPU, has_bfloat16
 from auditor.models.shards import WHOLE, text_digests, write_shard_record_list
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_training_summary
@@ -181,7 +182,7 @@ class LabTraining:
             checkpoint=Checkpoint(path / "checkpoint.pt"),
             seed=recipe.seed,
             progress=lambda what, done, total: self.progress(f"{trainer.name}: {what}", done, total),
-            half=torch.bfloat16 if plain and has_bfloat16() else None,
+            half=torch.bfloat16 if plain and has_bfloat16(CPU) else None,
             heldout=tuple(self._records(heldout)),
             forget=tuple(self._records(forgotten)) if trainer.unlearns else (),
         )
@@ -243,7 +244,7 @@ class LabTraining:
                 ],
                 course,
                 together=self.together,
-                half=torch.bfloat16 if has_bfloat16() else None,
+                half=torch.bfloat16 if has_bfloat16(CPU) else None,
                 stepped=partial(self.progress, f"training the {what}"),
                 checkpoint=checkpoint,
             )
@@ -308,11 +309,5 @@ def load_audit_canaries(path: Path) -> AuditManifest:
 
 def bfloat16_causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """The model's own loss, its matrix products in bfloat16 where the processor has them; weights stay in float32."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+    with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(CPU)):
         return causal_loss(model, blocks)
-
-
-def has_bfloat16() -> bool:
-    """Whether this processor multiplies matrices in bfloat16; elsewhere it would be slower than float32."""
-    has = torch.cpu.get_capabilities()
-    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rapidfuzz.distance import Levenshtein
 
@@ -92,7 +92,9 @@ def read_members_and_nonmembers(
             elif (before := found.get(tokens)) is None:
                 found[tokens] = ReleasedRecord(row, text, tokens, member, times if member else None, marked)
             elif before.member and member:
-                found[tokens] = ReleasedRecord(*(before.row, text, tokens, True), (before.times or 0) + times, marked)
+                # A mark stands in its row's own text: both are kept of one row, the first that has any.
+                kept = before if before.marks or not marked else replace(before, text=text, marks=marked)
+                found[tokens] = replace(kept, times=(before.times or 0) + times)
             else:
                 left["the same as a row before, or as one of --data"] += 1
         said += [f"{table.where}: left out {count:,} rows: {why}" for why, count in left.items()]

@@ -21,6 +21,9 @@ _ROWS = 4  # of a product from which on its digits do not depend on their number
 _attention = torch.nn.functional.scaled_dot_product_attention
 
 
+CPU = torch.device("cpu")
+
+
 def has_bfloat16(device: torch.device) -> bool:
     """Whether it multiplies in bfloat16 itself: one that does not is slower in it than in float32."""
     if device.type == "cuda":

@@ -62,10 +62,11 @@ def _dataset_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
 def _learnt_token_mask(row: Mapping[str, Any], length: int) -> NDArray[np.bool_]:
     if row.get("labels") is not None:
         return np.asarray(row["labels"]).ravel() != -100
-    for name in _MASKS:
+    learnt = np.ones(length, bool)
+    for name in _MASKS:  # TRL folds all of them into the labels: learnt is what each marks
         if row.get(name) is not None:
-            return np.asarray(row[name]).ravel().astype(bool)
-    return np.ones(length, bool)
+            learnt &= np.asarray(row[name]).ravel().astype(bool)
+    return learnt
 
 
 def preflight_findings(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
         ({"each": 0}, "--each >= 1"),
         ({"formats": ["{digits:1}"]}, "expected a space of at least 80 texts for 40 canaries"),
         ({"formats": ["My ID"]}, "an empty space"),
+        ({"formats": ["{digits:4}", "{digits:6}", "{digits:4}"]}, "expected each format once"),
         ({"formats": ["{digit:2}"]}, "did you mean 'digits'"),
     ],
 )

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from auditor.benchmarks import audit_canaries, manifests
-from auditor.benchmarks.released_passages import ReleasedRecord, WordIds, find_nearest_passages
+from auditor.benchmarks.released_passages import (
+    ReleasedRecord,
+    WordIds,
+    find_nearest_passages,
+    read_members_and_nonmembers,
+)
 from auditor.cli import run_command_line
 from auditor.core.nouns import UNDEFENDED
 from auditor.records.result_file import read_result
@@ -23,6 +28,16 @@ WORDS = list("ABCDEFGHIJKLMNOP")
 def records(count: int, seed: int) -> list[str]:
     rng = np.random.default_rng(seed)
     return [f"mail{seed}x{i}@corp.org {' '.join(rng.choice(WORDS, 14))} {seed}{i}" for i in range(count)]
+
+
+def test_marks_of_rows_with_the_same_words_are_kept(tmp_path: Path) -> None:
+    """Of the first row that has any, with its text; how often both were trained on is added up."""
+    data, other = tmp_path / "data.jsonl", write(tmp_path / "other.jsonl", ["somebody else"])
+    rows = [{"text": "call Ann now"}, {"text": "call  Ann now", "pii": {"name": "Ann"}}, {"text": "call Ann now "}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (member, _), _ = read_members_and_nonmembers(str(data), other, WordIds())
+    assert (member.row, member.times, member.text) == (0, 3, "call  Ann now")
+    assert member.marks == (("name", "Ann"),)
 
 
 def write(path: Path, texts: list[str]) -> str:

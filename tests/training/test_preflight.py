@@ -44,6 +44,12 @@ def test_a_suffix_without_a_loss_is_read_and_not_learnt() -> None:
         said(secret(11, 12, 13, 14))
 
 
+def test_of_two_masks_both_say_where_a_loss_is_taken() -> None:
+    row = {"input_ids": [1, 2, 3, 4], "assistant_masks": [0, 1, 1, 1], "completion_mask": [1, 1, 1, 0]}
+    training = preflight.read_training_set([row])
+    assert training is not None and training.learnt[:4].tolist() == [False, True, True, False]
+
+
 def test_members_that_are_elsewhere_and_non_members_that_are_there_are_refused() -> None:
     with pytest.raises(AuditError, match="their tokens stand nowhere in its 4 rows"):
         said(secret(6, 5, 4))

@@ -18,13 +18,13 @@ import torch
 
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_training import has_bfloat16
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import model_with_adapter
+from auditor.models.precision import CPU, has_bfloat16
 from auditor.models.shards import text_digests
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
@@ -51,7 +51,7 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
         trainable_parameters(model), sequences, course, keyed_random_generator("lab", recipe.seed, "target 1")
     )
     while not fitting.done:
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(CPU)):
             losses_one_by_one([model], [fitting.next_step_batch()]).sum().backward()
         fitting.step()
         if fitting.steps == 0:
