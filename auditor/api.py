@@ -188,6 +188,7 @@ def prepare_audit(
         # first: wrapping a model freezes its parameters and leaves it in eval mode
         stack.enter_context(live_models.restore_training_flags(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
+        # a plan is written as JSON: paths as texts
         values: dict[str, Any] = {name: str(one) if isinstance(one, Path) else one for name, one in plan.items()}
         values |= {"data": data, "command": "audit()", **_live_model_device_and_dtype(live)}
         values |= stack.enter_context(_rows_as_temporary_files({name: values.get(name) for name in _ROWS}))

@@ -162,6 +162,7 @@ def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int],
     console.silence_libraries()
     of_count = ("audit", "for_epsilon", "delta")
     chosen = {name: value for name, value in options.given_flags(coins).items() if name not in of_count}
+    # seed None: drawn anew and told to nobody, as the bound is for coins that the training cannot know
     manifest = making_audit_canaries.make_audit_canaries(
         making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
     )

@@ -211,6 +211,7 @@ def judge_and_report_run(
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
+        # the flags are called as the arguments of `judge_run_by_policy` are
         asked = {**vars(scope or GateScopeFlags()), "attested": attested}
         decision = gate_inputs.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
     _report_decision(decision, outputs)

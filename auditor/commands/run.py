@@ -119,6 +119,7 @@ def run(
             "again, as --plugin and --base-url, where the plan asks for them"
         )
     _check_estimate_conflicts(single, resume, out, plan.get("submission"))
+    # now: if this run is refused below, no older one is taken for it
     if out is None and resume is None and not single.estimate:
         remove_latest_link()
     base = gates.read_run_if_given(single.baseline)  # refused now rather than after hours
@@ -128,6 +129,7 @@ def run(
     if isinstance(asked, list):
         for point in asked:  # a sweep may name more than the plan that it is of
             allowed.refuse_unnamed_risks(point.plan, point.name)
+        # until and submission are fields of a plan, the others flags beside it
         for name, why in _ONE_ONLY.items():
             if name in options.given_flags(single) or any(name in point.plan for point in asked):
                 raise AuditError(why)

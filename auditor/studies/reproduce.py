@@ -79,6 +79,7 @@ def reproduce_paper_plans(
         failures.update({f"{plan}/{point}": why for point, why in failed.items()})
     entries = []
     for plan in claims:
+        # from the folder, not from memory: plans that were run another day count alike
         held = _read_plan_places(out / plan)
         if held is None and plan in kinds:
             held = kinds[plan].planned()  # it failed, and says why
@@ -270,6 +271,7 @@ def ledger_table(
     head = ("plan", "claim", "paper", "expected", "setting", *_verdict_column_heads(scale, other))
     rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_ours_and_verdict_cells(e, other)) for e in entries)
     numbers = ("ours", "low", "high", "n", "unit", "verdict")
+    # in the order of `machine`
     names = ["plan", "id", "claim", "paper", "setting", "expect", *numbers, "note"]
     machine = [(e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_number_cells(e), e.note) for e in entries]
     if other is not None:
