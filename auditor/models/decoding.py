@@ -263,10 +263,10 @@ class Cooling(Decoding):
         return Decoding(self.temperature + left * (self.hot - self.temperature), self.top_k, self.top_p, self.forbidden)
 
     def support(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        raise TypeError("the distribution differs from token to token: ask `at` one")
+        raise TypeError("the distribution differs from token to token: ask `decoding_at_position`")
 
     def token_log_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        raise TypeError("the distribution differs from token to token: ask `at` one")
+        raise TypeError("the distribution differs from token to token: ask `decoding_at_position`")
 
 
 ANCESTRAL = Decoding()

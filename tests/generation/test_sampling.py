@@ -230,7 +230,7 @@ def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every
     assert str(COOLING) == "temperature 4 falling over 3 tokens, then top-k 9"
     distribution = torch.zeros(1, 20)
     for ask in (COOLING.log_distribution, lambda rows: COOLING.token_log_distribution(rows, torch.tensor([0]))):
-        with pytest.raises(TypeError, match="ask `at` one"):
+        with pytest.raises(TypeError, match="decoding_at_position"):
             ask(distribution)
 
 
