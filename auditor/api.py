@@ -260,7 +260,7 @@ def _rows_as_temporary_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _rows_as_json_lines(name: str, rows: Any) -> str:
-    """Rows as JSON lines, of the columns that are looked at. Raises AuditError for what is no table."""
+    """Rows as JSON lines. Raises AuditError for what is no table."""
     import pandas as pd
 
     # datasets.Dataset, polars and pyarrow have it; what has not is refused below

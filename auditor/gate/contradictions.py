@@ -13,6 +13,7 @@ from typing import get_args
 
 import numpy as np
 
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
@@ -104,13 +105,13 @@ def _secret_mismatch_sentence(kept: RowValuesBySecret, secrets: Mapping[str, Sec
     if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
         return ""
     if strangers := sum(id not in secrets for id in kept.ids):
-        return f"{_WHERE} holds {_secret_count_label(strangers)} that {SECRETS} does not"
+        return f"{_WHERE} holds {counted(strangers, 'secret')} that {SECRETS} does not"
     facts = (secrets[id] for id in kept.ids)
     others = sum(
         (fact.member, fact.repeats) != (bool(member), repeats)
         for fact, member, repeats in zip(facts, kept.member, kept.repeats, strict=True)
     )
-    return f"{_secret_count_label(others)} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
+    return f"{counted(others, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
 
 
 def _answered_secret_mismatches(
@@ -126,19 +127,15 @@ def _answered_secret_mismatches(
         ids, told = set(kept.ids), answered.get(row, frozenset())
         added, dropped = ids - told, told - ids
         if added:
-            yield row, f"{_WHERE} holds {_secret_count_label(len(added))} without an answer in {where}"
+            yield row, f"{_WHERE} holds {counted(len(added), 'secret')} without an answer in {where}"
         if dropped:
-            yield row, f"{where} holds answers about {_secret_count_label(len(dropped))} that {_WHERE} leaves out"
+            yield row, f"{where} holds answers about {counted(len(dropped), 'secret')} that {_WHERE} leaves out"
     reported = {finding.key: finding for finding in result.findings}
     for row in dict.fromkeys((*guesses, *observations)):
         if row not in reported:
             yield row, "the run folder holds answers for the row, and the result does not have it"
         elif reported[row].not_applicable and any(id in members for id in guesses.get(row, ())):
             yield row, f"it was not applicable, and {GUESSES} holds answers about members"
-
-
-def _secret_count_label(count: int) -> str:
-    return f"{count} secret{'' if count == 1 else 's'}"
 
 
 def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:

@@ -148,8 +148,8 @@ def _secrets_until_stopped(
     # (runs,); one that does not stop within _MOST counts as 2 * _MOST
     found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
     # "higher": a size at which a run stopped: between two none does
-    at, half = (int(np.quantile(found, share, method="higher")) for share in (power, 0.5))
-    return _checked_secret_count(at), half
+    at, half = (_checked_secret_count(int(np.quantile(found, share, method="higher"))) for share in (power, 0.5))
+    return at, half
 
 
 def check_power(power: float, rules: int) -> None:

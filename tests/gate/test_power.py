@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.gate import power
+from tests.conftest import refuses
 
 
 def test_the_decisions_of_all_items_are_counted_in_any_order(
@@ -19,3 +21,11 @@ def test_the_decisions_of_all_items_are_counted_in_any_order(
         assert run_command_line(["gate", *(word for item in items for word in ("--plan", item))]) == 0
         lines.append(sorted(capsys.readouterr().out.splitlines()))
     assert lines[0] == lines[1] and any("3 decisions together" in line for line in lines[0])
+
+
+def test_no_size_is_told_that_half_of_the_runs_do_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where most runs are not decided within the largest size, the stand-in for one of them is no number of secrets."""
+    monkeypatch.setattr(power, "_MOST", 2000)
+    with refuses("2,000"):
+        power._secrets_needed_to_fail("recall", 0.05, 0.06, 0.05, 0.05)
+    assert power._secrets_needed_to_fail("recall", 0.05, 0.07, 0.05, 0.05).half == 1204
