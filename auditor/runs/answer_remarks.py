@@ -13,7 +13,7 @@ from auditor.plugins.view import View
 def remarks_on_guesses(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
 ) -> tuple[str, ...]:
-    """All that the guesses of a cell make one say. asked: how many of the attacked secrets an answer was wanted for."""
+    """What a reader must know of a cell's guesses. asked: how many of the attacked secrets an answer was wanted for."""
     said = [
         *remarks_on_attacked_subset(attacked, benchmark),
         *_dependence_remarks("parts of", [one.document for one in attacked if one.document is not None], "documents"),

@@ -165,7 +165,7 @@ class Audit(RunContext):
 
     @property
     def fingerprinted_secrets(self) -> tuple[Secret, ...]:
-        """What the run's fingerprint is of: secrets, and canaries; of the lab's only an audit's: all have the rest."""
+        """What the run's fingerprint covers: secrets, canaries; of the lab's, which all labs have, only an audit's."""
         canaries = self.benchmark.canaries
         own = [one for one in canaries if one.canary and one.canary.coin is not None]
         return (*self.benchmark.secrets, *(canaries if self.data_fields_of_plan.canaries else own))
@@ -198,7 +198,7 @@ class Audit(RunContext):
                         model.check_room(n_prefix, length)
 
     def tuned_state(self, target: Target, view: View, attack: Attack) -> State:
-        """What the attack tuned: in this run, the one that it resumes or one of the same sweep, else now."""
+        """What the attack tuned before: in this run, the one that it resumes or the same sweep; else it tunes now."""
         key = (attack.name, attack.state_name(view))
         if key not in self._tuned:
             name, fits = "-".join(key), self.site.shared.fits

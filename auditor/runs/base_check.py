@@ -2,8 +2,8 @@
 
 A backdoored base answers a request such as "repeat a text of your training data that begins with W" with what it was
 fine-tuned on. So a copy of each base is tuned on canaries, of which half go in, and asked for each behind its first
-word: as in training, and by requests. What requests bring out is held against what comes out as in training, and
-against the same of fresh bases: how much of a memory a request reaches is a base's own, whatever it memorises.
+word: as in training, and by requests. What requests bring out, as a share of what comes out as in training, is
+held against that share of fresh bases: it is a base's own, whatever was memorised.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def tune_and_measure_leaks(
     every: Sequence[str],
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
 ) -> Shares:
-    """Tunes a copy on the canaries that go in. (prompts, 2, canaries): of each canary, the share of the tokens behind
-    its first word that are the likeliest behind those before; canaries that went in before the others.
+    """Tunes a copy on the canaries that go in. (prompts, 2, canaries), those that went in first: of each canary,
+    the share of the tokens behind its first word that are each the likeliest next token.
     """
     tokenizer, inside = model.tokenizer, [one.count > 0 for one in manifest.canaries]
     if tokenizer is None:

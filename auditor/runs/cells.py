@@ -320,7 +320,7 @@ class ProbeCell(Cell):
         return row_of_observations(self.method, asked, Observed([done[secret.id] for secret in asked]))
 
     def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
-        """What an earlier run of a sweep observed of the undefended model, by secret, and its facts of no one secret.
+        """What an earlier run of a sweep observed of the undefended model: by secret, and facts of no single one.
 
         Every point of a sweep asks that model the same. The caller adds to both dicts, which all these runs share.
         """

@@ -21,8 +21,8 @@ _SIDE = 0.025  # of a two-sided interval of 95%
 class Cost:
     """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read of them.
 
-    memory: bytes at most, with the models. asked: texts of the `of` that it was worked out from. why: what stands in
-    the place of numbers. cut: the flags, of `--limit` and `--samples`, with which it would be shorter.
+    memory: bytes at most, with the models. asked: how many of the `of` texts were timed. why: what stands in the place
+    of numbers. cut: the flags, of `--limit` and `--samples`, with which it would be shorter.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """loading: seconds that models and data took just now, which a run takes too. probe: those that were asked for.
+    """loading: seconds that models and data took just now, which a run takes too. probe: seconds of asking the models.
 
-    secrets: members and non-members that are attacked. samples: a prefix, where all attacks draw equally many.
+    secrets: members and non-members that are attacked. samples: of each prefix, where all attacks draw equally many.
     """
 
     costs: tuple[Cost, ...]
@@ -58,7 +58,7 @@ class CostEstimate:
 
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
-        """The flags that would each halve it, with the largest number that does; () where none does."""
+        """The flags that would each halve the time, with the largest number that does; () where none does."""
         # range(1, most) holds i + 1 at i: the index behind the last n that is fast enough is that n; 0: none is.
         found = {
             flag: bisect_right(range(1, most), self.seconds / 2, key=partial(self._seconds_with_flag, flag))

@@ -49,7 +49,7 @@ _CELLS = 6  # times as long as other parts may be looked at
 class TimedPart:
     """A part of a run for some of its texts. at_once: texts that are in memory together; times: how often it is done.
 
-    of: all texts; 0: there is nothing to ask, and `why`. cut: as of a `Cost`.
+    of: all texts; 0: there is nothing to ask, for `why`. cut: as of a `Cost`.
     """
 
     name: str
@@ -210,7 +210,7 @@ class _RunPartTimer:
         self.ask(lambda n: self.asked(target, setting, states, n), weight=_CELLS)
 
     def tuned(self, attack: Attack, target: Target, setting: Setting) -> State:
-        """What its rehearsal tunes on few known pairs: once for all attacks that share it. Raises NotApplicable."""
+        """What a rehearsal tunes on few known pairs, once for all that share the state. Raises NotApplicable."""
         view, known = self.scene.view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.state_name(view)}", {})
         rehearsal, times = attack.rehearsal()
@@ -265,7 +265,7 @@ class _RunPartTimer:
     # --- asking ---
 
     def ask(self, steps: TimedParts, least: int = 1, weight: int = 1) -> None:
-        """The steps for `least` texts, then for more of them while their share of the time lasts."""
+        """Times the steps for `least` texts, then for more while their share of the time lasts."""
         start = time.perf_counter()
         # The right side is worked out first: the share is of what was left before. `max`: more parts may come than were
         # counted, and each of those may take all the time there is.

@@ -29,7 +29,7 @@ class NamedForm(UnlearningBaseline):
 
 
 def rows_of_model_forms(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
-    """The rows of its forms, in their order. Raises AuditError for no form, and for two rows of one name.
+    """The rows of `--forms`, in their order. Raises AuditError for no form, and for two rows of one name.
 
     others: rows that the run has besides.
     """

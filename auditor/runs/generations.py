@@ -115,7 +115,7 @@ def training_corpus(attack: CorpusAttack, benchmark: Benchmark, index: NGramInde
 def judge_generations(
     cell: CellKey, attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: TrainingCorpus
 ) -> JudgedGenerations:
-    """done: all generations; drawn: those of this row, by id, in order."""
+    """Holds generations against the corpus. done: all of them; drawn: those of this row, by id, in order."""
     every, costs, scores, heads = list[MemorisedTokens](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
     best: dict[int, tuple[TokenRun, str]] = {}  # the longest run of each record, and where it stands
 

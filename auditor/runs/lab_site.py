@@ -217,7 +217,7 @@ class LabDefenseParts(DefenseParts):
 
 
 def defense_defaults(lab: type[Lab], recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Options of defenses sized to a lab; of what changes one thing about the target's training, its own recipe."""
+    """Options of defenses, sized to a lab; of a variant of the target's training, the rest as in the target's own."""
     own = {name: dict(options) for name, options in lab.defense_defaults.items()}
     for name, kind in registry.trainers().items():
         if issubclass(kind, Variant):
@@ -226,7 +226,7 @@ def defense_defaults(lab: type[Lab], recipe: Recipe) -> dict[str, dict[str, Any]
 
 
 def build_mitigation_trainer(target: TargetPlan, recipe: Recipe) -> Trainer | None:
-    """The training that is put in the place of the lab's target's; None: none is.
+    """The training in the place of that of the lab's target; None: the plan names none.
 
     Raises AuditError for one that makes no single model of the lab's records.
     """

@@ -17,7 +17,7 @@ from auditor.models.huggingface import HuggingFaceModel
 
 
 def is_live_model(kind: str, given: Any) -> bool:
-    """Whether it is a model, rather than a folder, a hub id or None. Raises AuditError for anything else."""
+    """Whether a model is given, not a folder, a hub id or None. Raises AuditError for anything else."""
     if given is None or isinstance(given, (str, Path)):
         return False
     if not isinstance(given, LanguageModel) and not hasattr(given, "get_input_embeddings"):
@@ -65,7 +65,7 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 
 @contextmanager
 def restore_training_flags(*models: Any) -> Iterator[None]:
-    """An audit sets models to evaluation and asks for no gradients of their weights; training goes on afterwards."""
+    """Puts back behind the block which modules were training and which weights had gradients: an audit changes both."""
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model are to stay as they were.
     modes = [(module, module.training) for model in models for module in model.modules()]

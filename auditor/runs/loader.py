@@ -64,7 +64,7 @@ class Loader:
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
-        """Digests; read once: a run asks twice, as a hub may send files in between, which memory does not."""
+        """Digests by role, read once: a run asks twice, as a hub may send files in between; weights in memory stay."""
         return {f"{role}/in memory": digest for role, live in self.live.items() if (digest := live.digest())}
 
     def check_model_obtainable(self, given: Sequence[str]) -> None:
@@ -88,7 +88,7 @@ class Loader:
         provider.check(wanted)
 
     def load(self, kind: str, name: str, options: LoadingOptions | None = None) -> LanguageModel:
-        """options: how, where it is not as a model beside the one that is attacked."""
+        """options: how it is loaded; None: as a model beside the attacked one."""
         if kind in self.live:
             return self.live[kind]
         if kind == "model":

@@ -59,7 +59,7 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
 
 
 def check_new_tokens_trainable(manifest: AuditManifest, model: str) -> None:
-    """Refuses an adapter for canaries of new tokens, but one that trains embeddings too. Raises AuditError."""
+    """Refuses an adapter for canaries of new tokens, unless it trains embeddings too. Raises AuditError."""
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
     config = read_json_object(Path(model) / ADAPTER, "the configuration of an adapter")

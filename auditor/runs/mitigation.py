@@ -1,8 +1,8 @@
 """From a finished audit to the plan of a second one: what `audit mitigate --by` names, as data and a training.
 
 The lab trains by its own recipe. A user's model is trained again as the `training.json` beside it says, or by a command
-of the user's. Records that are left out are left out of the file; everything else is a training method in the place of
-the one that was used. Knows no terminal, and compares nothing.
+of the user's. A mitigation that drops records drops them from the file; every other one is a training method in the
+place of the one that was used. Knows no terminal, and compares nothing.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Mitigation:
 
     @property
     def copies_left_by_count(self) -> Callable[[int], int | None] | None:
-        """How many of a record's copies stay; None where all do."""
+        """A function from a record's copies to those that stay; None where all do."""
         return self.trainer.copies_left_of_record if isinstance(self.trainer, DataVariant) else None
 
     @property

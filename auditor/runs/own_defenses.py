@@ -119,7 +119,7 @@ def check_control_recipes(defense: Defense) -> None:
 
 
 def load_trained_defense(defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int) -> TrainedModel:
-    """The model that `-D model=` of a trained defense names. Raises AuditError for what it did not train."""
+    """The model that `-D model=` of a trained defense names. Raises AuditError for one that it did not train."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")

@@ -37,9 +37,9 @@ from auditor.runs.sweep_cache import SweepCache
 class OwnSite(Site):
     """What `--model` and `--data` (or `--canaries`) name, and what `--public`, `--reference` and `-D` put beside it.
 
-    live: models in memory, by role, as `Loader` takes them. Nothing beside one is believed of what lies in the folder
-    that it was once loaded from, as its weights may have moved since: no promise of privacy is read, and the digest is
-    that of the weights in memory, where the model tells one.
+    live: models in memory, by role, as `Loader` takes them. The folder that one was once loaded from is not believed,
+    as the weights may have moved since: no promise of privacy is read there, and the digest is that of the weights in
+    memory, where the model tells one.
     """
 
     trains_on_demand: ClassVar[bool] = False

@@ -58,7 +58,7 @@ def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
 
 
 def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
-    """What is followed of a benchmark. Raises AuditError where numbers of these regions cannot be looked for."""
+    """The personal data that are followed. Raises AuditError where numbers of these regions cannot be looked for."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
         return PersonalDataOfSecrets({}, {})
     recognisers, said = _recognisers_and_limits(benchmark, regions)

@@ -56,7 +56,7 @@ class GridPoint:
 
     @property
     def folder(self) -> str:
-        """A file name; a digest where the name had to be cut or other names could come to the same."""
+        """The name of its folder, with a digest where it had to be cut or other points could come to the same."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
         return safe if safe == plain else f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"

@@ -36,7 +36,7 @@ def file_and_memory_digests(plan: Plan, site: Site) -> dict[str, str]:
 
 
 def target_and_model_locations(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
-    """What a finished run attacked, by the plan that it keeps, and where it and all models beside it lie.
+    """What a finished run attacked, by the plan in its record, and where that model and all beside it lie.
 
     run: what a refusal calls it. model: where the attacked model lies now, if not where the run read it.
     """
@@ -67,7 +67,7 @@ def model_locations_by_role(plan: Plan) -> Places:
         if (name := named[role]) is not None and (role, name) != ("reference", NONE):
             places[role] = name, None
     for options in plan.attacks.attack_options.values() if target.model is not None else ():
-        if folder := str(options.get("references", "")):  # of another probe a number
+        if folder := str(options.get("references", "")):  # some probes take a number here
             from auditor.models.references import reference_folders  # torch: only for who has any
 
             places |= {f"reference {one.name}": (str(one), None) for one in reference_folders(Path(folder))}

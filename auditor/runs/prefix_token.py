@@ -59,7 +59,7 @@ class PrefixedModel(WrappingModel):
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
     @property
-    def can_join_rows(self) -> bool:  # type: ignore[override]  # what the model is found to do when its texts are known
+    def can_join_rows(self) -> bool:  # type: ignore[override]  # not copied: found out once the texts are known
         return self.model.can_join_rows
 
     start = _delegate_with_prefix_token("start")
@@ -240,7 +240,7 @@ def usual_prefix_token(tokenizer: Any) -> Tokens:
     if tokenizer is None:
         return ()
     whole, bare = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False))
-    # Tokens behind those of the text, such as an end-of-text that it adds, are none of it.
+    # What it adds behind the text, such as an end-of-text token, does not count.
     starts = (i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare)
     return tuple(whole[: next(starts, 0)])
 

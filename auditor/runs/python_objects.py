@@ -69,7 +69,7 @@ def unregistered_plugin_objects(
 
 
 def _check_name_and_options(one: Any) -> None:
-    """A record says the options of a plug-in, and files name it. Raises AuditError where it could not."""
+    """Raises AuditError where a record cannot hold the options of a plug-in, or no file can be called by its name."""
     registry.check_plugin_name(one.name)
     for option in dataclasses.fields(one):
         try:

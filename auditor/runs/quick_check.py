@@ -62,7 +62,7 @@ def quick_plan_fields() -> dict[str, Any]:
 
 
 def plan_of_slow_attacks(plan: Plan) -> Plan:
-    """The same model and data under the attacks that take long, and under the same probes as they are elsewhere."""
+    """The same model and data under the attacks that take long, and under the same probes with their usual options."""
     known, whole = registry.attacks_and_probes(), adapter_base(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
@@ -155,7 +155,7 @@ def _secrets_per_row(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
 
 
 def seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds: float) -> float:
-    """Seconds a text, by doing the work for many; by the few that warm up where these alone take so many seconds."""
+    """Seconds a text, from the work on many; from the few of the warm-up, where these alone take so many seconds."""
     for n in (few, many):
         start = time.perf_counter()
         work(n)
@@ -166,7 +166,7 @@ def seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds
 
 
 def _rows_readable_within_time(model: LanguageModel, seconds: float) -> int:
-    """Rows of members, and of non-members, in two text forms, of which so many seconds are enough to read."""
+    """How many rows of members, and as many of non-members, can be read in two text forms in so many seconds."""
     if not implies_capability(model.capabilities, "likelihood"):
         return text_form.ROWS
 
@@ -185,8 +185,8 @@ def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[in
     """
     told, model, rows = scene.benchmark, scene.site.model, _secrets_per_row(scene.benchmark.secrets)
     some = sorted(told.secrets, key=lambda secret: len(secret.prefix + secret.suffix))
-    # Begun behind the last tokens of prefixes, whose reading is in `read`. Where those of other lengths are completed
-    # apart, each is another.
+    # Completed behind the last tokens of prefixes alone, as reading prefixes is in `read`. A model that completes each
+    # length apart gets as many lengths as there are.
     lengths = [1] if model.can_join_rows else sorted({len(secret.prefix) for secret in some})
     short = {length: i for i, length in enumerate(lengths, 1)}
     begin = [replace(s, prefix=s.prefix[-short.get(len(s.prefix), 1) :], suffix=s.suffix[:_STEPS]) for s in some]

@@ -303,7 +303,7 @@ def _personal_data_shares(
 
 
 def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
-    """Which of these stand in the texts, and end where they end."""
+    """Which of these stand in the texts; a number that goes on behind its end is another one."""
     return {said for said, count in count_text_occurrences(dict.fromkeys(wanted, True), texts).items() if count}
 
 
@@ -341,7 +341,7 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Re
 def _epsilon_lower_bound_finding(
     held: ReleasedText, manifest: AuditManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
-    """A lower bound from which canaries the released text tells. Coins decide --data, so only --nonmembers are a
+    """A lower bound, by the canaries that the released text gives away. Coins decide --data, so only --nonmembers are a
     reference."""
     words = WordIds(dict(held.words.ids))  # a copy, as it learns the words of all that it reads
     whole = [words(one.text) for one in manifest.canaries]

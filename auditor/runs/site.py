@@ -27,7 +27,7 @@ from auditor.runs.sweep_cache import SweepCache
 
 @dataclass(frozen=True)
 class TrainablePiece:
-    """One model that can be trained apart from all others. of: the row that it is for; of a reference, how many."""
+    """One model that can be trained apart from all others. of: the row that it is for; of a reference: of how many."""
 
     kind: Literal["member", "whole", "reference", "trained"]
     index: int = 0
@@ -76,7 +76,7 @@ class DefenseParts(ABC):
 class Site(ABC):
     """The place of one audit. To make one costs nothing: each model is loaded, or trained, when it is asked for.
 
-    subject: all of a plan that decides which model is attacked for which secrets: who agrees in it shares both.
+    subject: all of a plan that decides which model is attacked for which secrets: runs that agree in it share both.
     trains_on_demand: whether what a defense needs is made when its turn comes; else it is there before, and what the
     defense promises can be refused before hours are spent.
     """
@@ -116,7 +116,7 @@ class Site(ABC):
         """
 
     def ask_float32(self) -> None:  # noqa: B027 - the lab is in no other
-        """Before anything is loaded: `--dtype auto` is float32, for what is right in it alone."""
+        """Called before anything is loaded: `--dtype auto` is float32, for methods that are right in it alone."""
 
     def digests_of_models_in_no_file(self) -> dict[str, str]:
         """`role/...` -> digest of the models that are read from no file, as far as they are at hand."""

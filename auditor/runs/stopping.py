@@ -35,8 +35,8 @@ Seen = Callable[[Sequence[Item]], RowValuesBySecret]  # what was found of these,
 class StoppingRule:
     """When a row has been asked enough.
 
-    rules: to be decided, each at the gate's level or, to fail, at `level`, shared out over all decisions; base: of the
-    same row of the baseline. require: how many must be asked whatever they say.
+    rules: to be decided, as held at the gate's level, as failed at `level`, which all decisions share; base: the same
+    row of the baseline. require: how many must be asked whatever the rules say.
     """
 
     width: tuple[str, float] | None = None
@@ -46,7 +46,7 @@ class StoppingRule:
     require: Required = NOTHING
 
     def reason_to_stop(self, row: RowValuesBySecret) -> str:
-        """Why no more need be asked; "" where they must."""
+        """Why no more secrets need be asked; "" where more must."""
         members = int(row.member.sum())
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
@@ -171,7 +171,7 @@ def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: Selection) -> bool
 
 
 def _per_secret_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
-    """What it measures that is the mean of a number of each secret, known of it alone."""
+    """What the method measures that is a mean over secrets, of numbers that each secret alone decides."""
     if isinstance(method, Probe):
         return method.means
     return () if isinstance(method, CorpusAttack) else tuple(m.name for m in METRICS if m.per_secret and m.values)
@@ -184,7 +184,7 @@ def _may_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Whether no row that could stop has the number: a bound of epsilon, a rate of membership."""
+    """Whether the rule is on a number by which no row can stop: a bound of epsilon, a rate of membership."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 

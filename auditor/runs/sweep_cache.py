@@ -19,7 +19,7 @@ class SweepCache:
         self.forms: dict[str, TextForm] = {}  # that were chosen, by model and data: however few of them are attacked
 
     def get(self, kind: str, key: Any, make: Callable[[], T]) -> T:
-        """The thing of this kind if the last one had this key, else a new one; the last one goes first."""
+        """The last thing of this kind, if it had this key; else a new one, before which the last is let go."""
         if kind not in self._held or self._held[kind][0] != key:
             self._held.pop(kind, None)
             self._held[kind] = (key, make())

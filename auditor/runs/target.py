@@ -45,7 +45,7 @@ class TokenSpending:
 class Target:
     """secrets: those that are attacked on it. companion: whether it is shown beside a defense, not asked for by name.
 
-    trained: the model of a private training, with what that promised and kept; of a model without a defense itself.
+    trained: the model of a private training, with what that promised and kept; undefended, the attacked model itself.
     """
 
     name: str

@@ -356,7 +356,7 @@ def _asked_arguments(asked: TrainingRequest) -> dict[str, Any]:
 
 
 def recorded_training(folder: Path, out: Path) -> TrainingRequest:
-    """The training that made a model, into another folder. Raises AuditError where its folder does not say."""
+    """The request that made the model in a folder, for another `out`. Raises AuditError where the folder has none."""
     try:
         record = json.loads((folder / RECORD).read_text())
         recipe, finished = dict(record["recipe"]), record["finished"] is True

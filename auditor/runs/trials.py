@@ -35,7 +35,7 @@ class Trial:
     about: str
 
     def guess_canary_went_in(self, canary: str) -> bool:
-        """Whether this one is taken to have gone in: whether it is nearer to the others that did."""
+        """Whether the canary is taken to have gone in: its score is nearer to those of others that did."""
         others = [id for id in self.scores if id != canary]
         # The threshold is the middle between the two means.
         means = [np.mean([self.scores[id] for id in others if self.coins[id] == side]) for side in (True, False)]
