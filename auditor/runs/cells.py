@@ -366,6 +366,7 @@ def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(**vars(target_run), setting=setting, method=method)
+            # Asked before the last branch, as it is an Attack too.
             elif isinstance(method, CorpusAttack):
                 yield CorpusCell(**vars(target_run), setting=setting, method=method)
             else:

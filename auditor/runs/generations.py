@@ -69,6 +69,7 @@ class TrainingCorpus:
             said.append(
                 "without held-out text, common text cannot be distinguished from memorised text: give --nonmembers"
             )
+        # Each prompt as one n-gram, whole.
         stand = sum(seen.trained.any() for begin in prompts for seen in self.index.match_ngrams([begin], len(begin)))
         if stand:
             said.append(

@@ -206,6 +206,7 @@ class LabDefenseParts(DefenseParts):
         seconds = (self.site.lab if defense is None else self.lab_with_ensemble_of_defense(defense)).parts.seconds
         if defense is None:
             instead = self.site.mitigation
+            # With the public model, which all others stand on.
             return seconds["public"] + (
                 self.site.lab.training_seconds_of_trainer(instead) if instead else seconds["target"]
             )

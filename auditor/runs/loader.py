@@ -123,6 +123,7 @@ class Loader:
         def fresh() -> LanguageModel:
             if provider.network:
                 safe_mode.refuse_in_safe_mode(f"{wanted.name or wanted.base_url} would be asked over the network")
+            # All memory, not what is free now: only what can never fit is refused.
             needed, there = provider.memory(wanted), psutil.virtual_memory().total
             if needed is not None and needed > there:
                 sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"

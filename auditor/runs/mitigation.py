@@ -100,6 +100,7 @@ class Mitigation:
         adapter = (model / "adapter_config.json").is_file()
         # An adapter stands on the base that the audited one stood on; a whole model stands alone.
         here = same.with_fields(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
+        # Of `auto` what it was for the first audit: the two are to differ by the training, not by their precision.
         return here.with_fields(dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading))
 
     @property
@@ -392,7 +393,8 @@ def _write_dropped_records(what: Mitigation, run: RunOutcomes, reporter: Reporte
     else:
         rows, _ = read_training_texts(str(what.plan.data.data))
         repeats = row_repeat_counts(read_table("--data", str(what.plan.data.data), COLUMNS))
-        # Where a row's copies begin: of equal keys a dict keeps the last, which is the first of the reversed.
+        # Where a row's copies begin, as `rows` holds every copy and ids (`member-ROW`, `member-ROW-PART`) name rows of
+        # the file. Of equal keys a dict keeps the last, which is the first of the reversed.
         first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
         texts = [row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard_record_list(what.asked.out / DROPPED, texts)

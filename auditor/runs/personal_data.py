@@ -82,7 +82,7 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
         for kind, text, fate in spans:
             if id not in members:
                 if fate != "members":
-                    continue  # nobody counts it
+                    continue  # "held" or "cut", which are counted of members alone
                 fate = "trained" if text in trained else "nonmembers"
             if fate in ("members", "nonmembers"):
                 kept.append((kind, text))

@@ -117,6 +117,7 @@ def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
     """Equal where rows stop by the same; "": none does."""
     told = hashlib.sha256()
     for row, stop in stops.items():
+        # `repr` of a float is exact.
         told.update(repr((row, stop.width, stop.rules, stop.level, stop.require)).encode())
         for name, values in () if stop.base is None else stop.base.values.items():
             told.update(repr((name, stop.base and stop.base.ids, values.tolist())).encode())

@@ -97,6 +97,7 @@ class Targets:
         site, scene = self.scene.site, self.scene
         view = scene.view(self.undefended, TEXT_ONLY)
         attacks, attacked = scene.selection.attacks_for_defense(defense), self.secrets_attacked_behind_defense(defense)
+        # Planned on the undefended target: the defense, which is sized by these numbers, is not there yet.
         draws = planned_tokens(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in queries_of_attack(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)

@@ -93,6 +93,7 @@ def choose_text_form(
     sample = _score_renderings(model, tried, usual, rows, others, f"rows of {flag}")
     best = usual
     if len(sample) and not settled:
+        # The usual one may have been dropped, as it writes too few of the rows.
         first = usual if usual in sample.members else next(iter(sample.members))
         best = choose_likeliest_reading(first, sample.members)
     doubts = _text_form_doubt_sentences(sample, best, settled) if len(sample) else []
@@ -143,6 +144,7 @@ def _plausible_template_days(asked: str | None, model: str) -> list[str]:
     files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     written = sorted({date.fromtimestamp(path.stat().st_mtime) for path in files}, reverse=True) or [date.today()]
     before = [written[-1] - timedelta(days) for days in range(1, _DAYS_BEFORE + 1)]
+    # - 1: today makes `_DAYS` in all. Equal days are tried once.
     return [str(day) for day in dict.fromkeys((*written[: _DAYS - _DAYS_BEFORE - 1], *before, date.today()))]
 
 
@@ -240,6 +242,7 @@ def _text_form_choice_sentence(sample: _Sample, best: ChatRendering, usual: Chat
         which += ", which nothing in the data confirms,"
     if not len(sample):
         return f"text form {best.said}, {which}: there are no rows to check it by"
+    # By name: the day may have been chosen since.
     at = next((form for form in sample.members if form.name == best.name), best)
     means = {form: float(values.mean()) for form, values in sample.members.items()}
     if not settled:

@@ -59,6 +59,7 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
             yield lambda: torch.set_num_threads(before - _THREADS * (other.poll() is None))
         finally:
             torch.set_num_threads(before)
+            # The `with` waits for its end.
             other.kill()
 
 

@@ -336,7 +336,7 @@ def _trainable_model(asked: TrainingRequest) -> Any:
         model = add_lora_adapter(model, Adapter(asked.lora_rank, asked.lora_alpha, "all"))
     else:
         for parameter in model.parameters():
-            parameter.requires_grad_(parameter.is_floating_point())
+            parameter.requires_grad_(parameter.is_floating_point())  # torch refuses integers a gradient
     return model.train()
 
 
