@@ -113,6 +113,7 @@ def _promised_epsilon_sentence(result: AuditResult) -> str:
     target = result.target(UNDEFENDED)
     claim = target.claim
     if claim is not None and (epsilon := claim.epsilon.get(claim.relation)) is not None:
+        # Group privacy: ε is of one record, and k copies are k records (Dwork and Roth 2014, Theorem 2.2).
         copies = " (k copies of a text are k of them)" if claim.unit == "record" else ""
         return f"ε {epsilon:.3g} at δ {claim.delta:g} for one {claim.unit}{copies}, {claim.relation}: {claim.status}"
     if target.nominal_epsilon is not None:
@@ -130,6 +131,7 @@ def _build_mitigation_document(found: BeforeAfter) -> Document:
     told = (f"trained in {phrases.format_duration(found.seconds)}", *map(to_printable_line, found.told))
     expected = FactList("", _severity_and_promise_facts(found))
     deltas = [line.cells[1].delta for line in own.lines if line.cells[1].delta is not None]
+    # Each at its own 95%: of twenty that did not change, one is expected to be counted.
     less, more = sum(one.high < 0 for one in deltas), sum(one.low > 0 for one in deltas)
     significant = f"Significantly lower: {less} of {len(deltas)}; higher: {more}"
     return Document(

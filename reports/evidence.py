@@ -28,6 +28,7 @@ _NOTE = (
 _NOTES = {  # by the unit of a row's main number
     "probability": " Rows with a mean p are the auditor's own: computed from the model's distribution and the "
     "answers, not drawn; p is the probability that one sample gives the secret away.",
+    # A rank U, uniform in (0, 1], has an exposure of -log2 U: 1 / ln 2 = 1.44 bits on average.
     "bits": " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
     "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never inserted has "
     "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one record's ε.",

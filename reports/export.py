@@ -132,6 +132,7 @@ def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
     rows = list[tuple[Value, ...]]()
     for run, row, found in held:
+        # A row that lacks one of the numbers leaves its column empty.
         columns, clean = [found.values.get(name) for name in names], escaping.to_printable_line
         for i, secret in enumerate(found.ids):
             numbers = (None if column is None else float(column[i]) for column in columns)

@@ -183,6 +183,7 @@ def _promised_epsilon_label(p: FrontierPoint) -> str:
 
 def _leaks_least_label(f: Frontier, p: FrontierPoint) -> str:
     """Whether it leaks least among those that are as useful."""
+    # None: not shown to be as useful, so not compared.
     if p.least is None:
         return phrases.NOTHING
     if not p.least:

@@ -177,6 +177,7 @@ def _leakage_course_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iter
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
         for finding in phrases.findings_undefended_first(run.result):
+            # A run without the number has no point, and the others keep their places.
             main = finding.main
             if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
                 rows = kinds.setdefault((finding.setting, main.name), {})

@@ -54,6 +54,7 @@ def _spread_over_people_blocks(result: AuditResult, details: SecretDetails, rows
     by_row = [(f, extracted_records_by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
     groups, spans, worst = [], [], []
     for finding, found in by_row:
+        # (people,): of each the share of their attacked records.
         shares = np.array([out / asked for out, asked in found.values()])
         # From the left: a share at the end of a band belongs to it, and 0 alone to "no record".
         band = np.searchsorted([most for most, _ in _BANDS], shares)

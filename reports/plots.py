@@ -103,6 +103,7 @@ def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
 
 
 def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
+    # Evenly spaced by rank, as counts may be 1 and 1,000, and some are names.
     names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.repeats_sort_key)
     apart = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(zip(findings, finding_styles(findings), strict=True)):

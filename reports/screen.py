@@ -98,6 +98,7 @@ def _lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
 
 def _lines_that_fit(entry: _Entry, width: int) -> list[str]:
     """As many items as fit into `entry.most` lines, and how many are left out; a single one is cut."""
+    # From all items down: only wrapping tells how many lines they take.
     for kept in range(len(entry.items), 0, -1):
         left = len(entry.items) - kept
         more = (f"{left:,} more in the report",) if left else ()

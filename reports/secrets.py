@@ -151,6 +151,7 @@ def _token_view_by_target(
     told = [s.id if s.id in shown else "" for s in details.secrets]
     columns = []
     for target, of in zip(targets, distributions, strict=True):
+        # Nats of the tokens add up to those of the suffix; over ln 2 they are bits.
         bits = [round(-sum(of[id]) / math.log(2), 1) if id in of else math.nan for id in told]
         codes = [encode_log_probs(of[id]) if id in of else "" for id in told]
         columns.append({"target": target.title, "codes": codes, "bits": list(map(_three_significant_digits, bits))})

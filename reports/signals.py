@@ -157,6 +157,7 @@ def _signal_sentences_by_status(seen: LeakAssessment, target: str) -> tuple[list
     """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
     shown, suspected, clear = list[str](), list[str](), list[list[LeakSignal]]()
     for group in group_signals_by_kind(seen.tested(target)):
+        # One access that shows it is enough for the whole kind.
         if any(s.status == signals.SHOWN for s in group):
             shown.append(describe_signals_of_one_kind(group))
         elif any(s.suspected for s in group):

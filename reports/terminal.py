@@ -70,6 +70,7 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     cells = [_attack_row_cells(finding) for finding in result.findings]
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    # Two cells between columns where that fits the terminal, else one.
     gap = 2 if _INDENT + sum(widths) + 2 * (len(widths) - 1) <= width else 1
     # What is too wide even so is taken off the attacks' names: no number is cut.
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width

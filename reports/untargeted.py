@@ -81,6 +81,7 @@ def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
         )
         for f in shown
     )
+    # NEW: Good-Turing; RICHNESS: Chao's lower bound (`statistics.unseen_species`).
     caption = "Training records extracted, and how many more would with more generations, with 95% intervals"
     return Table("to-come-table", caption, head, (Group("", told),), frozenset({1, 2, 3, 4}))
 

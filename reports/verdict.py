@@ -108,6 +108,7 @@ def fewest_members_attacked(result: AuditResult) -> int:
 
 def strongest_attack_row(result: AuditResult, target: str, setting: str | None = None) -> Finding | None:
     """The measured row with the highest recall, the first of equals."""
+    # The best of several, picked afterwards: its interval is its own, and does not cover the picking.
     measured = [
         (recall.value, finding)
         for finding in result.findings
