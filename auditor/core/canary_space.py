@@ -84,7 +84,7 @@ class CanarySpace:
 
     @property
     def head(self) -> str:
-        """What all texts begin with."""
+        """The text before the first slot, which all texts begin with."""
         return self._parts[0]
 
     @property
@@ -137,7 +137,7 @@ class CanarySpace:
 
     @cached_property
     def _next_characters_of_beginnings(self) -> list[dict[str, str]]:
-        """Of the head and each block: what may follow each beginning of a choice; a whole choice is no beginning."""
+        """Of the head and each block: by each beginning of a choice (no whole one), the characters that may follow."""
         found: list[dict[str, str]] = []
         # an empty head would be a block that no character leads out of
         for block in ((self.head,), *self.blocks) if self.head else self.blocks:

@@ -62,7 +62,7 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
 
 @contextmanager
 def create_atomically(path: Path) -> Iterator[Path]:
-    """Where to make a file or a folder that becomes `path` when the block ends; gone when it raises or is killed.
+    """A free path for a file or folder that is moved to `path` when the block ends, and removed when it fails.
 
     For what a library writes: all of it is for its owner only. Whoever makes one holds a lock on `path`.
     """

@@ -94,7 +94,7 @@ def error_and_its_causes(error: BaseException) -> list[BaseException]:
 
 @contextmanager
 def wrap_library_errors(failed: str) -> Iterator[None]:
-    """Whatever a library raises, as one sentence that begins with what failed. Raises AuditError."""
+    """Turns whatever a library raises in the block into an AuditError: one sentence that begins with `failed`."""
     try:
         yield
     except (AuditError, NotApplicable):

@@ -160,7 +160,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def read_json_object(path: Path, what: str) -> dict[str, Any]:
-    """As `read_json`, of an object."""
+    """`read_json` of a file that has to hold an object. Raises AuditError for any other value, too."""
     value = read_json(path, what)
     if not isinstance(value, dict):
         raise AuditError(f"cannot read {what} {str(path)!r}: expected an object, got {type(value).__name__}")

@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def run_folder_title(self) -> str:
-        """What its run folder is called, behind the time."""
+        """The part of the run folder's name that stands behind the time."""
         own = "lab" if self.target.lab == SMALL else self.target.lab
         named = own if self.target.model is None else provider_and_name(self.target.model)[1]
         what = named.replace("\\", "/").rstrip("/").rpartition("/")[2]
@@ -144,7 +144,7 @@ class Plan:
         return cls().with_fields(**values)
 
     def with_fields(self, **values: Any) -> Plan:
-        """The same with other values of these fields."""
+        """This plan with these values for these fields, whichever part they stand in."""
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             parts.setdefault(FIELDS[name].part, {})[name] = value

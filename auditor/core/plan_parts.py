@@ -129,23 +129,23 @@ class LoadingOptions:
     base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
 
     def places(self, model: str) -> dict[str, tuple[str, str | None]]:
-        """By role, the folder or hub id, and its revision, that transformers reads a model from."""
+        """By role ("model", "model subfolder"), the folder or hub id that transformers reads, and its revision."""
         found = {"model": (model, self.revision)}
         if "subfolder" in self.model_args:
             found["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
         return found
 
     def with_float32_for_auto(self) -> LoadingOptions:
-        """With `--dtype auto` taken as float32, for work that is right in float32 alone, as training is."""
+        """These options with `--dtype auto` as float32, for work such as training that is right in float32 alone."""
         return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
 
     def for_companion_model(self) -> LoadingOptions:
-        """The same for another model of the audit, without what holds for the audited model only."""
+        """These options for another model of the audit, without those that hold for the audited model only."""
         return dataclasses.replace(self, revision=None, model_args={}, quantise=None, base=None)
 
     @property
     def from_pretrained_arguments(self) -> dict[str, Any]:
-        """What every `from_pretrained` takes."""
+        """The keyword arguments that every `from_pretrained` takes."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ class Engine(Protocol):
         """The results of the items as they arrive, each once. The same item always goes to the same worker."""
 
     def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """As `stream`, for few, long items: the next free worker takes the next item."""
+        """`stream` for few, long items: the next free worker takes the next item, so that none waits for another."""
 
     def close(self) -> None:
         """Stops its workers and lets go of what they worked on."""

@@ -175,7 +175,7 @@ class RayEngine:
             raise AuditError(room)
 
     def _missing_resources_sentence(self, room: Mapping[str, float]) -> str:
-        """What a cluster with so much has too little of for these workers; "" for nothing."""
+        """A sentence on what a cluster with `room` has too little of for these workers; "" where it has enough."""
         for what, asked in (("CPU", float(self.workers)), ("GPU", self.gpus * self.workers)):
             if (free := room.get(what, 0.0)) < asked:
                 return f"expected {asked:g} free {what}s in the Ray cluster for {self.workers} workers, got {free:g}"

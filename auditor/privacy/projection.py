@@ -137,7 +137,7 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
-    """By log-sum-exp in float64, both distributions renormalised: slow, and right wherever float64 is."""
+    """The moments by log-sum-exp in float64, of both distributions renormalised: slow, but right for any ratio."""
     log_p, log_p0 = log_p.double(), log_p0.double()
     log_mass, log_mass0 = log_p.logsumexp(-1), log_p0.logsumexp(-1)
     _require_total_mass_one(log_mass.exp())
@@ -241,7 +241,7 @@ class _ReverseDivergence:
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
     def select_distributions(self, distributions: Tensor) -> Self:
-        """The same for these of the distributions alone."""
+        """This for some of the distributions, by index."""
         some = copy.copy(self)
         some.ratio, some.square = self.ratio[distributions], self.square[distributions]
         return some

@@ -98,7 +98,7 @@ def _audited_by_estimator(
 
 
 def reaudit_at_level(audit: Audited, level: float) -> Audited:
-    """The same audit at another level, as where several audits of one model share one; its best possible bound too.
+    """The audit and its best provable bound at another level, as where several audits of one model share a level.
 
     Raises AuditError for what `audit_epsilon_bounds` cannot have made.
     """

@@ -36,7 +36,7 @@ def renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array
 
 
 def renyi_to_epsilon_penalty(order: float, delta: float) -> float:
-    """What a Renyi divergence of this order grows by where it is made an epsilon at delta, nats (same Proposition)."""
+    """Nats to add to a Renyi divergence of this order for the epsilon at delta (the same Proposition)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 

@@ -51,7 +51,7 @@ class ConcentratedLeakage:
 def most_concentrated_part(
     parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float
 ) -> ConcentratedLeakage | None:
-    """Of the parts (name -> who belongs to it) with more hits than the rest (Fisher, Bonferroni), the one with most.
+    """The part with most hits, of those parts (name -> who belongs to it) hit more than the rest (Fisher, Bonferroni).
 
     None where no part is told from the others.
     """

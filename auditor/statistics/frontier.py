@@ -50,7 +50,7 @@ class ModelLeakage:
         return float(self.parts.mean())
 
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
-        """With its 95% interval; no leakage is negative."""
+        """The leakage with its 95% interval, whose lower end is never below 0."""
         found = measurement_from_evidence(name, _evidence_never_below_exact(self.value, self.draws, self.parts), unit)
         return replace(found, low=max(0.0, found.low))
 
@@ -73,7 +73,7 @@ def _evidence_never_below_exact(value: float, draws: Values, *parts: Floats) -> 
 
 
 def mean_leaks(values: Floats) -> list[ModelLeakage]:
-    """Of (points, secrets) numbers, each point's mean."""
+    """By point, the mean of its row of (points, secrets) numbers."""
     draws = bootstrap.resampled_means(values, "frontier", RESAMPLES)
     return [ModelLeakage(own, row) for own, row in zip(draws.T, values, strict=True)]
 
@@ -114,7 +114,7 @@ def auc_leaks(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
 
 
 def _member_nonmember_resamples(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
-    """Of the members and of the non-members, block by block."""
+    """Block by block, resamples of the members, (rows, m), and of the non-members, (rows, n)."""
     sizes, streams = [len(side) for side in scores[0][0]], ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
     sides = (bootstrap.resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))

@@ -28,7 +28,7 @@ UNIT = f"per {PER:,}"
 
 @dataclass(frozen=True)
 class NGramMatches:
-    """What of one text stands in others, n-gram by n-gram; (k,) each, of those that stand anywhere.
+    """The k n-grams of one text that stand in any of the others; arrays are (k,) each.
 
     at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and in held-out text.
     record: the index of the one text that it stands in; -1 where it stands in several.
@@ -107,7 +107,7 @@ class CorpusCounts:
 def measure_memorised(
     every: Sequence[MemorisedTokens], corpus: CorpusCounts, n: int, length: int, firsts: Mapping[str, Sequence[int]]
 ) -> list[Measurement]:
-    """Of one row's generations, of `length` tokens each; firsts: the `TOP` first of each ranking, as places in `every`.
+    """One row's measurements. every: by generation of `length` tokens; firsts: indices of each ranking's `TOP` first.
 
     The floor, n-grams of held-out text alone, is scaled to as many as the training data have.
     """

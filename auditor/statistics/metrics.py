@@ -225,7 +225,7 @@ def _extracted_against_likelihood(o: Outcome) -> NDArray[np.float64]:
 def _metrics_for_right_and_wrong(
     name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
 ) -> Iterator[Metric]:
-    """The same number of right first guesses, and of wrong ones."""
+    """Two metrics: the mean of `values` over the right first guesses, and over the wrong ones."""
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
         yield Metric(f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among)
 

@@ -73,7 +73,7 @@ class NGramCounts:
 
 
 def _context_and_ngram_hashes(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
-    """By order from 1, of every word: the hash of the words before it, and of these with it. 0 stands before a text."""
+    """By order k from 1, hashes of the k - 1 words before each word, and of these with it; 0s stand before a text."""
     padded = [np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts]
     words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
     own = np.concatenate([np.arange(len(text)) >= order for text in padded]) if padded else np.empty(0, bool)

@@ -41,7 +41,7 @@ def recall_of_guesses(
     solver = first_right_guess_positions(secret, right)  # (solved secrets,) the guess that solves each
 
     def solvers(weight: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those that still count when secret i stands weight[i] times in the list."""
+        """The guesses of `solver` that still count when secret i stands weight[i] times in the list."""
         wrong = weight[secret] * ~right
         kept: NDArray[np.int64] = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
         return kept

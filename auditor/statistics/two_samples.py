@@ -53,7 +53,7 @@ def gaussian_epsilon_estimate(
 def _rate_intervals(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Of true and of false positives, each end at half the level. Raises AuditError for impossible trials and terms."""
+    """Intervals of TPR and FPR, each end at half the level. Raises AuditError for impossible trials and terms."""
     if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
         raise AuditError(f"expected trials with the record and without it, got {tp + fn} and {fp + tn}")
     check_delta_and_level(delta, level)
