@@ -293,8 +293,8 @@ def paper_warmup_steps(steps: int) -> int:
 def _group_by_similar_length(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
     """Groups for one pass with their share of the pairs, so that their means add up to the mean over all.
 
-    Suffixes of one length, and prefixes of about one: behind a prompt of so many rows the longest text of a group is an
-    eighth longer than its shortest at most.
+    A group's suffixes have one length, and its prefixes about one: with `rows` of a prompt before them, its longest
+    text is at most an eighth longer than its shortest.
     """
     group: list[Pair] = []
     for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):

@@ -80,6 +80,7 @@ class Exposure(Probe):
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
+        # Of the inserted ones alone: a control is no hypothesis, and would only cost power.
         adjusted = holm.adjusted_p_values([observations[i].values["null_p"] for i in inserted])
         completed = list(observations)
         for i, p in zip(inserted, adjusted, strict=True):
@@ -178,7 +179,7 @@ class _CanarySpaceRanking:
             yield Observation(secret.id, values)
 
     def _require_context(self, head: Tokens) -> Tokens:
-        """`head`, which all texts begin with. Raises NotApplicable where nothing stands before what differs."""
+        """Returns `head`, which all texts begin with. NotApplicable where no token stands before their first."""
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
                 "nothing stands before the first token of this format: give --prefix-token eos, for example"

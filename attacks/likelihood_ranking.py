@@ -142,6 +142,7 @@ def reference_scores(view: View, batch: Batch, form: str = "ratio") -> list[Tens
         raise NotApplicable("needs a reference model: give --reference MODEL")
     pairs = [(query.prefix, suffix) for query, candidates in batch for suffix in candidate_tokens(candidates)]
     sizes = [len(candidates.counts) for _, candidates in batch]
+    # All candidates in one call: what those of one prefix share is read once.
     reference = cpu_float64_tensor(view.mean_nll(view.reference, pairs)).split(sizes)
     own = [mean_nll(candidates) for _, candidates in batch]
     return [reference_score(nll, below, form) for nll, below in zip(own, reference, strict=True)]

@@ -143,7 +143,7 @@ class PredictionAudit(Probe):
     ) -> tuple[Sequence[Neighbours], bool]:
         """The distributions of the neighbours to play against; and whether the public model is the only one there is.
 
-        Raises NotApplicable where there are none, and none by the relation that was asked for.
+        Raises NotApplicable where there are none, or none by the relation that was asked for.
         """
         offered = view.target.neighbours(contexts, last, at)
         stand_in = not offered

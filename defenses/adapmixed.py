@@ -68,7 +68,8 @@ class AdaPMixed(Defense):
 
 
 def constant_radius_projection(alpha: int, radius: float, members: int) -> Projection:
-    """Two-sided, and the same whatever the number of members."""
+    """One two-sided radius, whatever the number of members."""
+    # No cap: the two-sided radius bounds the other direction too.
     return Projection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
 
@@ -77,7 +78,7 @@ class AdaPMixedModel(PMixedModel):
 
     @torch.no_grad()
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
-        """What each query costs by its own distribution and those without a member: nothing is claimed of it."""
+        """What each query costs: how far its distribution is from each without a member. Nothing is claimed of it."""
         order = order or self.projection.alpha
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")

@@ -43,6 +43,7 @@ class Adp(PrivateTraining):
     normalise: Normalisation = "min-max"
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+        # Over the data set, so that each rho depends on all records: promised nothing for this too (formulas B4 (iii)).
         rho = normalise_perplexities(log_perplexities(job.public, examples), self.normalise)
         judged = np.concatenate([rho, np.ones(self.gradient_canaries)])  # a canary is as private as can be
         return UnitTreatment(

@@ -104,7 +104,7 @@ class CpDeltaModel(WrappingModel):
         return self.common(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
     def common(self, distributions: Tensor) -> Tensor:
-        """(..., V) nats, of the two distributions (..., 2, V)."""
+        """What both distributions find likely, (..., V) nats; distributions (..., 2, V)."""
         # In logs: a mean is sqrt(q1 q2), and the softmax divides by Z.
         mixed = distributions.amin(-2) if self.distance == "max" else distributions.mean(-2)
         return mixed.log_softmax(-1)

@@ -90,6 +90,7 @@ class Pruned(DeployedForm):
 
     def convert_to_deployed_form(self, model: Any) -> Any:
         for layer in linear_layers_without_output(model):
+            # A float amount is a share of this layer; a whole number would be one of weights.
             prune.l1_unstructured(layer, "weight", amount=self.share)
             # Without this a hook would mask the weights anew at every forward pass, and `weight` be no parameter.
             prune.remove(layer, "weight")
@@ -181,6 +182,7 @@ class Gguf(DeployedForm):
 
 def bitsandbytes_round_trip(weight: Tensor, type: str) -> Tensor:
     """(out, in), quantised to `nf4` or `fp4` and read back: what a layer of that library multiplies with."""
+    # An optional package: `LoadedIn4Bit` has seen to it that it is there.
     import bitsandbytes.functional as quantisers
 
     packed, state = quantisers.quantize_4bit(

@@ -172,6 +172,7 @@ class Drop(DataVariant):
         return frozenset(found)
 
     def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
+        # A shard.json names a record by the digest of its text.
         names, copies = self._listed_record_names(), Counter(texts)
         gone = {
             text

@@ -43,6 +43,7 @@ class FreezeEmbeddings(Variant):
         model = job.load()
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         embeddings.requires_grad_(False)
+        # A tied matrix counts once, here and in `num_parameters`.
         frozen = sum(p.numel() for p in embeddings.parameters())
         tied = head is not None and head.weight is embeddings.weight
         also = ", and with them the head, which is tied to them" if tied else ""

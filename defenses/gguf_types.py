@@ -82,7 +82,7 @@ def weight_matrices_with_gguf_types(model: Any, type: str) -> Iterator[tuple[Wei
 
 
 def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
-    """Values and what leads out of the feed-forward block in half of the layers, and the output (llama-quant.cpp)."""
+    """The value and down projections of half of the layers, and the output matrix (llama-quant.cpp)."""
     layers = [int(found[1]) for name in names if (found := _LAYER.search(name))]
     count = max(layers, default=-1) + 1
     chosen = {

@@ -337,6 +337,7 @@ class InvisibleInkModel(WrappingModel):
         return torch.stack([self.released_token_distribution(distribution) for distribution in changed], dim=-2)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        # In every part a record may stand before the text.
         own = self.held.public.row_bytes(positions + self.longest)
         return self.parts * own + super().row_bytes(positions)
 

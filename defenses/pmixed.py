@@ -121,7 +121,7 @@ class PMixed(Defense):
         return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
 
     def _query_rdp_claim(self, scenario: Scenario) -> QueryRDP:
-        """What is claimed of one token; under the relation it was set up for, its share of the budget and no more."""
+        """What is claimed of one token: by `adjacency` its share of the budget, by others what the radius gives."""
         queries, members = self._covered_token_count(scenario), scenario.ensemble.size
         projection = self._projection(queries, members)
         share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries

@@ -49,7 +49,7 @@ class Projection:
 
 
 def no_op_projection(members: int) -> Projection:
-    """Members as they are."""
+    """A projection that leaves members as they are."""
     return Projection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
 

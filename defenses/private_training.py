@@ -172,7 +172,7 @@ class PrivateTraining(PoissonTraining):
         )
 
     def _missing_guarantee_reason(self, trained: PrivateModel, base: PrivacyRecord | None) -> tuple[str, str]:
-        """(why there is no guarantee, under what condition the epsilon would be one), "" for what there is not."""
+        """(why there is no guarantee, under which condition epsilon would be one); "" for what does not apply."""
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so there is nothing to put an epsilon on", ""
         if self.noise == "seeded":

@@ -347,4 +347,5 @@ def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top
 
 def _top_k_token_ids(public: Tensor, top_k: int) -> Tensor:
     """(..., k) the likeliest tokens, the lower id first among equals: a function of the public distribution alone."""
+    # `topk` promises no order among equals, and all neighbours must have the same support.
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

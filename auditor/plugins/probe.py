@@ -133,6 +133,7 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: Look) -> Iterator[Observation]:
     """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
+    # One limit for all shapes: a size that was too large for one is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
     for indices in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
         # The default binds these indices: a plain closure would read those of a later turn of the loop.
