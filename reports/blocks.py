@@ -6,7 +6,7 @@ The strings are plain text: renderers escape them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -82,6 +82,12 @@ class Forest:
     spans: tuple[ForestSpan | None, ...]
     low: float = 0.0  # ends of the scale
     high: float = 1.0
+
+    @classmethod
+    def of_differences(cls, table: Table, spans: Sequence[ForestSpan | None]) -> Forest:
+        """On a scale with 0 in its middle, that has a width where all differences are 0."""
+        reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
+        return cls(table, tuple(spans), -reach, reach)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ MARKDOWN, HTML = "report.md", "report.html"
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
     """Writes report.html, report.md, the manifest, result.json and, of several defenses, `frontier.*`, each whole.
 
-    All reports are rendered before one is written. The result comes last: a folder that holds one is finished.
+    Both reports are rendered before one is written. The result comes last: a folder that holds one is finished.
     reveal: whether the reports show the private text that lies in the folder.
     """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"

@@ -53,8 +53,7 @@ def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[B
     groups.append(Group("Held-out perplexity", tuple(costs)))
     head = ("Form", "Full", "Form's", "Change")
     table = Table("forms-table", "Deployed forms against the audited model", head, tuple(groups), frozenset({1, 2, 3}))
-    widest = max((abs(x) for one in spans if one for x in (one.low, one.high)), default=0.01)
-    drawn = Forest(table, (*spans, *(None for _ in costs)), -widest, widest)
+    drawn = Forest.of_differences(table, (*spans, *(None for _ in costs)))
     return [Paragraph(" ".join((*_leak_change_sentences(result, details, names), _NOTE))), drawn]
 
 

@@ -14,13 +14,11 @@ from auditor.reports.verdict import fewest_members_attacked
 def _changes_since_blocks(since: Comparison) -> list[Block]:
     """Every row's change, paired by secret, and its interval on one scale. The last run is this one."""
     deltas = [line.cells[-1].delta for line in changes.rows_leaking_more_first(since)]
-    spans = tuple(forest_span(delta) if delta else None for delta in deltas)
-    # A scale must not be of no width, as where all differences are 0.
-    reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
+    spans = [forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(
         "Left of the line in the middle less leaks than before, right of it more; a bar that crosses it shows neither."
     )
-    return [Paragraph(changes.headline(since)), Forest(changes.paired_change_table(since), spans, -reach, reach), note]
+    return [Paragraph(changes.headline(since)), Forest.of_differences(changes.paired_change_table(since), spans), note]
 
 
 def _limitations_blocks(result: AuditResult) -> list[Block]:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from auditor.core.result import Finding
 from auditor.reports import escaping, phrases, plot_frontier
@@ -50,6 +50,7 @@ _REFERENCES: dict[str, tuple[Any, str]] = {  # by plot, the line that it is read
     "any_of_n": (_FLOOR, "non-members"),
     "insertions": (_FLOOR, "never inserted, on average"),
 }
+_Point = TypeVar("_Point")
 _TICKS = 5  # dates that find room beside each other under a plot
 
 
@@ -233,7 +234,7 @@ def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
 
 
 def _thin_points(series: Series, block: Block) -> Sequence[PlotPoint]:
-    return series.points[:: max(1, len(series.points) * len(block.series) // POINTS)]
+    return _thin_curve(series.points, max(2, POINTS // len(block.series)))
 
 
 def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any]) -> None:
@@ -241,10 +242,10 @@ def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[s
     axes.errorbar(x, y, yerr=error_bar_lengths(points), elinewidth=1.1, capsize=2, **style)
 
 
-def _thin_curve(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+def _thin_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
     """At most `most` points of the curve, evenly spaced, the first and the last among them."""
     if len(curve) <= most:
-        return list(curve)
+        return curve
     return [curve[round(i * (len(curve) - 1) / (most - 1))] for i in range(most)]
 
 

@@ -267,7 +267,7 @@ def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) -> str:
-    """`of non-members: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
+    """`of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`"""
     used = {s.row for s in found}
     # An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts.
     named = {f.key: f"{f.attack}{', greedy decoding' if f.decodes_greedily else ''}" for f in result.findings}

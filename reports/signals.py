@@ -143,7 +143,7 @@ def strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
 
 
 def no_leakage_phrase(seen: LeakAssessment, *targets: str) -> str:
-    """The reassuring words: said where `Assessment.shows_no_leakage`, and nowhere else."""
+    """The reassuring words: said where `LeakAssessment.shows_no_leakage`, and nowhere else."""
     whole = all(len(seen.tested(target)) == len(seen.of(target)) for target in targets)
     return f"no leakage seen{'' if whole else ' in what was tested'}"
 

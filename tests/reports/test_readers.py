@@ -18,7 +18,7 @@ from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.secret_details import SecretDetails
 from auditor.reports import table_of_contents
-from auditor.reports.blocks import Document, Figure, Forest, Paragraph, Table
+from auditor.reports.blocks import Document, Figure, Forest, ForestSpan, Paragraph, Table
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.verdict import verdict_by_question, verdict_paragraph
 from auditor.statistics.exposure import null_exposure_tail_bound
@@ -78,6 +78,12 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
     span = forest.spans[1]
     assert span is not None and (span.value, span.floor) == (166 / 320, 0.0)
     assert len(forest.spans) == sum(len(group.rows) for group in forest.table.groups)
+
+
+def test_differences_that_are_all_0_have_a_scale() -> None:
+    table, still = Table("t", "", (), ()), ForestSpan(0.0, 0.0, 0.0)
+    for spans in ((), (None,), (still, still)):
+        assert Forest.of_differences(table, spans).low == -1 and Forest.of_differences(table, spans).high == 1
 
 
 def test_what_changed_since_another_run(result: AuditResult) -> None:
