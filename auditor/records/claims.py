@@ -160,7 +160,7 @@ def _promised_epsilon_or_reason(
 def promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
     """The epsilon of a claim for these neighbours, or why it has none.
 
-    At a larger delta than the claim's the same epsilon holds all the more, and a bound is one at the claim's delta too.
+    What holds at the claim's delta holds at any larger one too, so that an audit at a larger delta can refute it.
     """
     if claim.any_two:
         return claim.epsilon[claim.relation]

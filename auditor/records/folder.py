@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class RunFolder:
-    """One run on disk. `create` starts it, `reopen` continues one that was interrupted: no other process may then.
+    """One run on disk. `create` starts it, `reopen` continues an interrupted one; either locks other processes out.
 
     guesses, observations: finished secrets of the cells of attacks and of probes. tokens: those whose true suffix was
     scored token by token, by target.

@@ -45,7 +45,7 @@ class CellJournal(Generic[Key, Record]):
             at += len(line)  # JSON as it is written here is ASCII: a character is a byte
 
     def index_written_lines(self) -> None:
-        """Raises AuditError for a line that is none of ours."""
+        """Finds where each line begins; cuts off a half-written last one. Raises AuditError for a foreign line."""
         if not self.path.exists():
             return
         at = 0

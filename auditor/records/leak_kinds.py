@@ -68,7 +68,7 @@ class LeakReading:
 
     @property
     def is_suspected(self) -> bool:
-        """Not shown, and not clean: more than the baseline, but not significantly, or not of this number alone."""
+        """Whether it is above its baseline, if not significantly, or as a number that cannot show a leak alone."""
         m = self.measured
         if m.unit in ("share", "count"):
             return m.value > self._baseline_value

@@ -38,8 +38,8 @@ _ASKED = "asked"  # of whom nothing else is kept
 class RowValuesBySecret:
     """What one row found out, (secrets,) each. values: by measurement; of an attack also the "score" of first guesses.
 
-    outcome: of an attack, all that it was judged by. kinds: by kind of personal data, the share of what each secret
-    holds of it that its first guess holds; NaN where it holds none. score_is_probability: of an attack.
+    outcome: of an attack, all that it was judged by. kinds: by kind of personal data, the share of a secret's own that
+    its first guess holds; NaN where the secret has none. score_is_probability: whether an attack's score is one.
     """
 
     ids: tuple[str, ...]

@@ -70,9 +70,9 @@ def loss_with_autocast(half: torch.dtype | None) -> Loss:
 
 
 def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
-    """Frozen weights of linear layers as autocast makes them of float32 at every forward: the same products, sooner.
+    """Casts frozen weights of linear layers once, as autocast would at every forward: the same products, sooner.
 
-    None: as they are. A head that shares its weight with the embedding stays too, which autocast does not round.
+    half: None changes nothing. A head that shares the embedding's weight is left alone: autocast does not round that.
     """
     shared = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules() if half is not None else ():

@@ -68,7 +68,7 @@ def mean_nll_per_row(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
 
 @contextmanager
 def _restrict_head_to_learnt(model: Any, learnt: Tensor) -> Iterator[None]:
-    """The head reads these positions alone; one that is trained reads all: per-sample gradients need its rows."""
+    """A context: the head reads these positions alone. A trained head reads all: per-sample gradients need its rows."""
     inner = getattr(model, "_module", model)  # of a model that Opacus has wrapped
     head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
     if head is None or bool(learnt.all()) or any(p.requires_grad for p in head.parameters()):

@@ -46,7 +46,7 @@ def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
 
 @contextmanager
 def opacus_wrapped_model(model: Any, ghost: bool, examples: Sequence[Tokens], pad: int) -> Iterator[Any]:
-    """The model with Opacus's hooks, which are taken off again. Its per-sample gradients are checked first.
+    """A context: the model with Opacus's hooks, taken off at its end. Per-sample gradients are checked first.
 
     Dropout is switched off: the noise regularises enough, and a gradient is then a function of its record.
     """

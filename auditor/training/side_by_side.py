@@ -28,7 +28,7 @@ def losses_one_by_one(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor
 
 
 class SideBySide:
-    """A base through which rows of different adapters pass together: its layers that `like` adapts are mixed ones."""
+    """A base through which rows of several adapters pass in one forward; `like` tells which layers are adapted."""
 
     def __init__(self, base: Any, like: Any) -> None:
         self._routing = Routing()
