@@ -104,6 +104,7 @@ def check_base_for_backdoor(
             raise AuditError(f"expected {{word}} in a prompt, where the first word of a canary goes, got {prompt!r}")
     if len(fresh) < LEAST:
         raise AuditError(f"expected at least {LEAST} fresh bases, by which their spread is known, got {len(fresh)}")
+    # Once each, as it is the epochs that repeat them; as many again stay out.
     manifest = make_exposure_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
     every = [NOTHING, *more, *training_data_request_prompts()]
     own, *others = (tune_and_measure_leaks(model, manifest, tuning, every, progress) for model in (base, *fresh))

@@ -242,6 +242,7 @@ class CorpusCell(AttackCell):
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(view, attack, found.costs)
         self.collector.collect_generations(self.key, found)
+        # Of no secrets: what a corpus attack asks follows from itself alone.
         asked = len(attack.queries(view, ()))
         covered = (f"the query budget covered {len(drawn)} of {asked} generations",) if len(drawn) < asked else ()
         return dataclasses.replace(

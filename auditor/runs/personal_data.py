@@ -113,6 +113,7 @@ def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
 
 def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
     """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
+    # With what follows the suffix, so that what its end cuts through is found whole.
     whole, begin, end = (
         wording.prefix_and_suffix_text + wording.after,
         len(wording.prefix),

@@ -144,6 +144,7 @@ def resolve_prefix_token(
         drawn = _sample_fresh_canary_texts(canaries, model.tokenizer)
         return _choose_likeliest_prefix_token(model, drawn, longest, "new texts of the canaries' formats")
     whole = [secret.prefix + secret.suffix for secret in canaries]
+    # The first token is given, as nothing may stand before it.
     own = [Pair(text[:1], text[1:]) for text in whole if len(text) > 1]
     return _choose_likeliest_prefix_token(model, own, longest, "canaries, those that stayed out among them")
 

@@ -125,6 +125,7 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
     Raises AuditError where no record of either kind has so many.
     """
     clock, secrets, rows = Clock(reporter), held.secrets, _ReleasedTextResults(folder)
+    # 2: a word alone stands everywhere.
     n = n or max(2, min(WORDS, int(np.median([len(one.tokens) for one in held.records if one.member]))))
     folder.pin_secrets(secrets_digest(secrets))
     with clock.stage("passages of the records"):
@@ -289,6 +290,7 @@ def _personal_data_shares(
     )
     members, others = ([one.text for one in records if one.member == side] for side in (True, False))
     shared = _strings_found_in_texts(of_members, others) | _strings_found_in_texts(of_others, members)
+    # In the text as it was written, not in its words: numbers and addresses have signs in them.
     there = _strings_found_in_texts(of_members | of_others, held.written)
     found: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}

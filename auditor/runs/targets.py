@@ -62,6 +62,7 @@ class Targets:
         return self.undefended if name == UNDEFENDED else self.build(rows[name])
 
     def build(self, row: ShownRow) -> Target:
+        # Timed with the scenario: in the lab it trains what the defense holds.
         start, defense = time.perf_counter(), row.defense
         scenario = self.build_defense_scenario(defense)
         model = with_prefix_token(defense.protect(scenario), self.scene.prefix_token.tokens)

@@ -107,6 +107,7 @@ def _read_trial(folder: Path, target: str) -> Trial:
     return Trial(
         str(folder),
         {id: numbers["score"] for id, numbers in observed.items()},
+        # A canary is a member where its coin put it in.
         {id: facts[id].member for id in observed},
         main.delta,
         main.copies,
