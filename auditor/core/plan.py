@@ -150,7 +150,7 @@ class Plan:
             parts.setdefault(FIELDS[name].part, {})[name] = value
         own = parts.pop("", {})
         changed = {part: dataclasses.replace(getattr(self, part), **some) for part, some in parts.items()}
-        return dataclasses.replace(self, **changed, **own)
+        return dataclasses.replace(self, **changed, **own)  # by __post_init__ the whole plan is checked anew
 
     def values(self) -> dict[str, Any]:
         return {name: getattr(getattr(self, one.part) if one.part else self, name) for name, one in FIELDS.items()}

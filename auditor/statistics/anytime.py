@@ -22,7 +22,7 @@ from auditor.statistics.bounds import bisect_refuted
 
 Floats = NDArray[np.float64]
 
-_FIRST, _GROWTH = 16, 1.1  # secrets before the first look, and each later one's share of those before it
+_FIRST, _GROWTH = 16, 1.1  # secrets asked at the first look, and how many times as many at each next one
 _ALL = 0.3  # of the capital: what is staked whole, which pays most where nothing leaks, and is lost at the first leak
 STAKES = np.append(np.geomspace(0.008, 0.7, 8), 1.0)  # few: what is shared out over many is missing from the best
 CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)

@@ -75,4 +75,5 @@ def _detectable_epsilon_from_table(audit: Audited, limit: float, power: float) -
         return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit
 
     found = largest_refuted_value(missed, _MOST, _FINE)
+    # where every epsilon is missed, the bisection ends just below _MOST
     return found if found < _MOST * (1 - _FINE) else math.inf

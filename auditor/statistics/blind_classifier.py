@@ -34,7 +34,7 @@ def near_duplicate_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
     """(texts,) group of each: texts within `edits_allowed` token edits (Levenshtein) of another share its group."""
     limits = [edits_allowed(len(text)) for text in texts]
     pairs = list(near_pairs(texts, texts, limits))
-    # Never empty: a text is within 0 edits of itself.
+    # Never empty: a text that has tokens is within 0 edits of itself.
     at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))
     near = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
     return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)

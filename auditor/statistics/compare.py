@@ -132,6 +132,7 @@ def paired_mean_difference(new: Floats, base: Floats) -> ResampledNumber:
     """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
     delta = new - base
     n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
+    # one stream for all that a gate compares: numbers of the same secrets are read at the same resamples
     draws = bootstrap.resampled_means(delta, "gate", _RESAMPLES, _AT_ONCE)
     return ResampledNumber(value, n, draws, LeastIntervalWidth(value, n, max(1.0, size)))
 

@@ -31,6 +31,7 @@ def predict_recall_at_repeats(
         seen = hit[times == count] if count or never is None else never
         if not len(seen):
             raise ValueError(f"expected a count that was measured, got {count}")
+        # each count's rate is of secrets of its own, so that the terms are independent
         parts.append((float((after == count).mean()), share_with_interval(PREDICTED, seen)))
     value, low, high = combine_independent_intervals(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))

@@ -123,5 +123,6 @@ def combine_independent_intervals(terms: Iterable[tuple[float, Measurement]]) ->
 
 def mean_with_bootstrap_interval(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
     """A mean with its bootstrap interval."""
+    # the name is the stream: numbers of one name over as many secrets are read at the same resamples
     ends = bootstrap.percentile_interval(bootstrap.resampled_means(values, name))
     return Measurement(name, float(values.mean()), *ends, len(values), unit, note)
