@@ -26,7 +26,7 @@ from auditor.plugins.probe import (
     Observed,
     Probe,
     observe_in_batches,
-    strip_prefix_from_matching_names,
+    observed_names_without_prefix,
     value_column,
 )
 from auditor.plugins.view import Sampling, View
@@ -64,19 +64,21 @@ class ClaimCheck(Probe):
         """Ancestral draws, whatever the setting: no claim is about another decoding."""
         return Sampling(1, ANCESTRAL)
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required)
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
         model, longest = view.target, max((len(secret.suffix) for secret in secrets), default=1)
         size = max(1, _DISTRIBUTION_ELEMENTS // (longest * model.vocab_size * model.parts))
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             length, seen = suffixes.shape[1], list[Observation]()
-            at = evenly_spaced_positions(self.positions, length)
+            at = evenly_spaced_suffix_positions(self.positions, length)
             # Without its last token: behind position i stands the distribution that suffix token i is drawn from.
-            checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
+            checks = model.divergence_checks(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
             drawn = self._drawn_token_probability_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
-                values = summarise_checks_of_text(checks, i, at) | {name: float(x[i]) for name, x in drawn.items()}
+                values = summarise_claim_checks_of_text(checks, i, at) | {
+                    name: float(x[i]) for name, x in drawn.items()
+                }
                 seen.append(Observation(secret.id, values))
             return seen
 
@@ -84,7 +86,7 @@ class ClaimCheck(Probe):
 
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
         """What the claim rests on beside the distributions, in counts."""
-        premises = {**view.target.claim_premises(), "uncharged_tokens": view.meter.uncharged_token_count}
+        premises = {**view.target.claim_premise_counts(), "uncharged_tokens": view.meter.uncharged_token_count}
         return {name: float(count) for name, count in premises.items()}
 
     @torch.no_grad()
@@ -113,39 +115,47 @@ class ClaimCheck(Probe):
         faults = non_divergence_claim_faults(observations)
         verdict = "VIOLATED" if broken or faults else "holds on every query looked at"
         measured = []
-        if claimed_relations(observations):
-            measured.append(_point_measurement("claim_violations", broken + len(faults), queries, "count", verdict))
-        for relation in unclaimed_relations(observations):
-            spent = data_dependent_epsilon(observations, relation)
+        if relations_claimed_in_observations(observations):
+            measured.append(
+                _point_measurement_of_checked_queries(
+                    "claim_violations", broken + len(faults), queries, "count", verdict
+                )
+            )
+        for relation in relations_unclaimed_in_observations(observations):
+            spent = data_dependent_epsilon_of_queries(observations, relation)
             most = float(value_column(observations, f"realised_{relation}").max())
             note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
             measured += [
-                _point_measurement("epsilon_data_dependent", spent, queries, "nats", note),
-                _point_measurement(f"realised_{relation}", most, queries, "nats", _PRIVATE),
+                _point_measurement_of_checked_queries("epsilon_data_dependent", spent, queries, "nats", note),
+                _point_measurement_of_checked_queries(f"realised_{relation}", most, queries, "nats", _PRIVATE),
             ]
-        for relation in claimed_relations(observations):
-            seen = _worst_observation(observations, relation).values
+        for relation in relations_claimed_in_observations(observations):
+            seen = _observation_nearest_to_breaking_claim(observations, relation).values
             realised, claimed = seen[f"realised_{relation}"], seen[f"claimed_{relation}"]
             margin = 1 - _realised_to_claimed_ratio(realised, claimed)
             measured += [
-                _point_measurement(f"realised_{relation}", realised, queries, "nats", _PRIVATE),
-                _point_measurement(f"claimed_{relation}", claimed, queries, "nats", "of one query"),
-                _point_measurement(f"margin_{relation}", margin, queries, "part of the claim", _PRIVATE),
+                _point_measurement_of_checked_queries(f"realised_{relation}", realised, queries, "nats", _PRIVATE),
+                _point_measurement_of_checked_queries(f"claimed_{relation}", claimed, queries, "nats", "of one query"),
+                _point_measurement_of_checked_queries(
+                    f"margin_{relation}", margin, queries, "part of the claim", _PRIVATE
+                ),
             ]
         return measured
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         said = []
-        for relation in claimed_relations(observations):
-            worst = _worst_observation(observations, relation)
+        for relation in relations_claimed_in_observations(observations):
+            worst = _observation_nearest_to_breaking_claim(observations, relation)
             if not _is_claim_violated(worst, relation):
                 realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
                 margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))  # below 0 by rounding only
-                said.append(f"holds with margin {margin:.1%}: {_realised_and_claimed_text(worst, relation)}")
+                said.append(
+                    f"holds with margin {margin:.1%}: {_realised_and_claimed_divergence_phrase(worst, relation)}"
+                )
         said += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the queries looked at cost "
-            f"ε {data_dependent_epsilon(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
-            for relation in unclaimed_relations(observations)
+            f"ε {data_dependent_epsilon_of_queries(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
+            for relation in relations_unclaimed_in_observations(observations)
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
@@ -154,26 +164,26 @@ class ClaimCheck(Probe):
             )
         return (*said, _PRIVATE)
 
-    def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
+    def claim_violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         said, alias = non_divergence_claim_faults(observations), {secret.id: secret.alias for secret in secrets}
-        for relation in claimed_relations(observations):
-            worst = _worst_observation(observations, relation)
+        for relation in relations_claimed_in_observations(observations):
+            worst = _observation_nearest_to_breaking_claim(observations, relation)
             if _is_claim_violated(worst, relation):
                 position, neighbour = (worst.values[f"{what}_{relation}"] for what in ("position", "neighbour"))
                 said.append(
-                    f"{_realised_and_claimed_text(worst, relation)}, at {alias[worst.secret]}, position "
+                    f"{_realised_and_claimed_divergence_phrase(worst, relation)}, at {alias[worst.secret]}, position "
                     f"{position:.0f}, neighbour {neighbour:.0f}"
                 )
         return tuple(said)
 
 
-def evenly_spaced_positions(positions: int, length: int) -> list[int]:
+def evenly_spaced_suffix_positions(positions: int, length: int) -> list[int]:
     """So many of `length` positions, evenly spaced, the first among them; all where positions is 0 or too many."""
     count = min(positions or length, length)
     return [i * length // count for i in range(count)]
 
 
-def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]) -> dict[str, float]:
+def summarise_claim_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]) -> dict[str, float]:
     """Of one text: by relation the position and neighbour that use most of the claim; how many positions break a claim.
 
     Of a relation that nothing is claimed of, what all positions cost together.
@@ -198,17 +208,17 @@ def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Se
     return {"queries": float(len(at)), "violations": float(broken.sum()), **named, **costs}
 
 
-def claimed_relations(observations: Sequence[Observation]) -> list[str]:
+def relations_claimed_in_observations(observations: Sequence[Observation]) -> list[str]:
     """The relations that something is claimed of, in the order of the checks."""
-    return strip_prefix_from_matching_names("claimed_", observations[0].values if observations else ())
+    return observed_names_without_prefix("claimed_", observations[0].values if observations else ())
 
 
-def unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
+def relations_unclaimed_in_observations(observations: Sequence[Observation]) -> list[str]:
     """The relations that were measured and nothing is claimed of, in the order of the checks."""
-    return strip_prefix_from_matching_names("loss_", observations[0].values if observations else ())
+    return observed_names_without_prefix("loss_", observations[0].values if observations else ())
 
 
-def data_dependent_epsilon(observations: Sequence[Observation], relation: str) -> float:
+def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relation: str) -> float:
     """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own distribution gives away."""
     lost, order = (
         float(value_column(observations, f"loss_{relation}").sum()),
@@ -239,13 +249,13 @@ def _is_claim_violated(worst: Observation, relation: str) -> bool:
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
 
 
-def _realised_and_claimed_text(worst: Observation, relation: str) -> str:
+def _realised_and_claimed_divergence_phrase(worst: Observation, relation: str) -> str:
     realised, claimed, order = (worst.values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
     words = f"{relation.replace('_', ' ')}, order {order:g}"
     return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
 
 
-def _worst_observation(observations: Sequence[Observation], relation: str) -> Observation:
+def _observation_nearest_to_breaking_claim(observations: Sequence[Observation], relation: str) -> Observation:
     return max(
         observations,
         key=lambda o: _realised_to_claimed_ratio(o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]),
@@ -261,6 +271,6 @@ def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
     return realised / claimed if claimed > 0 else math.inf
 
 
-def _point_measurement(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
+def _point_measurement_of_checked_queries(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
     """A number about the queries that were looked at, not about others: its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

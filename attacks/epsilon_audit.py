@@ -61,7 +61,7 @@ class EpsilonAudit(Probe):
             raise AuditError(f"expected level in (0, 1), got {self.level:g}")
 
     @property
-    def required(self) -> tuple[str, ...]:
+    def required_capabilities(self) -> tuple[str, ...]:
         return ("likelihood",) if self.by == "loss" else ("draw",)
 
     @property
@@ -73,8 +73,8 @@ class EpsilonAudit(Probe):
 
     # --- what is seen of each canary ---
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required)
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
         if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
             raise NotApplicable(
                 "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
@@ -122,12 +122,12 @@ class EpsilonAudit(Probe):
             return {"delta": own}
         return {"delta": own, "claimed": claim.epsilon["add_remove"]}
 
-    def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the score: higher is surer that the canary went in."""
-        scores = self._scores(observations).tolist()
+        scores = self._canary_inclusion_scores(observations).tolist()
         return [replace(o, values={**o.values, "score": x}) for o, x in zip(observations, scores, strict=True)]
 
-    def _scores(self, observations: Sequence[Observation]) -> NDArray[np.float64]:
+    def _canary_inclusion_scores(self, observations: Sequence[Observation]) -> NDArray[np.float64]:
         if self.draws_samples:
             return value_column(observations, "agreement")
         nll = value_column(observations, "nll")
@@ -144,13 +144,15 @@ class EpsilonAudit(Probe):
 
     # --- what it proves ---
 
-    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+    def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         # Tuples, as the cache takes hashable arguments alone.
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
         scores, delta = tuple(value_column(observations, "score").tolist()), observations.facts["delta"]
         # A user's copies are one unit together: the bound is not divided by their number, as a group's is.
         copies = 1 if self.unit == "user" else self._canary_insertion_count(secrets)
-        return tuple(replace(a, unit=self.unit) for a in _cached_audits(scores, coins, delta, self.level, copies))
+        return tuple(
+            replace(a, unit=self.unit) for a in _cached_canary_epsilon_bounds(scores, coins, delta, self.level, copies)
+        )
 
     @staticmethod
     def _canary_insertion_count(secrets: Sequence[Secret]) -> int:
@@ -158,10 +160,10 @@ class EpsilonAudit(Probe):
         return max(1, *(secret.repeats or 0 for secret in secrets))
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        return audit_measurements(self.audits(secrets, observations))
+        return audit_measurements(self.epsilon_lower_bounds(secrets, observations))
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        main = self.audits(secrets, observations)[0]
+        main = self.epsilon_lower_bounds(secrets, observations)[0]
         inside = sum(secret.member for secret in secrets)
         times, copied = self._canary_insertion_count(secrets), main.copies > 1
         whose = f"one {self.unit}" + (f", of which {main.copies} copies are a group" if copied else "")
@@ -169,7 +171,7 @@ class EpsilonAudit(Probe):
             f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a fair coin each, "
             f"inserted {'once' if times == 1 else f'{times} times'}; {main.guesses:,} guessed, "
             f"{main.right:,} right",
-            f"scored by {self._score_description(observations)}, of the secret alone",
+            f"scored by {self._inclusion_score_phrase(observations)}, of the secret alone",
             f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high in at most "
             f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
         ]
@@ -177,14 +179,14 @@ class EpsilonAudit(Probe):
             said.append(f"against the claimed ε of {claimed:.3g}: {detection_power_sentence(main, claimed)}")
         return tuple(said)
 
-    def _score_description(self, observations: Sequence[Observation]) -> str:
+    def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
         return "loss minus that under the reference model" if self._is_compared_to_reference(observations) else "loss"
 
 
 @lru_cache(maxsize=8)
-def _cached_audits(
+def _cached_canary_epsilon_bounds(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
     """Remembered, as a row asks three times. NotApplicable for scores that say nothing: the run goes on."""

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.attacks.likelihood_ranking import reference_scores
+from auditor.attacks.likelihood_ranking import scores_against_reference_model
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.generation.sample import Candidates
+from auditor.generation.sample import SuffixCandidates
 from auditor.models.base import LanguageModel
 from auditor.models.memory import BatchSizeLimit
-from auditor.plugins.attack import Attack, SamplingAttack, add_capability, mean_nll
+from auditor.plugins.attack import Attack, SamplingAttack, add_required_capability, mean_nll_of_candidates
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.view import Batch, View
 
@@ -65,13 +65,17 @@ class Ethicist(SamplingAttack):
             raise AuditError(f"expected validation in (0, 1), got {self.validation}")
 
     @property
-    def required(self) -> tuple[str, ...]:
-        return super().required if self.confidence == "calibrated" else add_capability(super().required, "likelihood")
+    def required_capabilities(self) -> tuple[str, ...]:
+        return (
+            super().required_capabilities
+            if self.confidence == "calibrated"
+            else add_required_capability(super().required_capabilities, "likelihood")
+        )
 
-    def prompt_rows(self) -> int:
+    def soft_prompt_rows(self) -> int:
         return self.prompt_length
 
-    def choose_tuning_model(self, view: View) -> str:
+    def choose_tuning_model_label(self, view: View) -> str:
         """Which model the prompt is tuned on in this view; NotApplicable where an explicit wish cannot be met."""
         if self.tune_on == "target":
             view.require_capability("embeddings")
@@ -83,12 +87,12 @@ class Ethicist(SamplingAttack):
             return "target"
         return "none" if view.public is None or "embeddings" not in view.target.capabilities else "public"
 
-    def prompt_name(self, view: View) -> str:
-        on = self.choose_tuning_model(view)
+    def soft_prompt_name(self, view: View) -> str:
+        on = self.choose_tuning_model_label(view)
         return "" if on == "none" else f"tuned on {on}"
 
-    def state_name(self, view: View) -> str:
-        on = self.choose_tuning_model(view)
+    def fitted_state_name(self, view: View) -> str:
+        on = self.choose_tuning_model_label(view)
         return view.target_name if on == "target" else on
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
@@ -106,16 +110,16 @@ class Ethicist(SamplingAttack):
             if state["steps"] < self.warmup_steps:
                 prompt += (
                     f"; the warm-up of {self.warmup_steps} steps is longer than all {state['steps']}: "
-                    f"-A warmup_steps={paper_warmup_steps(state['steps'])} is the paper's share of them"
+                    f"-A warmup_steps={ethicist_paper_warmup_steps(state['steps'])} is the paper's share of them"
                 )
-        return (prompt, self._ranking_label_and_score(view)[0])
+        return (prompt, self._ranking_phrase_and_score_function(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
         """Tuning looks at no option of the sampler, nor at how candidates are ranked."""
         sampling = {f.name for f in dataclasses.fields(SamplingAttack)}
         return {name: v for name, v in super().fit_options().items() if name not in {*sampling, "confidence"}}
 
-    def rehearsal(self) -> tuple[Attack, float]:
+    def timing_stand_in(self) -> tuple[Attack, float]:
         """A tuning of one epoch, and how many epochs a whole one has at most."""
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
@@ -124,12 +128,12 @@ class Ethicist(SamplingAttack):
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """The tuned prompt (P, d) of the best epoch, with the losses that chose it; none without a model to tune."""
-        on = self.choose_tuning_model(view)
+        on = self.choose_tuning_model_label(view)
         if on == "none":
             return {"tuned_on": on}
         model = view.target if on == "target" else view.public
         assert model is not None
-        train, validation = split_train_and_validation_pairs(known, self.validation, view.seed)
+        train, validation = split_prompt_tuning_and_validation_pairs(known, self.validation, view.seed)
         key = (view.seed, "tune", view.target_name if on == "target" else "public")
         return {"tuned_on": on, **self._tune_soft_prompt(model, train, validation, key)}
 
@@ -145,8 +149,8 @@ class Ethicist(SamplingAttack):
         optimizer = torch.optim.AdamW([prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6)
         # Of all epochs: the rate decays as planned, also where patience ends the tuning sooner.
         steps = self.epochs * -(-len(train) // self.batch)
-        warmup = self.warmup_steps or paper_warmup_steps(steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_warmup_then_decay, warmup, steps))
+        warmup = self.warmup_steps or ethicist_paper_warmup_steps(steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_prompt_learning_rate_factor, warmup, steps))
         # The untouched initial prompt is not a candidate: the paper keeps the best *epoch*.
         best, best_epoch, best_loss, history = prompt, 0, np.inf, []
         at_once = BatchSizeLimit(_PAIRS_AT_ONCE)
@@ -157,7 +161,7 @@ class Ethicist(SamplingAttack):
             def asked(size: int) -> float:
                 noise.set_state(state)  # a smaller batch, tried again, asks the same members
                 optimizer.zero_grad(set_to_none=True)  # of what was learnt before memory was used up
-                return self._mean_loss(model, pairs, prompt, noise, size, learn)
+                return self._accumulate_mean_prompt_tuning_loss(model, pairs, prompt, noise, size, learn)
 
             return at_once.run_within_memory(asked, len(pairs))[1]
 
@@ -178,7 +182,7 @@ class Ethicist(SamplingAttack):
                 break
         return {"prompt": best.detach(), "best_epoch": best_epoch, "validation_loss": history, "steps": steps}
 
-    def _mean_loss(
+    def _accumulate_mean_prompt_tuning_loss(
         self,
         model: LanguageModel,
         pairs: Sequence[Pair],
@@ -192,17 +196,22 @@ class Ethicist(SamplingAttack):
         The passes of one group of pairs ask the same members of an ensemble, as one pass over all of them would.
         """
         total = 0.0
-        for share, alike in _group_by_similar_length(pairs, len(prompt)):
+        for share, alike in _prompt_tuning_groups_with_shares(pairs, len(prompt)):
             members = noise.get_state()
             for start in range(0, len(alike), size):
                 noise.set_state(members)
                 some = alike[start : start + size]
-                weight, loss = share * len(some) / len(alike), self._loss(model, some, prompt, noise)
+                weight, loss = (
+                    share * len(some) / len(alike),
+                    self._prompt_tuning_loss(model, some, prompt, noise),
+                )
                 learn(loss * weight)  # backward at once: gradients add up, graphs are not held together
                 total += weight * float(loss.detach())
         return total
 
-    def _loss(self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator) -> Tensor:
+    def _prompt_tuning_loss(
+        self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator
+    ) -> Tensor:
         """Mean over the pairs of L_MLE + alpha L_smooth (Eq. 3); their suffixes are of one length.
 
         Shorter pairs are filled up behind their end, which no distribution before it depends on.
@@ -219,41 +228,41 @@ class Ethicist(SamplingAttack):
             at = (last - length - behind).unsqueeze(-1) + torch.arange(length, device=model.device)
             distribution = distribution[torch.arange(len(pairs), device=model.device).unsqueeze(-1), at]
         nll = -distribution.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)
-        return mle_plus_smoothing_loss(nll, self.smooth_tokens, self.alpha).mean()
+        return prompt_tuning_mle_plus_smoothing_loss(nll, self.smooth_tokens, self.alpha).mean()
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         if self.confidence == "reference":
-            return reference_scores(view, batch)
-        score = self._ranking_label_and_score(view)[1]
+            return scores_against_reference_model(view, batch)
+        score = self._ranking_phrase_and_score_function(view)[1]
         return [score(candidates) for _, candidates in batch]
 
     def score_is_probability(self, view: View) -> bool:
         if self.confidence != "calibrated" or self.search == "beam":
             return False
         # A single candidate is ranked by its nll (below), which is no probability.
-        return self.search == "tree" or not (self.draws_once and view.has_capability("likelihood"))
+        return self.search == "tree" or not (self.has_one_candidate and view.has_capability("likelihood"))
 
-    def _ranking_label_and_score(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
+    def _ranking_phrase_and_score_function(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """How candidates are ranked, in words, and the score of one prefix's candidates that does it."""
         if self.confidence != "calibrated":
             words = "perplexity against the reference model's" if self.confidence == "reference" else "perplexity"
-            return f"candidates ranked by {words}", lambda c: -mean_nll(c)
+            return f"candidates ranked by {words}", lambda c: -mean_nll_of_candidates(c)
         if not view.has_capability("likelihood"):
             return "candidates ranked by their share of the samples", lambda c: c.counts.double() / self.samples
         if self.search == "beam":
             # Beams are no samples of anything: Eq. 4 has nothing to count in them.
             return "candidates ranked by nll: calibrated confidence needs samples, not beams", lambda c: -c.nll
-        if self.draws_once:
+        if self.has_one_candidate:
             # One candidate is 1 by Eq. 4 whatever it is, and cannot be ranked across prefixes by it: rank by nll.
             words = "one candidate a prefix: ranked by nll, since its calibrated confidence is always 1"
             return words, lambda c: -c.nll
         if self.search == "tree":
             words = "candidates ranked by their exact probability under the decoding distribution"
             return words, lambda c: c.log_q.exp()
-        return "candidates ranked by calibrated confidence", calibrated_confidence
+        return "candidates ranked by calibrated confidence", calibrated_candidate_confidence
 
 
-def mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
+def prompt_tuning_mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
     """L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3). nll: (pairs, length) nats -> (pairs,).
 
     L_smooth is the mean of the `smooth_tokens` largest token losses, chosen anew at every step; fewer where the suffix
@@ -263,7 +272,7 @@ def mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Te
     return nll.mean(-1) + alpha * worst.mean(-1)
 
 
-def calibrated_confidence(candidates: Candidates) -> Tensor:
+def calibrated_candidate_confidence(candidates: SuffixCandidates) -> Tensor:
     """C_i = r_i exp(-nll_i) / sum_j r_j exp(-nll_j) over the distinct samples (Ethicist, Eq. 4), (distinct,).
 
     The authors' exp(-50 * mean loss) is this sum for 50 tokens; in log space it cannot become 0/0.
@@ -271,7 +280,7 @@ def calibrated_confidence(candidates: Candidates) -> Tensor:
     return torch.softmax(candidates.counts.double().log() - candidates.nll, dim=-1)
 
 
-def split_train_and_validation_pairs(
+def split_prompt_tuning_and_validation_pairs(
     known: Sequence[Pair], validation: float, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
     """Known pairs at random into train and validation, at least one of each."""
@@ -285,12 +294,12 @@ def split_train_and_validation_pairs(
     return [known[i] for i in order[held:]], [known[i] for i in order[:held]]
 
 
-def paper_warmup_steps(steps: int) -> int:
+def ethicist_paper_warmup_steps(steps: int) -> int:
     """The share of so many steps for which the paper warms up: of 15,000 pairs, a tenth held out, 20 epochs of 32."""
     return max(1, round(steps * 500 / 8440))
 
 
-def _group_by_similar_length(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
+def _prompt_tuning_groups_with_shares(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
     """Groups for one pass with their share of the pairs, so that their means add up to the mean over all.
 
     A group's suffixes have one length, and its prefixes about one: with `rows` of a prompt before them, its longest
@@ -307,7 +316,7 @@ def _group_by_similar_length(pairs: Sequence[Pair], rows: int) -> Iterator[tuple
     yield len(group) / len(pairs), group
 
 
-def _warmup_then_decay(warmup: int, steps: int, step: int) -> float:
+def _prompt_learning_rate_factor(warmup: int, steps: int, step: int) -> float:
     """The learning-rate factor of a step: up linearly over `warmup` steps, then down linearly to zero at `steps`."""
     # `LambdaLR` counts from 0: the first step has 1 / warmup of the rate, and not none of it.
     return (step + 1) / warmup if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup))

@@ -21,8 +21,8 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import (
     Observed,
     Probe,
-    mean_by_repeat_count,
-    measure_with_nonmember_baseline,
+    mean_probability_by_repeat_count,
+    mean_probability_with_nonmember_baseline,
     member_mask,
     value_column,
 )
@@ -62,8 +62,8 @@ class Exposure(Probe):
         """The recipe whose distribution is looked at: nothing is cut off."""
         return Sampling(1, ANCESTRAL)
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required)
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: canaries are text")
         spaces: dict[CanarySpace, list[Secret]] = {}
@@ -77,7 +77,7 @@ class Exposure(Probe):
         for space, group in spaces.items():
             yield from _CanarySpaceRanking(self, view, space).observe_canary_exposures(group)
 
-    def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
         # Of the inserted ones alone: a control is no hypothesis, and would only cost power.
@@ -91,27 +91,34 @@ class Exposure(Probe):
         member, most = member_mask(secrets), _maximum_exposure_bits(observations)
         # As shares of the most bits there can be: the interval of a mean is one of numbers in [0, 1].
         own = value_column(observations, "exposure_bits") / most
-        measured = measure_with_nonmember_baseline("exposure", own, member, _WHICH)
+        measured = mean_probability_with_nonmember_baseline("exposure", own, member, _WHICH)
         fitted = value_column(observations, "extrapolated_bits") / most
-        extrapolated = measure_with_nonmember_baseline("exposure_extrapolated", fitted, member, _FITTED, excess=False)
+        extrapolated = mean_probability_with_nonmember_baseline(
+            "exposure_extrapolated", fitted, member, _FITTED, excess=False
+        )
         # An interval over canaries would say nothing of how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
-        main, *others = (_rescale_to_bits(m, most) for m in (*measured, *pointwise))
+        main, *others = (_rescale_exposure_share_to_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
-        exposed = self._significantly_exposed(secrets, observations)
+        exposed = self._significantly_exposed_canary_mask(secrets, observations)
         share = share_with_interval("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
         return [_widen_to_exposure_bounds(main, chosen), share, *others]
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         most = _maximum_exposure_bits(observations)
-        groups = mean_by_repeat_count("exposure", secrets, value_column(observations, "exposure_bits") / most)
+        groups = mean_probability_by_repeat_count(
+            "exposure", secrets, value_column(observations, "exposure_bits") / most
+        )
         held = {
             count: [o for s, o in zip(secrets, observations, strict=True) if s.member and str(s.repeats) == count]
             for count in groups
         }
-        return {count: _widen_to_exposure_bounds(_rescale_to_bits(m, most), held[count]) for count, m in groups.items()}
+        return {
+            count: _widen_to_exposure_bounds(_rescale_exposure_share_to_bits(m, most), held[count])
+            for count, m in groups.items()
+        }
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         return {
             "exposure": value_column(observations, "exposure_bits").tolist(),
             # Controls were not tested, and have no adjusted p-value.
@@ -120,7 +127,7 @@ class Exposure(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         sizes = sorted({round(2**bits) for bits in value_column(observations, "space_bits").tolist()})
-        exposed = self._significantly_exposed(secrets, observations)
+        exposed = self._significantly_exposed_canary_mask(secrets, observations)
         estimated = int(value_column(observations, "estimated").sum())
         said = [
             f"each canary is scored as a text of its own, among {' or '.join(f'{n:,}' for n in sizes)}",
@@ -147,7 +154,7 @@ class Exposure(Probe):
             )
         return tuple(said)
 
-    def _significantly_exposed(
+    def _significantly_exposed_canary_mask(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> NDArray[np.bool_]:
         p_values = [o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member]
@@ -168,17 +175,17 @@ class _CanarySpaceRanking:
         # Keyed without the target: every model is measured by the same references.
         noise = keyed_random_generator("exposure", "references", view.seed, space.format)
         self.references = [space.draw(noise) for _ in range(probe.references)]
-        encoded = tries.encode_texts(view.tokenizer, self.references)
+        encoded = tries.encode_without_special_tokens(view.tokenizer, self.references)
         self.tokens = {text: tuple(ids) for text, ids in zip(self.references, encoded, strict=True)}
 
     def observe_canary_exposures(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_canary_of_secret(secret).text for secret in secrets]
-        own = [tuple(ids) for ids in tries.encode_texts(self.view.tokenizer, texts)]
+        own = [tuple(ids) for ids in tries.encode_without_special_tokens(self.view.tokenizer, texts)]
         seen = self._exact_exposures(own) if self.exact else self._estimated_exposures(texts, own)
         for secret, values in zip(secrets, seen, strict=True):
             yield Observation(secret.id, values)
 
-    def _require_context(self, head: Tokens) -> Tokens:
+    def _require_token_before_canaries(self, head: Tokens) -> Tokens:
         """Returns `head`, which all texts begin with. NotApplicable where no token stands before their first."""
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
@@ -189,12 +196,12 @@ class _CanarySpaceRanking:
     def _exact_exposures(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, tree = self.view, tries.load_or_build_trie(self.space, self.view.tokenizer)
         tries.check_model_has_trie_tokens(view.target, tree)
-        context, tails = self._require_context(tree.head), [tokens[len(tree.head) :] for tokens in own]
+        context, tails = self._require_token_before_canaries(tree.head), [tokens[len(tree.head) :] for tokens in own]
         nll = tries.continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
         references = tries.continuation_nlls(view.target, context, uniform)
         # Ties count against exposure (formulas B6), and so does what float noise may have parted.
-        limits, nodes = tries.nll_with_tie_margin(nll), self.probe.nodes
+        limits, nodes = tries.leaf_nll_limit_with_tie_margin(nll), self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on which others are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
         searched = f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: {_QUICKER})"
@@ -214,14 +221,17 @@ class _CanarySpaceRanking:
             estimate = exposure.RankEstimate(least, least, most)
             # Of a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
             null_p = 2.0 ** -exposure.exposure_from_rank(most, self.space.bits)
-            values = self._exposure_values(x, estimate, null_p, references, distribution)
+            values = self._exposure_values_of_canary(x, estimate, null_p, references, distribution)
             seen.append({**values, "exact": float(not left), "estimated": 0.0})
         return seen
 
     def _estimated_exposures(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
-        head = constrained.common_prefix([*own, *self.tokens.values()])
-        guide, context = constrained.TokenGuide(self.space, view.tokenizer, head), self._require_context(head)
+        head = constrained.common_proper_token_prefix([*own, *self.tokens.values()])
+        guide, context = (
+            constrained.TokenGuide(self.space, view.tokenizer, head),
+            self._require_token_before_canaries(head),
+        )
         tails = [tokens[len(head) :] for tokens in own]
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
@@ -241,16 +251,16 @@ class _CanarySpaceRanking:
         )
         distribution, seen = exposure.fit_skew_normal(given.nll), []
         nll = tries.continuation_nlls(view.target, context, tails)
-        for x, limit, text in zip(nll.tolist(), tries.nll_with_tie_margin(nll).tolist(), texts, strict=True):
+        for x, limit, text in zip(nll.tolist(), tries.leaf_nll_limit_with_tie_margin(nll).tolist(), texts, strict=True):
             estimate, null_p = (
                 exposure.estimate_canary_rank(limit, text, draws),
                 exposure.canary_null_p_value(x, given.nll),
             )
-            values = self._exposure_values(x, estimate, null_p, given.nll, distribution)
+            values = self._exposure_values_of_canary(x, estimate, null_p, given.nll, distribution)
             seen.append({**values, "exact": 0.0, "estimated": 1.0})
         return seen
 
-    def _exposure_values(
+    def _exposure_values_of_canary(
         self,
         nll: float,
         rank: exposure.RankEstimate,
@@ -284,7 +294,7 @@ def _maximum_exposure_bits(observations: Sequence[Observation]) -> float:
     return float(value_column(observations, "space_bits").max())
 
 
-def _rescale_to_bits(m: Measurement, most: float) -> Measurement:
+def _rescale_exposure_share_to_bits(m: Measurement, most: float) -> Measurement:
     value, low, high = (most * x for x in (m.value, m.low, m.high))
     return replace(m, value=value, low=low, high=high, unit="bits")
 

@@ -13,7 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.near_verbatim import check_beam_options, near_verbatim_batch_size, near_verbatim_probability_bound
+from auditor.attacks.near_verbatim import (
+    check_near_verbatim_beam_options,
+    near_verbatim_batch_size,
+    near_verbatim_probability_bound,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -24,11 +28,11 @@ from auditor.plugins.options import require_options_at_least
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,
-    mean_by_repeat_count,
-    measure_with_nonmember_baseline,
+    mean_probability_by_repeat_count,
+    mean_probability_with_nonmember_baseline,
     member_mask,
     observe_in_batches,
-    token_statistics,
+    read_token_statistics,
     value_column,
 )
 from auditor.plugins.view import View
@@ -76,7 +80,7 @@ class ExtractionProbability(DistributionProbe):
         for name in ("near_distance", "near_beams", "windows", "one_in"):
             if not self.bracket and getattr(self, name) != default[name]:
                 raise AuditError(f"{name} goes with bracket=true, got {name}={getattr(self, name)} without it")
-        check_beam_options(self.near_distance, self.near_beams)
+        check_near_verbatim_beam_options(self.near_distance, self.near_beams)
         for length in self.window_token_lengths():
             if length < 1:
                 raise AuditError(f"expected windows of 1 token or more, got {length}")
@@ -91,30 +95,30 @@ class ExtractionProbability(DistributionProbe):
             raise AuditError(f"expected alpha in (0, 1), got {self.alpha}")
 
     @property
-    def required(self) -> tuple[str, ...]:
+    def required_capabilities(self) -> tuple[str, ...]:
         """Ancestral decoding takes the secrets' own tokens alone, another one the likeliest tokens beside them."""
         sampling = self.sampling()
         # Masking end-of-text renormalises over all other tokens, so that the whole distribution is needed.
         if self.bracket or sampling.eos == "masked":
             return self.needs
-        return ("likelihood",) if sampling.decoding.ancestral else ("likeliest",)
+        return ("likelihood",) if sampling.decoding.is_ancestral else ("likeliest",)
 
     def any_of_n_sample_counts(self) -> list[int]:
-        return _parse_number_list("n", self.n, int)
+        return _parse_extraction_option_numbers("n", self.n, int)
 
     def discoverability_levels(self) -> list[float]:
-        return _parse_number_list("p", self.p, float)
+        return _parse_extraction_option_numbers("p", self.p, float)
 
     def window_token_lengths(self) -> list[int]:
         """How many tokens a window has; none without `bracket`."""
-        return _parse_number_list("windows", self.windows, int) if self.bracket else []
+        return _parse_extraction_option_numbers("windows", self.windows, int) if self.bracket else []
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required)
-        model, decoding = view.target, view.decoding(self.sampling())
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
+        model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            seen = measure_suffix_probabilities(model, decoding, prefixes, suffixes, self.window_token_lengths())
+            seen = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes, self.window_token_lengths())
             if self.bracket:
                 width = (self.near_distance, self.near_beams)
                 near, _ = near_verbatim_probability_bound(model, decoding, prefixes, suffixes, *width)
@@ -131,7 +135,7 @@ class ExtractionProbability(DistributionProbe):
         )
         yield from observe_in_batches(view, secrets, size, look)
 
-    def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""
         member = member_mask(secrets)
         if member.all() or not _has_exact_probability(observations):
@@ -146,16 +150,16 @@ class ExtractionProbability(DistributionProbe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, exact = member_mask(secrets), _has_exact_probability(observations)
-        measured, ends = list[Measurement](), _exact_or_bounding_log_p(observations)
+        measured, ends = list[Measurement](), _suffix_log_p_columns_by_name_ending(observations)
         for end, log_p in ends:
             name, one = f"extraction_probability{end}", any_sample_probability(log_p, 1)
-            measured += measure_with_nonmember_baseline(name, one, member, "one sample", excess=exact)
+            measured += mean_probability_with_nonmember_baseline(name, one, member, "one sample", excess=exact)
         for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
             # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below float's 1 - p.
             name, any_of_n = f"expected_any_of_{n}{end}", any_sample_probability(log_p, n)
-            measured += measure_with_nonmember_baseline(name, any_of_n, member, excess=False)
+            measured += mean_probability_with_nonmember_baseline(name, any_of_n, member, excess=False)
         for n, p, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), self.discoverability_levels(), ends):
-            reached = _secrets_reaching_probability(log_p[member], n, p)
+            reached = _discoverable_secret_mask(log_p[member], n, p)
             measured.append(share_with_interval(f"discoverable_{n}_{p:g}{end}", reached))
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
         note = "one sample from the untruncated distribution"
@@ -164,7 +168,7 @@ class ExtractionProbability(DistributionProbe):
             # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix likelier (formulas C3).
             bound = np.exp2(-value_column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
-            measured += measure_with_nonmember_baseline("rank_bound", bound, member, _CEILING, excess=False)
+            measured += mean_probability_with_nonmember_baseline("rank_bound", bound, member, _CEILING, excess=False)
         if self.bracket:
             measured += self._bound_and_share_measurements(member, observations)
         if member.all() or not exact:
@@ -182,8 +186,8 @@ class ExtractionProbability(DistributionProbe):
         notes = {_NEAR: near, **{f"window_bound_{length}": window for length in self.window_token_lengths()}}
         for name, p in self._bracket_bounds_by_measurement(observations).items():
             if name != "rank_bound":  # every row has it
-                yield from measure_with_nonmember_baseline(name, p, member, notes.get(name, ""), excess=False)
-        for name, reached in self._secrets_above_threshold(observations).items():
+                yield from mean_probability_with_nonmember_baseline(name, p, member, notes.get(name, ""), excess=False)
+        for name, reached in self._one_in_n_secret_masks_by_measurement(observations).items():
             yield share_with_interval(name, reached[member])
             if not member.all():
                 yield share_with_interval(nonmember_metric_name(name), reached[~member], "the baseline")
@@ -197,7 +201,9 @@ class ExtractionProbability(DistributionProbe):
             found[f"greedy_windows_{length}"] = value_column(observations, f"greedy_windows_{length}")
         return found
 
-    def _secrets_above_threshold(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.bool_]]:
+    def _one_in_n_secret_masks_by_measurement(
+        self, observations: Sequence[Observation]
+    ) -> dict[str, NDArray[np.bool_]]:
         """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must not decide."""
         columns = {
             "extraction": any_sample_probability(value_column(observations, "log_p"), 1),
@@ -218,31 +224,33 @@ class ExtractionProbability(DistributionProbe):
             note = f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
         return share_with_interval("conformal_share", members > threshold, note)
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         # The exact number, or the least that it can be.
-        end, log_p = _exact_or_bounding_log_p(observations)[0]
-        return mean_by_repeat_count(f"extraction_probability{end}", secrets, any_sample_probability(log_p, 1))
+        end, log_p = _suffix_log_p_columns_by_name_ending(observations)[0]
+        return mean_probability_by_repeat_count(
+            f"extraction_probability{end}", secrets, any_sample_probability(log_p, 1)
+        )
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         numbers = dict[str, NDArray[np.float64]]()
-        for end, log_p in _exact_or_bounding_log_p(observations):
+        for end, log_p in _suffix_log_p_columns_by_name_ending(observations):
             numbers[f"extraction_probability{end}"] = any_sample_probability(log_p, 1)
             for n in self.any_of_n_sample_counts():
                 numbers[f"expected_any_of_{n}{end}"] = any_sample_probability(log_p, n)
                 for p in self.discoverability_levels():
-                    reached = _secrets_reaching_probability(log_p, n, p)
+                    reached = _discoverable_secret_mask(log_p, n, p)
                     numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
         numbers["extraction_probability_ancestral"] = np.exp(value_column(observations, "log_p_ancestral"))
         if _has_rank_bits(observations):
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
-            reached_by_name = self._secrets_above_threshold(observations)
+            reached_by_name = self._one_in_n_secret_masks_by_measurement(observations)
             numbers |= self._bracket_bounds_by_measurement(observations)
             numbers |= {name: found.astype(np.float64) for name, found in reached_by_name.items()}
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        exact, (_, most) = _has_exact_probability(observations), _exact_or_bounding_log_p(observations)[-1]
+        exact, (_, most) = _has_exact_probability(observations), _suffix_log_p_columns_by_name_ending(observations)[-1]
         # By the most that it can be: what is impossible there is impossible.
         impossible = int(np.isneginf(most[member_mask(secrets)]).sum())
         said = ["no soft prompt"]
@@ -279,13 +287,13 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
     return all("log_p" in seen.values for seen in observations)
 
 
-def _exact_or_bounding_log_p(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
+def _suffix_log_p_columns_by_name_ending(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
     """(end of a measurement's name, log p in nats): the exact one, or the least and the most that it can be."""
     ends = {"": "log_p"} if _has_exact_probability(observations) else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
     return [(end, value_column(observations, name)) for end, name in ends.items()]
 
 
-def _secrets_reaching_probability(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
+def _discoverable_secret_mask(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
     """Whether one of n samples is right with probability p; rounding must not decide whether exactly p is enough."""
     reached: NDArray[np.bool_] = any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
@@ -296,7 +304,7 @@ def _has_rank_bits(observations: Sequence[Observation]) -> bool:
 
 
 @torch.no_grad()
-def measure_suffix_probabilities(
+def suffix_extraction_log_probabilities(
     model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor, windows: Sequence[int] = ()
 ) -> dict[str, Tensor]:
     """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes (B, L).
@@ -311,8 +319,10 @@ def measure_suffix_probabilities(
     model without distributions is asked for the tokens' own log-probabilities where the decoding is ancestral.
     """
     if not implies_capability(model.capabilities, "distribution"):
-        if not decoding.ancestral:
-            return _bracket_log_probabilities(decoding, model.partial_distributions_of(prefixes, suffixes), suffixes)
+        if not decoding.is_ancestral:
+            return _suffix_log_probability_bounds(
+                decoding, model.partial_distributions_of(prefixes, suffixes), suffixes
+            )
         # Ancestral decoding draws from the distribution itself, so both are one number.
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
         seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
@@ -324,9 +334,9 @@ def measure_suffix_probabilities(
         ancestral = rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
         # By id, a tied token's rank would be no ceiling (formulas C6).
         bits = decoding.ranks_with_ties_first(rows, tokens).double().log2()
-        return decoding.token_log_distribution(rows, tokens), ancestral, bits
+        return decoding.decoded_token_log_probs(rows, tokens), ancestral, bits
 
-    parts = token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
+    parts = read_token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
     # Bits stay by token, (B, L): windows take sums of their own.
     seen = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
     log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*seen, strict=True))
@@ -336,8 +346,10 @@ def measure_suffix_probabilities(
     return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
 
 
-def _bracket_log_probabilities(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:
-    """As `measure_suffix_probabilities`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
+def _suffix_log_probability_bounds(
+    decoding: Decoding, seen: PartialDistribution, suffixes: Tensor
+) -> dict[str, Tensor]:
+    """As `suffix_extraction_log_probabilities`, of suffixes (B, L) whose likeliest tokens are told at each place."""
     least, most = decoded_log_prob_bounds(decoding, seen)
     # Each token is bounded behind the same text, so that sums of bounds bound the suffix.
     bits = seen.truncation_ranks().double().log2()
@@ -345,7 +357,7 @@ def _bracket_log_probabilities(decoding: Decoding, seen: PartialDistribution, su
     return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}
 
 
-def _parse_number_list(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+def _parse_extraction_option_numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     """`1,10,100` as rising distinct numbers. Raises AuditError for another form."""
     try:
         return sorted({kind(part) for part in text.split(",")})

@@ -49,17 +49,17 @@ class GradientAudit(Probe):
         if not 0 <= self.delta < 1:
             raise AuditError(f"expected delta in [0, 1), got {self.delta:g}")
 
-    def subjects(self, view: View) -> tuple[Secret, ...]:
+    def textless_subjects(self, view: View) -> tuple[Secret, ...]:
         coins = view.recorded_gradient_canaries().included
         return tuple(
             Secret(f"gradient-{i:0{len(str(len(coins) - 1))}d}", (), (), int(coin), member=coin)
             for i, coin in enumerate(coins)
         )
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         kept, wanted = view.recorded_gradient_canaries(), {secret.id for secret in secrets}
         scores = kept.scores if self.score == "likelihood" else kept.sums
-        for secret, score in zip(self.subjects(view), scores, strict=True):
+        for secret, score in zip(self.textless_subjects(view), scores, strict=True):
             if secret.id in wanted:
                 yield Observation(secret.id, {"score": score})
 
@@ -69,7 +69,7 @@ class GradientAudit(Probe):
         steps = {name: float(getattr(kept, name)) for name in _STEPS}
         return {**terms, **steps, "canaries": float(len(kept.scores))}
 
-    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+    def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         seen, scores = observations.facts, value_column(observations, "score")
         unit = "user" if seen["per_user"] else "record"
         sampling = (seen["sampling_rate"], int(seen["steps"]))  # the shape of what it says of itself
@@ -80,10 +80,10 @@ class GradientAudit(Probe):
         return tuple(replace(audit, unit=unit) for audit in found)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        return audit_measurements(self.audits(secrets, observations))
+        return audit_measurements(self.epsilon_lower_bounds(secrets, observations))
 
-    def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        return tuple(_accounting_fault_sentences(observations.facts))
+    def claim_violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
+        return tuple(_gradient_accounting_fault_sentences(observations.facts))
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         inside = sum(secret.member for secret in secrets)
@@ -93,7 +93,7 @@ class GradientAudit(Probe):
         )
 
 
-def _accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[str]:
+def _gradient_accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[str]:
     """How the recorded steps contradict the accounting: too many releases, wrong sampling, too little noise."""
     steps, releases, values, size = (seen[name] for name in ("steps", "releases", "noise_values", "noise_size"))
     if releases > steps:

@@ -12,24 +12,29 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.generation.search import TreeLeaves
-from auditor.plugins.attack import SamplingAttack, candidate_tokens, cpu_float64_tensor, mean_nll
+from auditor.plugins.attack import (
+    SamplingAttack,
+    candidate_suffixes_as_tuples,
+    candidate_values_tensor,
+    mean_nll_of_candidates,
+)
 from auditor.plugins.view import Batch, Search, View
 
 
 @dataclass(frozen=True)
-class Perplexity(SamplingAttack):
+class PerplexityRanking(SamplingAttack):
     """Rank sampled suffixes by the target's perplexity (Carlini et al. 2021); score = -mean nll, nats a token."""
 
     name: ClassVar[str] = "perplexity"
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
     quick: ClassVar[Mapping[str, Any]] = {"samples": 1, "temperature": 0}  # greedy decoding: one candidate to rank
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
-        return [-mean_nll(candidates) for _, candidates in batch]
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
+        return [-mean_nll_of_candidates(candidates) for _, candidates in batch]
 
 
 @dataclass(frozen=True)
-class Exact(SamplingAttack):
+class ExactProbabilityRanking(SamplingAttack):
     """Rank every suffix likelier than `threshold` by exact probability; no sampling.
 
     Ours (formulas A5). The score is log q(suffix) in nats, q the distribution after temperature and truncation
@@ -51,13 +56,13 @@ class Exact(SamplingAttack):
         if self.temperature == 0:
             raise AuditError("expected temperature > 0, got 0: greedy decoding gives every suffix probability 0 or 1")
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         leaves = [candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)]  # all of them are
         return [candidates.log_q for candidates in leaves]
 
 
 @dataclass(frozen=True)
-class Zlib(SamplingAttack):
+class ZlibRanking(SamplingAttack):
     """Rank by perplexity against compressed size (Carlini et al. 2021); score = -(mean nll / zlib bytes).
 
     `text`: what is compressed, the suffix alone or prefix and suffix. Public repositories disagree on this score; this
@@ -68,18 +73,21 @@ class Zlib(SamplingAttack):
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
     text: Literal["suffix", "all"] = "suffix"
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         if view.tokenizer is None:
             raise NotApplicable("needs a tokenizer to turn tokens into text, and the model came without one")
         result = []
         for query, candidates in batch:
             head = query.prefix if self.text == "all" else ()
-            texts = [view.tokenizer.decode([*head, *suffix]) for suffix in candidate_tokens(candidates)]
-            result.append(-mean_nll(candidates) / cpu_float64_tensor([compressed_size(text) for text in texts]))
+            texts = [view.tokenizer.decode([*head, *suffix]) for suffix in candidate_suffixes_as_tuples(candidates)]
+            result.append(
+                -mean_nll_of_candidates(candidates)
+                / candidate_values_tensor([zlib_compressed_byte_count(text) for text in texts])
+            )
         return result
 
 
-def compressed_size(text: str) -> int:
+def zlib_compressed_byte_count(text: str) -> int:
     """Size of the text under zlib at its default level."""
     try:
         import zlib  # only this score needs it, and some Pythons are built without
@@ -91,7 +99,7 @@ def compressed_size(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Lowercase(SamplingAttack):
+class LowercaseRanking(SamplingAttack):
     """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score = -(nll / nll of lower).
 
     Both nll are means per token, in nats, behind the same prefix; the lower-cased text is tokenised anew, and read as
@@ -101,27 +109,27 @@ class Lowercase(SamplingAttack):
     name: ClassVar[str] = "lowercase"
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         if view.tokenizer is None:
             raise NotApplicable("needs a tokenizer to lower-case text, and the model came without one")
         pairs, own = [], []
         for query, candidates in batch:
             room = None if view.target.max_positions is None else view.target.max_positions - len(query.prefix)
-            own.append(mean_nll(candidates))
-            for suffix in candidate_tokens(candidates):
+            own.append(mean_nll_of_candidates(candidates))
+            for suffix in candidate_suffixes_as_tuples(candidates):
                 # One whose lower-cased text has no tokens, as special ones alone, stands for itself.
-                pairs.append((query.prefix, lower_case_tokens(view.tokenizer, suffix)[:room] or suffix))
-        lower = cpu_float64_tensor(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
+                pairs.append((query.prefix, retokenise_suffix_in_lower_case(view.tokenizer, suffix)[:room] or suffix))
+        lower = candidate_values_tensor(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
         return [-(nll / below) for nll, below in zip(own, lower, strict=True)]
 
 
-def lower_case_tokens(tokenizer: Any, tokens: Tokens) -> Tokens:
+def retokenise_suffix_in_lower_case(tokenizer: Any, tokens: Tokens) -> Tokens:
     """The text of the tokens in lower case, tokenised anew."""
     return tuple(tokenizer(tokenizer.decode(tokens).lower(), add_special_tokens=False)["input_ids"])
 
 
 @dataclass(frozen=True)
-class Reference(SamplingAttack):
+class ReferenceModelRanking(SamplingAttack):
     """Rank by perplexity against a reference model's (Carlini et al. 2021; Ethicist's "Comparing (LM)").
 
     form: `ratio` -(nll / nll_ref), `difference` -(nll - nll_ref), `perplexity-ratio` -(ppl / ppl_ref); nll are means
@@ -132,23 +140,25 @@ class Reference(SamplingAttack):
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
     form: Literal["ratio", "difference", "perplexity-ratio"] = "ratio"
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
-        return reference_scores(view, batch, self.form)
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
+        return scores_against_reference_model(view, batch, self.form)
 
 
-def reference_scores(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
+def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
     """The scores of each query's candidates, (distinct,), higher surer. NotApplicable without a reference model."""
     if view.reference is None:
         raise NotApplicable("needs a reference model: give --reference MODEL")
-    pairs = [(query.prefix, suffix) for query, candidates in batch for suffix in candidate_tokens(candidates)]
+    pairs = [
+        (query.prefix, suffix) for query, candidates in batch for suffix in candidate_suffixes_as_tuples(candidates)
+    ]
     sizes = [len(candidates.counts) for _, candidates in batch]
     # All candidates in one call: what those of one prefix share is read once.
-    reference = cpu_float64_tensor(view.mean_nll(view.reference, pairs)).split(sizes)
-    own = [mean_nll(candidates) for _, candidates in batch]
-    return [reference_score(nll, below, form) for nll, below in zip(own, reference, strict=True)]
+    reference = candidate_values_tensor(view.mean_nll(view.reference, pairs)).split(sizes)
+    own = [mean_nll_of_candidates(candidates) for _, candidates in batch]
+    return [score_against_reference_nll(nll, below, form) for nll, below in zip(own, reference, strict=True)]
 
 
-def reference_score(nll: Tensor, reference: Tensor, form: str) -> Tensor:
+def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:
     """The score, higher surer, from two mean nll (nats a token) of the same text."""
     if form == "difference":
         return -(nll - reference)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.likelihood_ranking import compressed_size, lower_case_tokens
+from auditor.attacks.likelihood_ranking import retokenise_suffix_in_lower_case, zlib_compressed_byte_count
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -26,7 +26,7 @@ from auditor.plugins.probe import (
     masks_by_repeat_count,
     member_mask,
     observe_in_batches,
-    token_statistics,
+    read_token_statistics,
     value_column,
 )
 from auditor.plugins.view import Sampling, View
@@ -87,27 +87,27 @@ class Membership(Probe):
         """The distribution that it looks at, whole and as it is."""
         return Sampling(1, ANCESTRAL)
 
-    def wanted_references(self) -> str:
+    def wanted_reference_models(self) -> str:
         return self.references
 
-    def check(self, secrets: Sequence[Secret]) -> None:
-        if said := _insufficient_records_reason(member_mask(secrets)):
+    def check_secrets(self, secrets: Sequence[Secret]) -> None:
+        if said := _too_few_records_reason(member_mask(secrets)):
             raise AuditError(f"--attack {self.name} {said}: give --nonmembers FILE, records like the data")
 
     # --- one secret at a time -----------------------------------------------------------------------------------------
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required)
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
         reference = self._usable_reference_model(view)
         if self.references and view.references is None:
             raise NotApplicable("there are no reference models here")
         references = view.references(self.references) if self.references and view.references else None
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            own, found = measure_token_log_probs(view.target, prefixes, suffixes), list[Observation]()
-            below = measure_token_log_probs(reference, prefixes, suffixes) if reference else None
-            others = self._reference_model_scores(references, batch, prefixes, suffixes)
-            lowered = self._lowercase_log_probs(view, batch) if self.lowercase else []
+            own, found = measure_token_readings(view.target, prefixes, suffixes), list[Observation]()
+            below = measure_token_readings(reference, prefixes, suffixes) if reference else None
+            others = self._reference_log_probs_and_membership(references, batch, prefixes, suffixes)
+            lowered = self._mean_log_probs_in_lower_case(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
                 seen = self._scores_from_token_readings(
                     own.readings_of_text(i), below.readings_of_text(i) if below else None
@@ -160,19 +160,19 @@ class Membership(Probe):
         if view.tokenizer is None:
             return {}
         suffix, whole = (view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix))
-        sizes = len(whole), compressed_size(whole)
+        sizes = len(whole), zlib_compressed_byte_count(whole)
         # `mean` is a log-probability: signs are those of formulas A2.
-        found = {"zlib": mean / compressed_size(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
+        found = {"zlib": mean / zlib_compressed_byte_count(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
         return found if lowered is None else {**found, "lowercase": -mean / lowered}
 
-    def _lowercase_log_probs(self, view: View, batch: Sequence[Secret]) -> list[float]:
+    def _mean_log_probs_in_lower_case(self, view: View, batch: Sequence[Secret]) -> list[float]:
         """Mean log-probability of each text in lower case, tokenised anew, behind the same prefix."""
         if view.tokenizer is None:
             return []
-        pairs = [(s.prefix, lower_case_tokens(view.tokenizer, s.suffix) or s.suffix) for s in batch]
+        pairs = [(s.prefix, retokenise_suffix_in_lower_case(view.tokenizer, s.suffix) or s.suffix) for s in batch]
         return [-nll for nll in view.mean_nll(view.target, pairs)]
 
-    def _reference_model_scores(
+    def _reference_log_probs_and_membership(
         self, references: ReferenceModels | None, batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor
     ) -> list[dict[str, float]]:
         """Under each reference model, the mean log-probability of each text, and whether it was trained on it."""
@@ -187,23 +187,23 @@ class Membership(Probe):
 
     # --- all secrets together -----------------------------------------------------------------------------------------
 
-    def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the scores that take other records: RMIA's population, LiRA's deviations, a classifier's training."""
         member = member_mask(secrets)
-        if _insufficient_records_reason(member):
+        if _too_few_records_reason(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
         # Near-duplicates share a fold: else a classifier would know a record by its copy.
-        group = blind_classifier.near_duplicate_groups(texts)
+        group = blind_classifier.near_duplicate_fold_groups(texts)
         added = self._rmia_and_lira_scores(observations, member, group)
         single = {name: added.get(name, _score_of_each_record(name, observations)) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
-            added["stacked"] = blind_classifier.stacked_scores(np.column_stack(usable), member, group)
+            added["stacked"] = blind_classifier.stacked_membership_scores(np.column_stack(usable), member, group)
         sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
         lengths = np.column_stack(sizes) if sizes else np.empty((len(texts), 0))
-        added["blind"] = blind_classifier.blind_scores(texts, lengths, member, group)
+        added["blind"] = blind_classifier.blind_membership_scores(texts, lengths, member, group)
         added["group"] = group.astype(np.float64)
         return [
             replace(seen, values={**seen.values, **{name: float(values[i]) for name, values in added.items()}})
@@ -213,7 +213,7 @@ class Membership(Probe):
     def _rmia_and_lira_scores(
         self, observations: Sequence[Observation], member: NDArray[np.bool_], group: NDArray[np.int64]
     ) -> dict[str, NDArray[np.float64]]:
-        count = _reference_count(observations)
+        count = _rmia_lira_reference_count(observations)
         if not count:
             return {}
         # (records, models) each.
@@ -229,18 +229,18 @@ class Membership(Probe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
-        if said := _insufficient_records_reason(member):
+        if said := _too_few_records_reason(member):
             raise NotApplicable(said)
         main = _score_of_each_record(self.score, observations)
         if fault := self._unusable_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
-        widen = _auc_widening(observations, member)
+        widen = _auc_widening_by_score(observations, member)
         found = {**self._target_free_baseline_scores(observations), **self._usable_scores_by_name(observations)}
         measured = [auc_and_tpr_measurements("", main, member, widen[self.score], SCORES[self.score])]
         measured += [auc_and_tpr_measurements(name, scores, member, widen[name]) for name, scores in found.items()]
-        return [*(m for part in measured for m in part), *self._user_inference(secrets, observations)]
+        return [*(m for part in measured for m in part), *self._user_inference_aucs(secrets, observations)]
 
-    def _user_inference(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
+    def _user_inference_aucs(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
         """AUCs of whether a person's data is in it, from records not trained on; beside the reference alone."""
         if all(secret.user is None for secret in secrets):
             return ()
@@ -253,7 +253,7 @@ class Membership(Probe):
     def _target_free_baseline_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """The baselines that never ask the target: the blind classifier, and the reference model alone."""
         found = {name: _score_of_each_record(name, observations) for name in ("blind", "reference_alone")}
-        return {name: scores for name, scores in found.items() if not _score_fault(scores)}
+        return {name: scores for name, scores in found.items() if not _unrankable_scores_reason(scores)}
 
     def _usable_scores_by_name(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """The scores that rank the records, in the table's order."""
@@ -262,22 +262,22 @@ class Membership(Probe):
 
     def _unusable_reason(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
         """Why a score ranks nothing; "" where it does."""
-        # All differences 0. (A NaN is true: of a score that is missing, `_score_fault` tells.)
+        # All differences 0. (A NaN is true: of a score that is missing, `_unrankable_scores_reason` tells.)
         if name in _OF_REFERENCE and not _score_of_each_record("reference", observations).any():
             return "tells nothing: the reference is the target itself"
-        return _score_fault(scores)
+        return _unrankable_scores_reason(scores)
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main AUC of the members of each repeat count against all non-members."""
         main, member = _score_of_each_record(self.score, observations), member_mask(secrets)
-        widen = _auc_widening(observations, member)[self.score]
+        widen = _auc_widening_by_score(observations, member)[self.score]
         return {
             str(r): roc.auc_with_interval(auc_name(""), main[own], main[~member], widen=widen)
             for r, own in masks_by_repeat_count(secrets).items()
             if own.sum() >= roc.LEAST
         }
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """Scores, of which every number of the row is worked out again."""
         main, sound = _score_of_each_record(self.score, observations), self._usable_scores_by_name(observations)
         found = {"": main, **self._target_free_baseline_scores(observations), **sound}
@@ -292,10 +292,10 @@ class Membership(Probe):
             "of its near duplicates, is used; an attacker with a stacked score knows some members and non-members",
         ]
         for rate in FALSE_POSITIVES:
-            if (~member).sum() < roc.nonmembers_for_rate(rate):
+            if (~member).sum() < roc.fewest_nonmembers_for_fpr_threshold(rate):
                 said.append(
-                    f"no true-positive rate at {rate:.1%}: it takes {roc.nonmembers_for_rate(rate):,} non-members, "
-                    f"there are {int((~member).sum()):,}"
+                    f"no true-positive rate at {rate:.1%}: it takes "
+                    f"{roc.fewest_nonmembers_for_fpr_threshold(rate):,} non-members, there are {int((~member).sum()):,}"
                 )
         said += [f"{SCORES[name]}: {why}" for name, why in self._missing_score_reasons(observations).items()]
         group = value_column(observations, "group").astype(int)
@@ -306,7 +306,7 @@ class Membership(Probe):
                 "no blind baseline: too few distinct records to fit a classifier, so whether members and non-members "
                 "differ in kind is not known"
             )
-        return (*said, *self._target_free_baseline_notes(observations, member), *self._reference_notes(observations))
+        return (*said, *self._target_free_baseline_notes(observations, member), *self._rmia_lira_notes(observations))
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
         """Why a score is not shown, by its name."""
@@ -330,7 +330,7 @@ class Membership(Probe):
     def _target_free_baseline_notes(
         self, observations: Sequence[Observation], member: NDArray[np.bool_]
     ) -> Iterator[str]:
-        widen = _auc_widening(observations, member)
+        widen = _auc_widening_by_score(observations, member)
         for name, scores in self._target_free_baseline_scores(observations).items():
             m = roc.auc_with_interval(auc_name(name), scores[member], scores[~member], widen=widen[name])
             if m.low <= 0.5:
@@ -346,8 +346,8 @@ class Membership(Probe):
                     f"{m.high:.3f}): it saw some of them, or the two differ in kind"
                 )
 
-    def _reference_notes(self, observations: Sequence[Observation]) -> Iterator[str]:
-        if count := _reference_count(observations):
+    def _rmia_lira_notes(self, observations: Sequence[Observation]) -> Iterator[str]:
+        if count := _rmia_lira_reference_count(observations):
             saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
             kind = "online: every record is in some and out of others"
             if not membership.has_in_and_out_models(saw):
@@ -366,7 +366,7 @@ def auc_and_tpr_measurements(
     return [roc.auc_with_interval(auc_name(name), own, others, note, widen), *(m for m in rates if m is not None)]
 
 
-def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
+def _auc_widening_by_score(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
     """By score, what the deviation of its AUC is multiplied by: what is learnt in few folds is less independent."""
     folds = blind_classifier.cross_fit_fold_count(member, value_column(observations, "group").astype(int))
     learnt = blind_classifier.cross_fit_deviation_factor(folds) if folds > 1 else 1.0
@@ -378,14 +378,14 @@ def _score_of_each_record(name: str, observations: Sequence[Observation]) -> NDA
     return np.array([seen.values.get(name, np.nan) for seen in observations], dtype=float)
 
 
-def _score_fault(scores: NDArray[np.float64]) -> str:
+def _unrankable_scores_reason(scores: NDArray[np.float64]) -> str:
     """Why a score ranks nothing: it is not a number for somebody, or the same for all; "" where it does."""
     if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
 
 
-def _insufficient_records_reason(member: NDArray[np.bool_]) -> str:
+def _too_few_records_reason(member: NDArray[np.bool_]) -> str:
     """What is missing for members to be told from non-members; "" where nothing is."""
     own, others = int(member.sum()), int((~member).sum())
     if min(own, others) >= roc.LEAST:
@@ -393,7 +393,7 @@ def _insufficient_records_reason(member: NDArray[np.bool_]) -> str:
     return f"needs at least {roc.LEAST} members and {roc.LEAST} non-members to distinguish, got {own} and {others}"
 
 
-def _reference_count(observations: Sequence[Observation]) -> int:
+def _rmia_lira_reference_count(observations: Sequence[Observation]) -> int:
     return sum(name.startswith("saw_") for name in observations[0].values) if observations else 0
 
 
@@ -425,18 +425,18 @@ class TokenReadings:
 
 
 @torch.no_grad()
-def measure_token_log_probs(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> TokenReadings:
+def measure_token_readings(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> TokenReadings:
     """One teacher-forced pass. prefixes (B, n), suffixes (B, L)."""
     if not implies_capability(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()
         ranked = implies_capability(model.capabilities, "ranks")
         wrong = (model.token_ranks(prefixes, suffixes) > 1).cpu().numpy() if ranked else None
         return TokenReadings(log_probs, wrong=wrong)
-    parts = token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, _log_prob_moments)
+    parts = read_token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, _membership_token_statistics)
     return TokenReadings(*(torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)))
 
 
-def _log_prob_moments(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _membership_token_statistics(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(rows,) each: log p of the token, mean and deviation of log p under the distribution, whether another leads."""
     own, leads = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), distribution.argmax(-1) == tokens
     away = distribution.clamp_min(_LEAST_LOG)  # a copy: what follows writes over it

@@ -18,8 +18,8 @@ from auditor.models.decoding import Decoding
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,
-    mean_by_repeat_count,
-    measure_with_nonmember_baseline,
+    mean_probability_by_repeat_count,
+    mean_probability_with_nonmember_baseline,
     member_mask,
     observe_in_batches,
     value_column,
@@ -48,11 +48,11 @@ class NearVerbatim(DistributionProbe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_beam_options(self.distance, self.beams)
+        check_near_verbatim_beam_options(self.distance, self.beams)
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required)
-        model, decoding = view.target, view.decoding(self.sampling())
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
+        model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             near, verbatim = near_verbatim_probability_bound(
@@ -72,15 +72,15 @@ class NearVerbatim(DistributionProbe):
         note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
         # The difference of two lower bounds bounds nothing, so there is no excess.
         return [
-            *measure_with_nonmember_baseline("near_verbatim_probability", near, member, note, excess=False),
-            *measure_with_nonmember_baseline("extraction_probability", verbatim, member, "one sample"),
+            *mean_probability_with_nonmember_baseline("near_verbatim_probability", near, member, note, excess=False),
+            *mean_probability_with_nonmember_baseline("extraction_probability", verbatim, member, "one sample"),
         ]
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         near = any_sample_probability(value_column(observations, "log_p_near"), 1)
-        return mean_by_repeat_count("near_verbatim_probability", secrets, near)
+        return mean_probability_by_repeat_count("near_verbatim_probability", secrets, near)
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
         log_p = {name: value_column(observations, own) for name, own in names.items()}
         return {name: any_sample_probability(column, 1).tolist() for name, column in log_p.items()}
@@ -94,7 +94,7 @@ class NearVerbatim(DistributionProbe):
         )
 
 
-def check_beam_options(distance: int, beams: int) -> None:
+def check_near_verbatim_beam_options(distance: int, beams: int) -> None:
     """Raises AuditError."""
     if distance < 0:
         raise AuditError(f"expected distance >= 0, got {distance}")
@@ -126,16 +126,16 @@ def near_verbatim_probability_bound(
         children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()  # (rows, V)
         aims = suffixes[owner]
         # Tokens that the suffix has nowhere all change the row alike: one row serves them together.
-        known, unknown = _child_edit_distances(edits, aims)  # (rows, L, L+1), (rows, L+1)
-        near = (_minimum_final_edits(unknown, position + 1) <= distance).unsqueeze(-1).expand_as(children)
-        near = near.scatter(-1, aims, _minimum_final_edits(known, position + 1) <= distance)
+        known, unknown = _edit_distances_of_beam_children(edits, aims)  # (rows, L, L+1), (rows, L+1)
+        near = (_fewest_edits_beam_can_end_with(unknown, position + 1) <= distance).unsqueeze(-1).expand_as(children)
+        near = near.scatter(-1, aims, _fewest_edits_beam_can_end_with(known, position + 1) <= distance)
         truth = aims[:, position]
         exact = torch.where(verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf)
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
             # Of distinct texts, so that probabilities add up and what beams dropped only lowers them (formulas A6).
             ends = (children.logsumexp(-1), exact)
-            near_total, exact_total = (_log_sum_exp_by_secret(owner, log_p, count) for log_p in ends)
+            near_total, exact_total = (_near_verbatim_log_sum_by_secret(owner, log_p, count) for log_p in ends)
             return near_total, exact_total
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
         # No row can still end near enough, and no verbatim path goes on: all that is left has probability 0.
@@ -151,7 +151,7 @@ def near_verbatim_probability_bound(
     return nothing, nothing
 
 
-def _child_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
+def _edit_distances_of_beam_children(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
     """The Levenshtein row of each child: for the tokens of the suffix (rows, L, L+1), and for all others (rows, L+1).
 
     edits: (rows, L+1), edits[j] = distance of the row's tokens to the first j of the suffix; aims: (rows, L).
@@ -170,7 +170,7 @@ def _child_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
     return new[:, :-1], new[:, -1]
 
 
-def _minimum_final_edits(edits: Tensor, position: int) -> Tensor:
+def _fewest_edits_beam_can_end_with(edits: Tensor, position: int) -> Tensor:
     """The fewest edits a row can end with: after edits[j], L - position tokens are still to become L - j."""
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
@@ -196,7 +196,7 @@ def _prune_beams_keep_verbatim(
     return torch.cat([parents, row[~kept]]), torch.cat([tokens, truth[row[~kept]]])
 
 
-def _log_sum_exp_by_secret(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
+def _near_verbatim_log_sum_by_secret(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
     """(count,): log of the sum of exp(log_q) over the rows of each secret; -inf where it has none."""
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.claim_check import evenly_spaced_positions
+from auditor.attacks.claim_check import evenly_spaced_suffix_positions
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim, Observation, Secret
 from auditor.core.result import Audited, Measurement
@@ -36,10 +36,14 @@ from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
-from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, strip_prefix_from_matching_names
+from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, observed_names_without_prefix
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, audit_measurements
-from auditor.statistics.composition import exact_epsilon, renyi_epsilon, total_variation_advantage
+from auditor.statistics.composition import (
+    best_game_advantage_of_draws,
+    exact_epsilon_of_game_draws,
+    renyi_epsilon_of_game_draws,
+)
 from auditor.statistics.games import FEWEST, audit_games, confusion_of_counted_games
 
 Array = NDArray[np.float64]
@@ -93,8 +97,8 @@ class PredictionAudit(Probe):
     # --- where to ask: what each secret's contexts would give away ---
 
     @torch.no_grad()
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required)
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
         if "distribution" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
             wanted = "the distribution that tokens are scored by"
             raise NotApplicable(f"needs {wanted}, which {view.target.name} does not give")
@@ -103,14 +107,16 @@ class PredictionAudit(Probe):
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
-            at, seen = evenly_spaced_positions(self.positions, length), list[Observation]()
-            own = _normalised_log_probs(view.target.log_probs(contexts, length)[:, at])
+            at, seen = evenly_spaced_suffix_positions(self.positions, length), list[Observation]()
+            own = _normalised_game_log_probs(view.target.log_probs(contexts, length)[:, at])
             offered, _ = self._neighbours_to_play_against(view, contexts, length, at)
             tokens, often = int(terms["tokens"]), max(terms["delta"], 1 / terms["games"])
             # nats, (B, positions, neighbours): how far apart a game leaves the two. What happens less often than once
             # in all games shows nothing.
             found = {
-                other.relation: renyi_epsilon(own[..., None, :], _normalised_log_probs(other.log_probs), tokens, often)
+                other.relation: renyi_epsilon_of_game_draws(
+                    own[..., None, :], _normalised_game_log_probs(other.log_probs), tokens, often
+                )
                 for other in offered
             }
             for i, secret in enumerate(batch):
@@ -145,7 +151,7 @@ class PredictionAudit(Probe):
 
         Raises NotApplicable where there are none, or none by the relation that was asked for.
         """
-        offered = view.target.neighbours(contexts, last, at)
+        offered = view.target.neighbour_distributions(contexts, last, at)
         stand_in = not offered
         if stand_in:
             if view.public is None:
@@ -167,7 +173,7 @@ class PredictionAudit(Probe):
         reach = {
             (i, relation): o.values[f"reach_{relation}"]
             for i, o in enumerate(observations)
-            for relation in strip_prefix_from_matching_names("reach_", o.values)
+            for relation in observed_names_without_prefix("reach_", o.values)
         }
         # By distributions alone, before a token is drawn: the bound owes nothing to the choice.
         chosen, relation = max(reach, key=lambda place: reach[place])
@@ -180,30 +186,30 @@ class PredictionAudit(Probe):
         tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]
         context = torch.tensor([[*secret.prefix, *secret.suffix[:position]]], device=view.target.device)
         _, stand_in = self._neighbours_to_play_against(view, context, 1, [0])
-        other = view.public if stand_in else view.target.neighbour(relation, neighbour)
+        other = view.public if stand_in else view.target.neighbour_model(relation, neighbour)
         assert other is not None  # `_neighbours_to_play_against` has seen to it
-        game = DistinguishingGame(view.target, other, context, tokens)
+        game = PredictionDistinguishingGame(view.target, other, context, tokens)
         guesses = confusion_of_counted_games(
-            *game.play(games, view.seed, view.target_name, self.name), delta, self.level
+            *game.draw_scores_and_coins(games, view.seed, view.target_name, self.name), delta, self.level
         )
-        exact = exact_epsilon(*game.distributions, tokens, delta)
+        exact = exact_epsilon_of_game_draws(*game.log_distributions_of_both_models, tokens, delta)
         return {
             **terms,
             "stand_in": float(stand_in),
             **dict(zip(_COUNTS, map(float, guesses), strict=True)),
             f"exact_{relation}": exact,
-            "advantage": total_variation_advantage(*game.distributions, tokens),
+            "advantage": best_game_advantage_of_draws(*game.log_distributions_of_both_models, tokens),
         }
 
     # --- what they prove ---
 
-    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+    def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         relation, values = _played_relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         # Without a claim, the relation that was played, and a shard.
         (told, *_), (unit, *_) = (
-            strip_prefix_from_matching_names("claimed_", values) or [relation],
-            strip_prefix_from_matching_names("unit_", values) or [_SHARD],
+            observed_names_without_prefix("claimed_", values) or [relation],
+            observed_names_without_prefix("unit_", values) or [_SHARD],
         )
         covered = values.get("covered", math.inf)
         found = replace(
@@ -217,14 +223,14 @@ class PredictionAudit(Probe):
         return (found,)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        (audit,) = self.audits(secrets, observations)
+        (audit,) = self.epsilon_lower_bounds(secrets, observations)
         exact = observations.facts[f"exact_{_played_relation(observations)}"]
         note = f"of these very games, from both distributions; {_PRIVATE}"
         point = Measurement("epsilon_exact", exact, exact, exact, audit.canaries, "nats", note)
         return [*audit_measurements([audit]), point]
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        (audit,), values = self.audits(secrets, observations), observations.facts
+        (audit,), values = self.epsilon_lower_bounds(secrets, observations), observations.facts
         relation = _played_relation(observations)
         tokens, covered = int(values["tokens"]), values.get("covered", 0)
         of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
@@ -243,7 +249,7 @@ class PredictionAudit(Probe):
 
 
 @dataclass(frozen=True)
-class DistinguishingGame:
+class PredictionDistinguishingGame:
     """So many tokens behind one context, (1, n), drawn from one of two models: which?"""
 
     inside: LanguageModel
@@ -252,27 +258,32 @@ class DistinguishingGame:
     tokens: int
 
     @cached_property
-    def distributions(self) -> tuple[Array, Array]:
+    def log_distributions_of_both_models(self) -> tuple[Array, Array]:
         """(V,) nats each: what the next token is said to be drawn from."""
-        first, second = (_normalised_log_probs(m.log_probs(self.context, 1)[0, 0]) for m in (self.inside, self.outside))
+        first, second = (
+            _normalised_game_log_probs(m.log_probs(self.context, 1)[0, 0]) for m in (self.inside, self.outside)
+        )
         return first, second
 
     @torch.no_grad()
-    def play(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
+    def draw_scores_and_coins(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
         """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the coins; (games,)."""
         # Tokens are independent, so their sum is a game's log-likelihood ratio: no test is stronger (Neyman-Pearson).
-        ratio = torch.from_numpy(_log_ratio(*self.distributions))
+        ratio = torch.from_numpy(_game_log_ratio_of_each_token(*self.log_distributions_of_both_models))
         coins, scores = keyed_random_generator(*key, "coins").random(games) < 0.5, np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
             # A stream for each side: what one model draws moves nothing of the other's.
             noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
             # `or`: no coin may have fallen on this side.
             scores[side] = np.concatenate(
-                [ratio[drawn].sum(-1).numpy() for drawn in self._drawn(model, int(side.sum()), noise)] or [np.empty(0)]
+                [ratio[drawn].sum(-1).numpy() for drawn in self._draw_game_token_batches(model, int(side.sum()), noise)]
+                or [np.empty(0)]
             )
         return scores, coins
 
-    def _drawn(self, model: LanguageModel, games: int, noise: np.random.Generator) -> Iterator[Tensor]:
+    def _draw_game_token_batches(
+        self, model: LanguageModel, games: int, noise: np.random.Generator
+    ) -> Iterator[Tensor]:
         """(some games, tokens) a batch: drawn as the model itself serves them."""
         # Never advanced: all tokens of all games are drawn behind the one context.
         rows, at_once = model.start(self.context, 1, distribution=False), max(1, _AT_ONCE // self.tokens)
@@ -283,12 +294,12 @@ class DistinguishingGame:
             yield drawn.view(-1, self.tokens).cpu()
 
 
-def _normalised_log_probs(log_probs: Tensor) -> Array:
+def _normalised_game_log_probs(log_probs: Tensor) -> Array:
     distribution: Array = log_probs.double().log_softmax(-1).cpu().numpy()
     return distribution
 
 
-def _log_ratio(log_p: Array, log_q: Array) -> Array:
+def _game_log_ratio_of_each_token(log_p: Array, log_q: Array) -> Array:
     """(V,) nats; what only one of the two can say is sure, what neither can says nothing."""
     with np.errstate(invalid="ignore"):
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)
@@ -296,5 +307,5 @@ def _log_ratio(log_p: Array, log_q: Array) -> Array:
 
 def _played_relation(observations: Observed) -> str:
     """The relation of the neighbours that the games were played against."""
-    (relation,) = strip_prefix_from_matching_names("exact_", observations.facts)
+    (relation,) = observed_names_without_prefix("exact_", observations.facts)
     return relation

@@ -9,11 +9,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from auditor.attacks.likelihood_ranking import Lowercase, Perplexity, Zlib, reference_scores
+from auditor.attacks.likelihood_ranking import (
+    LowercaseRanking,
+    PerplexityRanking,
+    ZlibRanking,
+    scores_against_reference_model,
+)
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
-from auditor.plugins.attack import CorpusAttack, cpu_float64_tensor, rank_candidates
+from auditor.plugins.attack import CorpusAttack, candidate_values_tensor, rank_candidates_as_guesses
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.view import Batch, Sampling, View
 
@@ -48,10 +53,10 @@ class Untargeted(CorpusAttack):
             return Sampling(1, Decoding(self.temperature, self.top_k))
         return Sampling(1, Cooling(self.temperature, self.top_k, hot=self.hot, steps=self.cooling))
 
-    def samples_by_recipe(self, view: View) -> dict[str, int]:
-        return {view.recipe(self.sampling(), ""): 1}
+    def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
+        return {view.sampling_recipe_name(self.sampling(), ""): 1}
 
-    def begins(self, view: View) -> list[Tokens]:
+    def generation_beginnings(self, view: View) -> list[Tokens]:
         """What generations begin with, in turn. Raises AuditError for prompts that cannot be read."""
         if self.prompts:
             return read_untargeted_prompts(Path(self.prompts), view.tokenizer)
@@ -59,39 +64,42 @@ class Untargeted(CorpusAttack):
             return [()]  # as every text, they stand behind the prefix token
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
-            token = view.target.special_token(kind) if token is None else token
+            token = view.target.special_token_id(kind) if token is None else token
             if token is not None and token < view.target.vocab_size:  # a tokenizer may know more tokens than the model
                 return [(token,)]
         raise NotApplicable(
             "nothing stands before a text's first token: give --prefix-token, or -A untargeted.prompts=FILE"
         )
 
-    def prompts_of(self, view: View) -> list[Tokens]:
-        return self.begins(view) if self.prompts else []
+    def user_chosen_beginnings(self, view: View) -> list[Tokens]:
+        return self.generation_beginnings(view) if self.prompts else []
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
-        view.require_capability(*self.required)
+        view.require_capability(*self.required_capabilities)
         for batch in view.candidates(queries, self.sampling()):
-            rankings = self.rankings(view, batch)
+            rankings = self.candidate_scores_by_ranking(view, batch)
             for i, (query, candidates) in enumerate(batch):
                 # One sample a generation, so one candidate.
                 own = {name: float(scores[i][0]) for name, scores in rankings.items()}
-                score = cpu_float64_tensor([own.get("perplexity", 0.0)])  # all alike without log-probabilities
-                yield replace(rank_candidates(query, candidates, score, 1), rankings=own)
+                score = candidate_values_tensor([own.get("perplexity", 0.0)])  # all alike without log-probabilities
+                yield replace(rank_candidates_as_guesses(query, candidates, score, 1), rankings=own)
 
-    def rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
+    def candidate_scores_by_ranking(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
         """Scores of the candidates, by name, as far as access, tokenizer and reference allow."""
         if not view.has_capability("likelihood"):
             return {}
-        found = {"perplexity": Perplexity().scores(view, batch)}
+        found = {"perplexity": PerplexityRanking().candidate_scores(view, batch)}
         if view.tokenizer is not None:
-            found |= {"zlib": Zlib().scores(view, batch), "lowercase": Lowercase().scores(view, batch)}
+            found |= {
+                "zlib": ZlibRanking().candidate_scores(view, batch),
+                "lowercase": LowercaseRanking().candidate_scores(view, batch),
+            }
         if view.reference is not None:
-            found["reference"] = reference_scores(view, batch)
+            found["reference"] = scores_against_reference_model(view, batch)
         return found
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
-        prompts = f"texts begin with {len(self.begins(view)):,} prompts in turn"
+        prompts = f"texts begin with {len(self.generation_beginnings(view)):,} prompts in turn"
         said = [prompts if self.prompts else "texts begin as the model begins one"]
         if not view.has_capability("likelihood"):
             said.append("not ranked: in this setting only sampled tokens come back")

@@ -79,7 +79,7 @@ class FinishedRun:
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
         from auditor.runs import gate_inputs
 
-        limits = _policy_from_rules(rules)
+        limits = _policy_from_rules_argument(rules)
         return gate_inputs.judge_run_by_policy(self.folder, limits, None if base is None else base.run)
 
     def report(self, path: str | Path | None = None, *, since: FinishedRun | None = None, reveal: bool = False) -> Path:
@@ -88,7 +88,7 @@ class FinishedRun:
         since: another run, to show what changed. reveal: also show the private text that lies in the folder.
         """
         changes = None if since is None else compare_finished_runs([since.run, self.run])
-        page, markdown = files.render_all(self.folder, changes, reveal)
+        page, markdown = files.rewrite_run_reports(self.folder, changes, reveal)
         if path is None:
             return page
         wanted, forms = Path(path), {".html": page, ".md": markdown}
@@ -141,7 +141,7 @@ def audit(
     from auditor.runs.selection import select_and_check_plugins
 
     given = {"data": data, "attacks": attacks, "defenses": defenses, "public": public, "reference": reference}
-    with prepare_audit(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
+    with open_prepared_audit(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
         select_and_check_plugins(asked, site, objects)
         folder = RunFolder.create(None if out is None else Path(out), asked.run_folder_title, asked.to_json())
         try:
@@ -154,7 +154,7 @@ def audit(
 
 
 @contextmanager
-def prepare_audit(
+def open_prepared_audit(
     model: Any = None,
     tokenizer: Any = None,
     *,
@@ -186,30 +186,32 @@ def prepare_audit(
     reporter, shared = reporter or SilentReporter(), SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
-        stack.enter_context(live_models.restore_training_flags(*given.values()))
+        stack.enter_context(live_models.training_flags_restored_at_exit(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
         # a plan is written as JSON: paths as texts
         values: dict[str, Any] = {name: str(one) if isinstance(one, Path) else one for name, one in plan.items()}
-        values |= {"data": data, "command": "audit()", **_live_model_device_and_dtype(live)}
-        values |= stack.enter_context(_rows_as_temporary_files({name: values.get(name) for name in _ROWS}))
+        values |= {"data": data, "command": "audit()", **_device_and_dtype_of_live_model_argument(live)}
+        values |= stack.enter_context(
+            _open_temporary_files_of_row_arguments({name: values.get(name) for name in _ROWS})
+        )
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
         values |= {name: live_models.live_model_name(one) for name, one in given.items()}
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
-            values[kind], values[f"{kind}_options"] = _plugin_names_and_options(
+            values[kind], values[f"{kind}_options"] = _plugin_arguments_as_names_and_options(
                 kind, plugins, values.get(f"{kind}_options") or {}
             )
         if not values["attack"]:
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         asked = make_plan({}, values)
         beside = {**plan, "data": data}
-        rows = {name: one for name, one in beside.items() if name in _ROWS and _is_in_memory_object(one)}
+        rows = {name: one for name, one in beside.items() if name in _ROWS and _is_in_memory_argument(one)}
         objects = {**given, **rows, **unregistered_plugin_objects(asked.plugin, attacks, defenses)}
         asked = dataclasses.replace(asked, objects={role: class_name(one) for role, one in objects.items()})
         site = run.make_site(asked, reporter, shared, live)
         yield asked, site, objects, reporter
 
 
-def _is_in_memory_object(given: Any) -> bool:
+def _is_in_memory_argument(given: Any) -> bool:
     return given is not None and not isinstance(given, (str, Path))
 
 
@@ -236,7 +238,7 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
     check_no_shared_weights(live)
 
 
-def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
+def _device_and_dtype_of_live_model_argument(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Device and precision of the live main model, which models loaded beside it follow; empty without one."""
     from auditor.models.huggingface import HuggingFaceModel
 
@@ -248,18 +250,18 @@ def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str,
 
 
 @contextmanager
-def _rows_as_temporary_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _open_temporary_files_of_row_arguments(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields a path by name: for rows in memory a file of their owner only, gone after the block; paths as given."""
     with disk.scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
         for name, given in rows.items():
-            if _is_in_memory_object(given):
+            if _is_in_memory_argument(given):
                 paths[name] = str(scratch / f"{name}.jsonl")
-                disk.replace_atomically(Path(paths[name]), _rows_as_json_lines(name, given))
+                disk.replace_atomically(Path(paths[name]), _rows_argument_as_json_lines(name, given))
         yield paths
 
 
-def _rows_as_json_lines(name: str, rows: Any) -> str:
+def _rows_argument_as_json_lines(name: str, rows: Any) -> str:
     """Rows as JSON lines. Raises AuditError for what is no table."""
     import pandas as pd
 
@@ -278,7 +280,7 @@ def _rows_as_json_lines(name: str, rows: Any) -> str:
         raise AuditError(f"expected {name} as text and numbers, got a column that is no JSON") from None
 
 
-def _plugin_names_and_options(
+def _plugin_arguments_as_names_and_options(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Names; and options by name, where an instance sets all of its own. Raises AuditError for what is no plug-in."""
@@ -301,7 +303,7 @@ def _plugin_names_and_options(
     return tuple(names), held
 
 
-def _policy_from_rules(rules: str | Path | Sequence[str]) -> policy.Policy:
+def _policy_from_rules_argument(rules: str | Path | Sequence[str]) -> policy.Policy:
     if isinstance(rules, (str, Path)):
         return policy.read_policy(Path(rules))
     read = policy.refuse_repeated_limits([policy.parse_rule(sentence) for sentence in rules])

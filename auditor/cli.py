@@ -121,10 +121,10 @@ def run_command_line(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        return _report_unexpected_error(error)
+        return _print_unexpected_error_for_exit_code(error)
 
 
-def _report_unexpected_error(error: BaseException) -> int:
+def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
     """Says which unforeseen error ended a command; returns the exit code."""
     if console.is_output_pipe_closed(error):
         console.redirect_output_to_devnull()

@@ -27,7 +27,7 @@ from auditor import api
 from auditor.attacks.exposure import Exposure
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.benchmarks import manifests
-from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.benchmarks.audit_canaries import AuditCanaryManifest
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import SYSTEM
@@ -38,7 +38,7 @@ from auditor.plugins.probe import Probe, member_mask, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
-from auditor.runs.live_models import live_model_name, restore_training_flags
+from auditor.runs.live_models import live_model_name, training_flags_restored_at_exit
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.training import preflight
 
@@ -69,7 +69,7 @@ class StopLimit:
     number: float
 
     @classmethod
-    def read(cls, text: str) -> StopLimit:
+    def parse_sentence(cls, text: str) -> StopLimit:
         """`extraction_probability > 0.01`. Raises AuditError for anything else."""
         found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.0-9e]+)\s*", text)
         try:
@@ -82,7 +82,7 @@ class StopLimit:
             )
         return cls(found[1], found[2], number)
 
-    def reached(self, values: Mapping[str, float]) -> bool:
+    def is_reached_by(self, values: Mapping[str, float]) -> bool:
         return self.name in values and _COMPARE[self.sign](values[self.name], self.number)
 
 
@@ -126,7 +126,7 @@ class AuditCallback(TrainerCallback):
                 )
         self.trainer, self.every, self.out = trainer, every, out
         self.tokenizer = tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
-        self.limit = StopLimit.read(stop_at) if stop_at else None
+        self.limit = StopLimit.parse_sentence(stop_at) if stop_at else None
         self.asked = {"data": data, "nonmembers": nonmembers, "canaries": canaries, "limit": limit, **plan}
         self.asked = {name: value for name, value in self.asked.items() if value is not None}
         self.asked.setdefault("known_fraction", 0.0)  # nobody tunes on known pairs here
@@ -142,8 +142,8 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        _require_trainable_embeddings(self._unwrapped_model_in_training(), self.asked.get("canaries"))
-        with api.prepare_audit(
+        _refuse_canaries_of_frozen_embeddings(self._unwrapped_model_in_training(), self.asked.get("canaries"))
+        with api.open_prepared_audit(
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
         ) as (_, site, _, _):
             benchmark, asked = site.benchmark, site.data_plan
@@ -158,7 +158,7 @@ class AuditCallback(TrainerCallback):
         sought = self.secrets
         if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
-        self.notes = looked if training is None else preflight.preflight_findings(training, sought)
+        self.notes = looked if training is None else preflight.preflight_sentences_about_secrets(training, sought)
         self._measure_and_log(state.global_step)
 
     def on_step_end(
@@ -166,7 +166,7 @@ class AuditCallback(TrainerCallback):
     ) -> TrainerControl:
         if state.is_world_process_zero and state.global_step % self.every == 0:
             values = self._measure_and_log(state.global_step)
-            if self.limit is not None and self.limit.reached(values):
+            if self.limit is not None and self.limit.is_reached_by(values):
                 self.stopped_at = state.global_step
                 control.should_training_stop = control.should_save = True
         return control
@@ -210,21 +210,21 @@ class AuditCallback(TrainerCallback):
         """Measures the model as it stands, and logs and keeps the values; returns them by name."""
         model = self._unwrapped_model_in_training()
         # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody had looked
-        with restore_training_flags(model), torch.random.fork_rng(), torch.no_grad():
+        with training_flags_restored_at_exit(model), torch.random.fork_rng(), torch.no_grad():
             target = with_prefix_token(
                 HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
             )
-            values = dict(self._mean_probability_and_loss(target))
+            values = dict(self._mean_suffix_probability_and_loss_by_name(target))
             if self.canaries:
                 values[EXPOSURE] = self._mean_exposure_of_inserted_canaries(target)
         self.rows.append({"step": step, **values})
         self.trainer.log({f"{PREFIX}{name}": value for name, value in values.items()})
         return values
 
-    def _mean_probability_and_loss(self, target: LanguageModel) -> dict[str, float]:
+    def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:
         probe = self.probes[0]
         # a probe may answer in any order
-        seen = {one.secret: one for one in probe.measure(self._white_box_view(target), self.secrets)}
+        seen = {one.secret: one for one in probe.observe_secrets(self._white_box_view(target), self.secrets)}
         observations = [seen[secret.id] for secret in self.secrets]
         # (secrets,) each. log_p: under the decoding that is attacked; log_p_ancestral: of the plain softmax, as a loss
         member, log_p = member_mask(self.secrets), value_column(observations, "log_p")
@@ -236,7 +236,7 @@ class AuditCallback(TrainerCallback):
         return values
 
     def _mean_exposure_of_inserted_canaries(self, target: LanguageModel) -> float:
-        seen = {one.secret: one for one in self.probes[1].measure(self._white_box_view(target), self.canaries)}
+        seen = {one.secret: one for one in self.probes[1].observe_secrets(self._white_box_view(target), self.canaries)}
         return float(np.mean([seen[canary.id].values["exposure_bits"] for canary in self.canaries if canary.member]))
 
     def _white_box_view(self, target: LanguageModel) -> View:
@@ -246,9 +246,9 @@ class AuditCallback(TrainerCallback):
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
 
 
-def _require_trainable_embeddings(model: Any, canaries: Any) -> None:
+def _refuse_canaries_of_frozen_embeddings(model: Any, canaries: Any) -> None:
     """Refuses canaries of new tokens whose embeddings are frozen. Raises AuditError."""
-    manifest = None if canaries is None else manifests.read_manifest(Path(canaries))
+    manifest = None if canaries is None else manifests.read_canary_manifest(Path(canaries))
     frozen = not model.get_input_embeddings().weight.requires_grad
-    if isinstance(manifest, AuditManifest) and manifest.kind == "new-tokens" and frozen:
+    if isinstance(manifest, AuditCanaryManifest) and manifest.kind == "new-tokens" and frozen:
         raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")

@@ -28,7 +28,7 @@ from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixing
-from auditor.generation.sample import sample
+from auditor.generation.sample import sample_candidates
 from auditor.models import consistency
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding
@@ -62,7 +62,7 @@ def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, 
     found = roc.tpr_with_interval(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
     if found is None:
         raise AuditError(
-            f"expected at least {roc.nonmembers_for_rate(rate):,} "
+            f"expected at least {roc.fewest_nonmembers_for_fpr_threshold(rate):,} "
             f"non-members for a rate of {rate:.3g}, got {len(others):,}"
         )
     return found
@@ -84,8 +84,8 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     and measurements that lie in their intervals.
     """
     plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
-    contract = _probe_faults(plugin) if isinstance(plugin, Probe) else _attack_faults(plugin)
-    _raise_if_broken(plugin.name, _plugin_faults(plugin, [*consistency.CAPABILITIES, "training"]), contract)
+    contract = _probe_contract_faults(plugin) if isinstance(plugin, Probe) else _attack_contract_faults(plugin)
+    _raise_if_broken(plugin.name, _plugin_contract_faults(plugin, [*consistency.CAPABILITIES, "training"]), contract)
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
@@ -95,7 +95,7 @@ def check_defense(defense: Defense | type[Defense]) -> None:
     """
     plugin = defense() if isinstance(defense, type) else defense
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
-    _raise_if_broken(plugin.name, _plugin_faults(plugin, needs), _defense_faults(plugin))
+    _raise_if_broken(plugin.name, _plugin_contract_faults(plugin, needs), _defense_contract_faults(plugin))
 
 
 def check_model(model: LanguageModel) -> None:
@@ -103,7 +103,7 @@ def check_model(model: LanguageModel) -> None:
 
     Raises ContractBroken with all that does not hold.
     """
-    _raise_if_broken(model.name, _model_faults(model))
+    _raise_if_broken(model.name, _model_contract_faults(model))
 
 
 def _raise_if_broken(name: str, *broken: Iterator[str]) -> None:
@@ -111,7 +111,7 @@ def _raise_if_broken(name: str, *broken: Iterator[str]) -> None:
         raise ContractBroken("\n".join(said))
 
 
-def _plugin_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
+def _plugin_contract_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
     kind = type(plugin)
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         yield "expected a frozen dataclass, whose fields are its options"
@@ -121,13 +121,13 @@ def _plugin_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
         yield f"expected needs among {', '.join(sorted(needs))}, got {min(strange)!r}"
 
 
-def _attack_faults(attack: Attack) -> Iterator[str]:
+def _attack_contract_faults(attack: Attack) -> Iterator[str]:
     asked = random_queries()
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
             found = fit_and_guess(attack, make_view(tiny_model(), setting), asked)
         except NotApplicable as why:
-            if not str(why) or setting_gives_capabilities(attack.required, setting):
+            if not str(why) or setting_gives_capabilities(attack.required_capabilities, setting):
                 yield f"expected answers in the setting {setting.name}, which gives all that it needs, got {str(why)!r}"
             continue
         yield from _guess_format_faults(found, asked, setting.name)
@@ -139,9 +139,9 @@ def _batch_and_draw_faults(attack: Attack, asked: Sequence[Query], everything: d
     for batch_size in (1, 2):
         alone = fit_and_guess(attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4])
         for name, guesses in alone.items():
-            if not _guesses_nearly_equal(guesses, everything[name]):
+            if not _is_nearly_same_guesses(guesses, everything[name]):
                 yield f"expected the answer to {name} to depend on it alone; in batches of {batch_size} it is another"
-    recipes = attack.samples_by_recipe(make_view(tiny_model(), WHITE_BOX))
+    recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
     planned = {query.id: sum(recipes.values()) * query.length for query in asked}
     drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if drawn != planned:
@@ -166,17 +166,16 @@ def _guess_format_faults(found: dict[str, Guesses], asked: Sequence[Query], sett
             yield f"expected each guess for {query.id} once, got one twice"
 
 
-def _guesses_nearly_equal(one: Guesses, other: Guesses) -> bool:
+def _is_nearly_same_guesses(one: Guesses, other: Guesses) -> bool:
     """The same guesses in the same order, with the same scores but for rounding."""
-    if [(g.suffix, g.count) for g in one.ranked] != [(g.suffix, g.count) for g in other.ranked]:
-        return False
-    return all(_nearly_equal(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True))
+    same = [(g.suffix, g.count) for g in one.ranked] == [(g.suffix, g.count) for g in other.ranked]
+    return same and all(_nearly_equal(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True))
 
 
 _nearly_equal = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5)
 
 
-def _probe_faults(probe: Probe) -> Iterator[str]:
+def _probe_contract_faults(probe: Probe) -> Iterator[str]:
     model, asked = tiny_model(), make_subjects_for_probe(probe, tiny_model())
     target = model_for_probe(probe, model)
     for setting in (TEXT_ONLY, WHITE_BOX):
@@ -204,8 +203,8 @@ def _probe_faults(probe: Probe) -> Iterator[str]:
 
 def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
     seen = [found[secret.id] for secret in asked]
-    completed = Observed(probe.complete(asked, seen), probe.facts(at, asked, seen))
-    if probe.complete(asked, completed) != completed:
+    completed = Observed(probe.complete_all(asked, seen), probe.facts(at, asked, seen))
+    if probe.complete_all(asked, completed) != completed:
         yield "expected complete() to change nothing the second time"
     if probe.facts(at, asked, seen) != completed.facts:
         yield "expected facts() to say the same the second time"
@@ -222,12 +221,12 @@ def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict
         yield "expected notes that say something, got an empty one"
 
 
-def _defense_faults(defense: Defense) -> Iterator[str]:
+def _defense_contract_faults(defense: Defense) -> Iterator[str]:
     among = make_tiny_scenario()
     model = defense.protect(among)
     if model.vocab_size != among.target.vocab_size:
         yield f"expected a model of the target's {among.target.vocab_size} tokens, got {model.vocab_size}"
-    yield from _model_faults(model)
+    yield from _model_contract_faults(model)
     claims = [defense.claim(among, spent) for spent in (0, 20, 60)]
     first = claims[0]
     if first is None:
@@ -245,11 +244,12 @@ def _defense_faults(defense: Defense) -> Iterator[str]:
             yield f"expected more queries to spend more of {relation}, from 0 to at most {most}, got {spent}"
 
 
-def _model_faults(model: LanguageModel) -> Iterator[str]:
-    yield from consistency.distribution_inconsistencies(model)
+def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
+    yield from consistency.distribution_inconsistency_sentences(model)
     prefix = torch.tensor([[1, 2, 3]], device=model.device)
     if "draw" in model.capabilities:
-        drawn = sample(model, prefix, 3, ANCESTRAL, secret_uniform_draws(20, 3, 0)[None], distribution=False)[0]
+        noise = secret_uniform_draws(20, 3, 0)[None]
+        (drawn,) = sample_candidates(model, prefix, 3, ANCESTRAL, noise, distribution=False)
         if drawn.suffixes.shape[1] != 3 or int(drawn.counts.sum()) != 20:
             yield f"expected 20 samples of 3 tokens, got {int(drawn.counts.sum())} of {drawn.suffixes.shape[1]}"
     if "embeddings" in model.capabilities:
@@ -344,9 +344,9 @@ def make_test_secrets(model: LanguageModel) -> list[Secret]:
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
         if i % 4 < 2:
-            noise = secret_uniform_draws(1, query.length, i)[None]  # (prefixes, draws, length, channels)
-            drawn = sample(model, torch.tensor([query.prefix]), query.length, Decoding(top_p=0.7), noise)
-            suffix = tuple(drawn[0].suffixes[0].tolist())
+            prefix, noise = torch.tensor([query.prefix]), secret_uniform_draws(1, query.length, i)[None]
+            (drawn,) = sample_candidates(model, prefix, query.length, Decoding(top_p=0.7), noise)
+            suffix = tuple(drawn.suffixes[0].tolist())
         found.append(Secret(query.id, query.prefix, suffix, 1 + i % 2, member=i % 3 > 0))
     return found
 
@@ -381,7 +381,7 @@ def make_coin_flip_test_canaries() -> list[Secret]:
 def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
     """The secrets or canaries of the kind that this probe looks at."""
     if probe.of == "own":
-        return list(probe.subjects(make_view(model, WHITE_BOX)))
+        return list(probe.textless_subjects(make_view(model, WHITE_BOX)))
     return {"canaries": make_exposure_test_canaries, "coins": make_coin_flip_test_canaries}.get(
         probe.of, lambda: make_test_secrets(model)
     )()
@@ -390,7 +390,7 @@ def make_subjects_for_probe(probe: Probe, model: LanguageModel) -> list[Secret]:
 def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
     """The model, or one with a defense where the probe has nothing to look at without a claim."""
     try:
-        next(iter(probe.measure(make_view(model, WHITE_BOX), make_subjects_for_probe(probe, model)[:1])))
+        next(iter(probe.observe_secrets(make_view(model, WHITE_BOX), make_subjects_for_probe(probe, model)[:1])))
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model
@@ -402,7 +402,7 @@ def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
 
 
 def observe_by_id(probe: Probe, seen: View, asked: Sequence[Secret]) -> dict[str, Observation]:
-    return {one.secret: one for one in probe.measure(seen, asked)}
+    return {one.secret: one for one in probe.observe_secrets(seen, asked)}
 
 
 @functools.cache

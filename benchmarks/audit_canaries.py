@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from scipy.stats import binomtest
 
-from auditor.benchmarks.canaries import check_canary_counts, prefix_free_english_words
+from auditor.benchmarks.canaries import check_canary_counts, prefix_free_canary_words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
@@ -55,7 +55,7 @@ class CoinedCanary:
 
 
 @dataclass(frozen=True)
-class AuditManifest:
+class AuditCanaryManifest:
     """times: how often a canary that went in did so; `seed`: what texts and coins follow from.
 
     Raises AuditError where it cannot be right: an unknown version, ids or texts twice, a canary without a secret, coins
@@ -85,20 +85,20 @@ class AuditManifest:
         if not 0 < inside < m or binomtest(inside, m).pvalue < _UNFAIR:
             raise AuditError(f"expected coins as fair ones fall, got {inside:,} of {m:,} canaries in")
 
-    def copies(self) -> list[CoinedCanary]:
+    def canary_copies_to_insert(self) -> list[CoinedCanary]:
         """Every canary as often as it goes into the data."""
         return [one for one in self.canaries if one.included for _ in range(self.times)]
 
 
-def make_audit_manifest(kind: Kind, texts: Sequence[Halves], times: int, seed: int) -> AuditManifest:
+def make_audit_canary_manifest(kind: Kind, texts: Sequence[Halves], times: int, seed: int) -> AuditCanaryManifest:
     """The texts with their coins, which follow from the seed and from nothing else."""
     # A stream of its own: texts of the same seed say nothing of the coins, which bounds of epsilon stand on.
     heads = keyed_random_generator("coins of an audit", seed).random(len(texts)) < 0.5
     made = (CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts))
-    return AuditManifest(AUDIT_VERSION, kind, seed, times, tuple(made))
+    return AuditCanaryManifest(AUDIT_VERSION, kind, seed, times, tuple(made))
 
 
-def unguessable_audit_seed() -> int:
+def unguessable_audit_canary_seed() -> int:
     """One that nobody can guess: whoever knows the seed of an audit knows its coins."""
     return randomness.randbits(63)
 
@@ -106,7 +106,7 @@ def unguessable_audit_seed() -> int:
 # --- the kinds --------------------------------------------------------------------------------------------------------
 
 
-def make_canary_texts(
+def make_audit_canary_texts(
     kind: Kind,
     count: int,
     length: int,
@@ -129,15 +129,15 @@ def make_canary_texts(
     if kind == "sampled":
         assert model is not None  # whoever asks has loaded one
         return _sample_canaries_from_model(count, _TOKENS_A_WORD * length, seed, model, temperature)
-    said = _random_words(length, seed)
+    said = _endless_random_canary_phrases(length, seed)
     if kind == "words":
-        return list(_draw_distinct_canaries(count, lambda: _first_word_and_rest(next(said))))
-    begun = _shuffled_text_beginnings(texts, seed)
+        return list(_draw_distinct_canaries(count, lambda: _canary_first_word_and_rest(next(said))))
+    begun = _endless_shuffled_canary_prefixes(texts, seed)
     if kind == "prefixed":
         return list(_draw_distinct_canaries(count, lambda: (next(begun), f" {next(said)}")))
     if kind == "rare-tokens":
         assert model is not None
-        words = _least_expected_words(count, [next(begun) for _ in range(_BEGINNINGS)], model)
+        words = _least_expected_canary_words(count, [next(begun) for _ in range(_BEGINNINGS)], model)
         # They come the least expected first: shuffled, so that no place or id says how rare a word is.
         order = keyed_random_generator("rare tokens of an audit", seed).permutation(count)
         return [(next(begun), words[i]) for i in order]
@@ -155,7 +155,7 @@ def _sample_canaries_from_model(
     """Texts of so many tokens that a model writes by itself. Raises AuditError where it writes too few that differ."""
     import torch  # only here: who reads a manifest needs no model
 
-    from auditor.generation.sample import sample
+    from auditor.generation.sample import sample_candidates
     from auditor.models.decoding import Decoding
 
     tokenizer: Any = model.tokenizer
@@ -174,16 +174,16 @@ def _sample_canaries_from_model(
     for batch in range(2 + 4 * count // _AT_ONCE):
         noise = keyed_random_generator("sampled canaries", seed, batch).random((1, _AT_ONCE, length, CHANNELS))
         context = torch.tensor([[start]], device=model.device)
-        candidates = sample(model, context, length, decoding, noise)[0]
+        candidates = sample_candidates(model, context, length, decoding, noise)[0]
         decoded = (tokenizer.decode(row, skip_special_tokens=True) for row in candidates.suffixes.tolist())
         whole = (text.replace("\ufffd", "").strip() for text in decoded)  # without halves of characters
         found |= {text: None for text in whole if len(text.split()) > 1}
         if len(found) >= count:
-            return [_first_word_and_rest(text) for text in list(found)[:count]]
+            return [_canary_first_word_and_rest(text) for text in list(found)[:count]]
     raise AuditError(f"expected {count:,} different texts of {length} tokens, but {model.name} wrote {len(found):,}")
 
 
-def _least_expected_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
+def _least_expected_canary_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
     """Words of one token each, by the mean log-probability (nats) that the model gives them behind these beginnings.
 
     In the place of new tokens (Panda et al. 2025), which a fixed vocabulary has no room for.
@@ -205,20 +205,20 @@ def _least_expected_words(count: int, begun: Sequence[str], model: HuggingFaceMo
     raise AuditError(f"expected {count:,} words of one token, but the tokenizer of {model.name} has {len(words):,}")
 
 
-def _first_word_and_rest(text: str) -> Halves:
+def _canary_first_word_and_rest(text: str) -> Halves:
     cut = len(text.split(maxsplit=1)[0])
     return text[:cut], text[cut:]
 
 
-def _random_words(length: int, seed: int) -> Iterator[str]:
-    known, noise = prefix_free_english_words(), keyed_random_generator("words of an audit", seed)
+def _endless_random_canary_phrases(length: int, seed: int) -> Iterator[str]:
+    known, noise = prefix_free_canary_words(), keyed_random_generator("words of an audit", seed)
     while True:
         yield " ".join(known[i] for i in noise.integers(len(known), size=length))
 
 
-def _shuffled_text_beginnings(texts: Sequence[str], seed: int) -> Iterator[str]:
+def _endless_shuffled_canary_prefixes(texts: Sequence[str], seed: int) -> Iterator[str]:
     """The first words of texts, in a random order, over and over."""
-    begun = list(dict.fromkeys(filter(None, map(_leading_words, texts))))
+    begun = list(dict.fromkeys(filter(None, map(_canary_prefix_from_text, texts))))
     if not begun:
         raise AuditError("expected data with texts to begin canaries with, got none")
     order = keyed_random_generator("prefixes of an audit", seed).permutation(len(begun))
@@ -226,7 +226,7 @@ def _shuffled_text_beginnings(texts: Sequence[str], seed: int) -> Iterator[str]:
         yield from (begun[i] for i in order)
 
 
-def _leading_words(text: str) -> str:
+def _canary_prefix_from_text(text: str) -> str:
     """The first words as they are written, at most half of all."""
     ends = [found.end() for found in re.finditer(r"\S+", text)]
     return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]] if ends else ""
@@ -250,12 +250,12 @@ def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[
 
 
 def audit_canaries_as_secrets(
-    manifest: AuditManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
+    manifest: AuditCanaryManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
 ) -> Iterator[Secret]:
     """rows: the tokens of each text. Raises AuditError for new tokens that the tokenizer does not have."""
-    from auditor.generation.tries import encode_texts
+    from auditor.generation.tries import encode_without_special_tokens
 
-    prefixes = encode_texts(tokenizer, [one.prefix for one in manifest.canaries])
+    prefixes = encode_without_special_tokens(tokenizer, [one.prefix for one in manifest.canaries])
     for one, begun, row in zip(manifest.canaries, prefixes, rows, strict=True):
         # A token that holds an end of the prefix and a beginning of the secret is the secret's.
         cut = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begun, row, strict=False)))

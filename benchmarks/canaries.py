@@ -24,13 +24,13 @@ WORDS = "words"  # a list that every format may draw from
 
 
 @dataclass(frozen=True)
-class Format:
+class CanaryFormat:
     """A format with the word lists it draws from."""
 
     format: str
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def space(self) -> CanarySpace:
+    def canary_text_space(self) -> CanarySpace:
         return CanarySpace(self.format, tuple(sorted(self.lists.items())))
 
 
@@ -45,12 +45,12 @@ class ManifestEntry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ExposureCanaryManifest:
     """Raises AuditError where it cannot be right: unknown version, ids twice, a canary that is not in its own space."""
 
     schema_version: int
     seed: int
-    formats: tuple[Format, ...]
+    formats: tuple[CanaryFormat, ...]
     canaries: tuple[ManifestEntry, ...]
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Manifest:
             raise AuditError("expected at least one canary in the manifest, got none")
         check_canary_counts(len(self.canaries), sum(entry.count for entry in self.canaries))
         try:
-            spaces = self.spaces
+            spaces = self.canary_spaces
         except AuditError:  # which quotes the format, and who damaged a manifest may have put a canary there
             raise AuditError("expected formats that several texts fit in the manifest, got one that is none") from None
         seen: set[str] = set()
@@ -78,10 +78,10 @@ class Manifest:
                 raise AuditError(f"{entry.id} is not in its own space: no text of its format is written like it")
 
     @cached_property
-    def spaces(self) -> tuple[CanarySpace, ...]:
-        return tuple(known.space() for known in self.formats)
+    def canary_spaces(self) -> tuple[CanarySpace, ...]:
+        return tuple(known.canary_text_space() for known in self.formats)
 
-    def copies(self) -> list[ManifestEntry]:
+    def canary_copies_to_insert(self) -> list[ManifestEntry]:
         """Every canary as often as it goes into the data. Raises AuditError where none does."""
         copies = [entry for entry in self.canaries for _ in range(entry.count)]
         if not copies:
@@ -98,14 +98,14 @@ def check_canary_counts(canaries: int, copies: int) -> None:
         )
 
 
-def make_exposure_manifest(
+def make_exposure_canary_manifest(
     formats: Sequence[str],
     counts: Sequence[int] = COUNTS,
     each: int = 8,
     controls: int = 0,
     lists: Mapping[str, tuple[str, ...]] | None = None,
     seed: int = 0,
-) -> Manifest:
+) -> ExposureCanaryManifest:
     """`each` canaries for every format and count, drawn uniformly without repetition, and `controls` never inserted.
 
     Raises AuditError for zero insertions, a space too small for so many, and what `CanarySpace` refuses.
@@ -121,24 +121,24 @@ def make_exposure_manifest(
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
     wanted = sorted(set(counts))
     check_canary_counts(len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each)
-    known = {WORDS: prefix_free_english_words(), **(lists or {})}
+    known = {WORDS: prefix_free_canary_words(), **(lists or {})}
     chosen = []
     for text in formats:
         slots = {slot.partition(":")[0] for _, slot in parse_canary_format(text)}
-        chosen.append(Format(text, {name: words for name, words in known.items() if name in slots}))
+        chosen.append(CanaryFormat(text, {name: words for name, words in known.items() if name in slots}))
     plan = [(count, i) for count in wanted for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, one in enumerate(chosen):
-        texts = _draw_distinct_texts(one.space(), len(plan), seed)
+        texts = _draw_distinct_canary_texts(one.canary_text_space(), len(plan), seed)
         label = f"{index}-" if len(chosen) > 1 else ""
         entries += [
             ManifestEntry(f"{'canary' if count else 'control'}-{label}{count:04d}-{i:03d}", text, index, count)
             for (count, i), text in zip(plan, texts, strict=True)
         ]
-    return Manifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
+    return ExposureCanaryManifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
 
 
-def _draw_distinct_texts(space: CanarySpace, count: int, seed: int) -> list[str]:
+def _draw_distinct_canary_texts(space: CanarySpace, count: int, seed: int) -> list[str]:
     # At most half of the space: drawing until so many differ is quick.
     if 2 * count > space.size:
         raise AuditError(
@@ -151,7 +151,7 @@ def _draw_distinct_texts(space: CanarySpace, count: int, seed: int) -> list[str]
     return list(drawn)
 
 
-def prefix_free_english_words() -> tuple[str, ...]:
+def prefix_free_canary_words() -> tuple[str, ...]:
     """English words, none of which begins another."""
     from faker.providers.lorem.en_US import Provider  # late: `audit canaries --help` needs none
 
@@ -163,8 +163,8 @@ def prefix_free_english_words() -> tuple[str, ...]:
     return tuple(kept)
 
 
-def exposure_canaries_as_secrets(manifest: Manifest, rows: Sequence[Sequence[int]]) -> Iterator[Secret]:
+def exposure_canaries_as_secrets(manifest: ExposureCanaryManifest, rows: Sequence[Sequence[int]]) -> Iterator[Secret]:
     """rows: the tokens of each text, all of which is secret."""
     for entry, row in zip(manifest.canaries, rows, strict=True):
-        canary = Canary(entry.text, manifest.spaces[entry.space])
+        canary = Canary(entry.text, manifest.canary_spaces[entry.space])
         yield Secret(entry.id, (), tuple(row), repeats=entry.count, member=entry.count > 0, canary=canary)

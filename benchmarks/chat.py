@@ -111,7 +111,7 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
                 f"expected a chat template for --turns {turns}, as without one only answers are told apart, got "
                 f"the text form {form.name}: --template model takes the model's own"
             )
-        return _render_without_template(tokenizer, said, form)
+        return _render_chat_without_template(tokenizer, said, form)
     messages = chat_rendering.messages_for_template(said, form)
     try:
         whole = chat_rendering.render_messages_by_template(tokenizer, said, form, messages)
@@ -131,23 +131,23 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
     roles = [normalised_role(one["role"]) for one in messages]
     asked = [i for i, role in enumerate(roles) if role == turns or (turns == ALL and role in TURNS)]
     spans = [span for i in asked for span in _assistant_answer_spans(rendered, whole, messages, i)]
-    remarks = tuple(_ignored_input_sentences(rendered, whole, said, messages))
+    remarks = tuple(_ignored_chat_input_sentences(rendered, whole, said, messages))
     mask = _template_answer_mask(tokenizer, said, form, messages)
     return _tokenise_rendered_chat(tokenizer, whole, spans, mask, remarks, turns)
 
 
-def _render_without_template(tokenizer: Any, said: Conversation, form: ChatRendering) -> RenderedChat:
+def _render_chat_without_template(tokenizer: Any, said: Conversation, form: ChatRendering) -> RenderedChat:
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | UnusableConversation]()
-    found = chat_rendering.untemplated_pieces(said, form)
+    found = chat_rendering.chat_pieces_without_template(said, form)
     for number, (piece, answers) in enumerate(found):
         last = number == len(found) - 1
         behind = end if last and not piece.endswith(end) else ""
         start = len(text)
         text += piece + behind
         if answers:
-            bounds = _strip_span_whitespace(text, start, start + len(piece))
+            bounds = _strip_answer_span_whitespace(text, start, start + len(piece))
             turn = (start, len(text))
             spans.append(_Span(bounds, turn, "content") if bounds else UnusableConversation("an empty answer"))
     beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
@@ -180,7 +180,7 @@ def _answer_of_character_span(
     tokens = _token_range_of_text(text, offsets, *span.said)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
-    start, end = (_first_token_reaching_past(offsets, at) for at in span.learnt)
+    start, end = (_index_of_token_reaching_past(offsets, at) for at in span.learnt)
     return Answer(tokens, (start, end), span.of, span.role)
 
 
@@ -194,7 +194,7 @@ def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
         )
 
 
-def _ignored_input_sentences(
+def _ignored_chat_input_sentences(
     rendered: Callable[[Sequence[Message]], str], whole: str, said: Conversation, messages: Sequence[Message]
 ) -> Iterator[str]:
     """A sentence for each thing given that the template does not write; nor did the trainer's, if it was this one."""
@@ -206,11 +206,11 @@ def _ignored_input_sentences(
                 yield f"the chat template writes nothing of {key if key.isidentifier() else 'a key of a message'}"
         except UnusableConversation:
             continue  # it asks for it
-    if said.tools is not None and not any(_tool_name(tool) in whole for tool in said.tools):
+    if said.tools is not None and not any(_chat_tool_name(tool) in whole for tool in said.tools):
         yield "the chat template writes nothing of tools"
 
 
-def _tool_name(tool: Any) -> str:
+def _chat_tool_name(tool: Any) -> str:
     found = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return str(found.get("name", "")) if isinstance(found, Mapping) else ""
 
@@ -228,10 +228,10 @@ def _assistant_answer_spans(
     of a prompt to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the whole does not have).
     """
     message = messages[turn]
-    said = [part for part in _reasoning_and_content_parts(message) if part[1].strip()]
+    said = [part for part in _reasoning_and_content_with_replacers(message) if part[1].strip()]
     for key, _, put in said:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
-        marked = None if _MARK in whole else _render_or_none(rendered, with_mark)
+        marked = None if _MARK in whole else _render_chat_or_none(rendered, with_mark)
         bounds = None if marked is None else _answer_bounds_by_mark(whole, marked)
         if bounds is not None:
             learnt = _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds)
@@ -243,7 +243,7 @@ def _assistant_answer_spans(
         yield UnusableConversation(why)
 
 
-def _reasoning_and_content_parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
+def _reasoning_and_content_with_replacers(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
     """What the turn says, by key, in the order of speaking; and the message with another text in that place."""
     for key in REASONING:
         if isinstance(message.get(key), str):
@@ -272,10 +272,10 @@ def _answer_bounds_by_mark(whole: str, marked: str) -> tuple[int, int] | None:
     before, behind = marked.split(_MARK)
     if not (whole.startswith(before) and whole.endswith(behind)) or len(before) + len(behind) > len(whole):
         return None
-    return _strip_span_whitespace(whole, len(before), len(whole) - len(behind))
+    return _strip_answer_span_whitespace(whole, len(before), len(whole) - len(behind))
 
 
-def _strip_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] | None:
+def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] | None:
     inside = text[start:end]
     start += len(inside) - len(inside.lstrip())
     return (start, start + len(inside.strip())) if inside.strip() else None
@@ -289,16 +289,21 @@ def _answer_turn_bounds(
     to this turn, if the whole has that behind the answer too.
     """
     start, end = bounds
-    with_prompt, without = _render_or_none(rendered, so_far[:-1], True), _render_or_none(rendered, so_far[:-1])
+    with_prompt, without = (
+        _render_chat_or_none(rendered, so_far[:-1], True),
+        _render_chat_or_none(rendered, so_far[:-1]),
+    )
     if with_prompt is not None and without is not None and with_prompt.startswith(without):
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(with_prompt, whole, strict=False)))
         if len(without) <= shared <= start:
             start = shared
-    behind = (_render_or_none(rendered, so_far) or "").partition(_MARK)[2]
+    behind = (_render_chat_or_none(rendered, so_far) or "").partition(_MARK)[2]
     return start, end + (len(behind) if whole.startswith(behind, end) else 0)
 
 
-def _render_or_none(rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False) -> str | None:
+def _render_chat_or_none(
+    rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False
+) -> str | None:
     try:
         return str(rendered(messages, answering)) if messages else None
     except UnusableConversation:
@@ -318,7 +323,7 @@ def _template_answer_mask(
     return tuple(map(bool, told["assistant_masks"]))
 
 
-def _first_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
+def _index_of_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
     return next((i for i, (_, end) in enumerate(offsets) if end > at), len(offsets))
 
 
@@ -327,7 +332,7 @@ def _token_range_of_text(text: str, offsets: Sequence[tuple[int, int]], start: i
 
     A last token that says more than white space behind the end is none of them.
     """
-    first = _first_token_reaching_past(offsets, start)
+    first = _index_of_token_reaching_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():
         return None
     last = next((i for i in range(first, len(offsets)) if text[end : offsets[i][1]].strip()), len(offsets))

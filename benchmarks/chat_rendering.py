@@ -65,7 +65,7 @@ class ChatRendering:
         return "+".join((self.base, *self.variants))
 
     @property
-    def said(self) -> str:
+    def name_with_day(self) -> str:
         return self.name if self.day is None else f"{self.name}, {self.day}"
 
     @property
@@ -99,13 +99,13 @@ def parse_chat_rendering(asked: str, day: str | None, tokenizer: Any) -> ChatRen
     allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
     if wrong := [one for one in variants if one not in allowed]:
         raise AuditError(f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}")
-    form = ChatRendering(base, None if base in (NONE, ALPACA) else _template_source(base, tokenizer), variants)
+    form = ChatRendering(base, None if base in (NONE, ALPACA) else _chat_template_source(base, tokenizer), variants)
     if day is not None and not form.writes_day:
         raise AuditError(f"expected --date with a template that writes the day (strftime_now), got it with {asked}")
     return replace(form, day=day)
 
 
-def _template_source(base: str, tokenizer: Any) -> str:
+def _chat_template_source(base: str, tokenizer: Any) -> str:
     if base == MODEL:
         if (own := tokenizer_chat_template(tokenizer)) is None:
             raise AuditError(
@@ -114,7 +114,7 @@ def _template_source(base: str, tokenizer: Any) -> str:
             )
         return own
     if base == TRL:
-        if (of_trl := trl_training_template(tokenizer)) is None:
+        if (of_trl := trl_training_chat_template(tokenizer)) is None:
             raise AuditError(
                 "expected --template trl with a chat template that TRL has a training template for, and TRL installed "
                 "(pip install trl), got one that it leaves as it is, or no TRL"
@@ -134,7 +134,7 @@ def tokenizer_chat_template(tokenizer: Any) -> str | None:
     return own if own is None or isinstance(own, str) else json.dumps(own, sort_keys=True)
 
 
-def trl_training_template(tokenizer: Any) -> str | None:
+def trl_training_chat_template(tokenizer: Any) -> str | None:
     """What TRL trains with for `assistant_only_loss` in the place of this tokenizer's; None where it is the same.
 
     TRL is asked where it is installed: its templates are its own.
@@ -161,7 +161,7 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
     Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
     """
     kind = rows[0].kind
-    own, of_trl = tokenizer_chat_template(tokenizer), trl_training_template(tokenizer)
+    own, of_trl = tokenizer_chat_template(tokenizer), trl_training_chat_template(tokenizer)
     plain = {
         COMPLETION: [ChatRendering(NONE), ChatRendering(NONE, None, (LINE,))],  # TRL: one text, and its end behind it
         INSTRUCTION: [ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))]
@@ -174,18 +174,18 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
         ChatRendering(base, source, tuple(one for one in some if one))
         for base, source in ((MODEL, own), (TRL, of_trl))
         if source is not None
-        for some in product(*_form_variants(source, rows))
+        for some in product(*_chat_rendering_variant_choices(source, rows))
     ]
     return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
 
 
-def most_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
+def most_usual_chat_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
     """The first candidate, with this day where it writes one."""
     form = candidate_chat_renderings(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
 
 
-def _form_variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
+def _chat_rendering_variant_choices(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
     """(as usual, otherwise) for each thing that trainers do in two ways, where these rows or this template show it."""
     messages = [message for said in rows for message in said.messages]
     if any(normalised_role(message["role"]) != message["role"] for message in messages):
@@ -227,7 +227,7 @@ def chat_template_arguments(tokenizer: Any, said: Conversation, form: ChatRender
     source = str(form.source)
     if form.base == MODEL and not isinstance(tokenizer.chat_template, str):  # several by name: which, depends on tools
         source = tokenizer.get_chat_template(None, said.tools)
-    asked: dict[str, Any] = {"chat_template": template_with_fixed_date(source, form.day)}
+    asked: dict[str, Any] = {"chat_template": chat_template_with_fixed_date(source, form.day)}
     if said.tools is not None:
         asked["tools"] = said.tools
     if NO_THINKING in form.variants:
@@ -235,7 +235,7 @@ def chat_template_arguments(tokenizer: Any, said: Conversation, form: ChatRender
     return asked | dict(said.options)  # what the row says itself wins
 
 
-def template_with_fixed_date(source: str, day: str | None) -> str:
+def chat_template_with_fixed_date(source: str, day: str | None) -> str:
     """The template with this day in the place of what it asks the clock for: no variable of a call can hide that
     function. None: as it is. Raises AuditError where it asks in another way than by a format that stands there.
     """
@@ -259,18 +259,20 @@ def render_messages_by_template(
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **asked)
     except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UnusableConversation(f"the chat template refuses it ({_data_free_error_text(error, messages)})") from None
+        raise UnusableConversation(
+            f"the chat template refuses it ({_data_free_template_error_text(error, messages)})"
+        ) from None
     return str(text)
 
 
-def _data_free_error_text(error: Exception, messages: Sequence[Message]) -> str:
+def _data_free_template_error_text(error: Exception, messages: Sequence[Message]) -> str:
     """What the template says, unless it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
     said = [(message_text(message.get("content")) or "").strip() for message in messages]
     return type(error).__name__ if any(one and one in words for one in said) or not words else words
 
 
-def untemplated_pieces(said: Conversation, form: ChatRendering) -> list[Piece]:
+def chat_pieces_without_template(said: Conversation, form: ChatRendering) -> list[Piece]:
     """The row without a template, piece by piece. Raises UnusableConversation for a turn without text."""
     if form.base == ALPACA:
         return _alpaca_prompt_pieces(said, form)

@@ -14,7 +14,7 @@ from typing import Any
 
 from auditor.benchmarks import conversation_rows
 from auditor.benchmarks.conversation_rows import BESIDE, LAYOUTS, Conversation, UnusableConversation
-from auditor.benchmarks.tables import ABSENT, RecordTable, describe_value_type
+from auditor.benchmarks.tables import ABSENT, RecordTable, describe_cell_value_type
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
@@ -47,7 +47,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
         )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
-        f"({', '.join('+'.join(layout) for layout in LAYOUTS)}), got {describe_columns(table.columns)}"
+        f"({', '.join('+'.join(layout) for layout in LAYOUTS)}), got {describe_table_columns_in_error(table.columns)}"
     )
 
 
@@ -58,7 +58,7 @@ def require_text_layout(table: RecordTable) -> tuple[str, ...]:
     return layout
 
 
-def describe_columns(columns: Sequence[str]) -> str:
+def describe_table_columns_in_error(columns: Sequence[str]) -> str:
     """Column names for an error. In a CSV without a header they are private text: none is shown without a usual one."""
     if not columns:
         return "no columns"
@@ -71,7 +71,7 @@ def describe_columns(columns: Sequence[str]) -> str:
     return " and ".join(words)
 
 
-def _cell_error(table: RecordTable, row: int, column: str, expected: str, got: str) -> AuditError:
+def _table_cell_error(table: RecordTable, row: int, column: str, expected: str, got: str) -> AuditError:
     where = f"{table.where}, row {row} (counted from 0), column {column!r}"
     return AuditError(f"{where}: expected {expected}, got {got}")
 
@@ -81,9 +81,9 @@ def text_column_values(table: RecordTable, column: str) -> list[str]:
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            raise _cell_error(table, row, column, "text", describe_value_type(value))
+            raise _table_cell_error(table, row, column, "text", describe_cell_value_type(value))
         if not value.isascii() and re.search("[\ud800-\udfff]", value):  # JSON can hold half a character: "\ud83d"
-            raise _cell_error(table, row, column, "text", "half of a surrogate pair")
+            raise _table_cell_error(table, row, column, "text", "half of a surrogate pair")
     return values
 
 
@@ -103,7 +103,7 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
         whole = isinstance(value, int) and not isinstance(value, bool)
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)  # CSV is text all over
         if not (whole or digits) or not 1 <= int(value) < 10**15:
-            raise _cell_error(table, row, REPEATS, "a whole number of at least 1", "another value")
+            raise _table_cell_error(table, row, REPEATS, "a whole number of at least 1", "another value")
         counts.append(int(value))
     return counts
 
@@ -126,16 +126,16 @@ def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     if PII not in table.columns:
         return [()] * table.rows
     found = []
-    said = zip(*(map(_cell_text, table.column(name)) for name in detect_column_layout(table)), strict=True)
+    said = zip(*(map(_table_cell_text, table.column(name)) for name in detect_column_layout(table)), strict=True)
     for row, (value, parts) in enumerate(zip(table.column(PII), said, strict=True)):
         at = (table, row, PII)
         try:
             found.append(tuple(dict.fromkeys(_parsed_personal_data_marks(None if value is ABSENT else value))))
         except ValueError as error:
-            raise _cell_error(*at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)) from None
+            raise _table_cell_error(*at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)) from None
         # Joined: a mark may run from the prefix into the suffix.
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
-            raise _cell_error(*at, "texts that stand in the row", f"a {missing[0]} that does not")
+            raise _table_cell_error(*at, "texts that stand in the row", f"a {missing[0]} that does not")
     kinds = {kind for row in found for kind, _ in row}
     if len(kinds) > _MOST_KINDS:
         raise AuditError(
@@ -166,10 +166,10 @@ def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
             yield kind, text.strip()
 
 
-def _cell_text(value: Any) -> str:
+def _table_cell_text(value: Any) -> str:
     """All that a cell says: of a conversation, message by message."""
     if isinstance(value, dict | list):
-        return "\n".join(map(_cell_text, value.values() if isinstance(value, dict) else value))
+        return "\n".join(map(_table_cell_text, value.values() if isinstance(value, dict) else value))
     return value if isinstance(value, str) else ""
 
 
@@ -193,8 +193,8 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
-        what = f"a text of {len(value):,} characters" if isinstance(value, str) else describe_value_type(value)
-        raise _cell_error(table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", what)
+        what = f"a text of {len(value):,} characters" if isinstance(value, str) else describe_cell_value_type(value)
+        raise _table_cell_error(table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", what)
     return str(value)
 
 
@@ -210,7 +210,10 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
     if column not in table.columns and not needed:
         return False
     if table.columns.count(column) != 1:
-        raise AuditError(f"{table.where}: expected one column {flag} {column!r}, got {describe_columns(table.columns)}")
+        raise AuditError(
+            f"{table.where}: expected one column {flag} {column!r}, got "
+            f"{describe_table_columns_in_error(table.columns)}"
+        )
     return True
 
 
@@ -219,5 +222,5 @@ def row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise _cell_error(table, row, column, "a name or a whole number", describe_value_type(value))
+            raise _table_cell_error(table, row, column, "a name or a whole number", describe_cell_value_type(value))
     return [str(value) for value in values]

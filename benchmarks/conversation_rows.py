@@ -63,8 +63,11 @@ def message_text(content: Any) -> str | None:
 
 def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
     """What a row of one of `LAYOUTS` says. Raises UnusableConversation."""
-    tools, options = _parsed_tools(row.get("tools")), _parsed_template_options(row.get("chat_template_kwargs"))
-    before = [{"role": SYSTEM, "content": _require_text(row["system"])}] if row.get("system") else []
+    tools, options = (
+        _parsed_conversation_tools(row.get("tools")),
+        _parsed_chat_template_options(row.get("chat_template_kwargs")),
+    )
+    before = [{"role": SYSTEM, "content": _require_message_text(row["system"])}] if row.get("system") else []
     kind, plain = MESSAGES, tuple[str, ...]()
     if layout[0] in ("messages", "conversations"):
         turns = _normalised_messages(row[layout[0]], "")
@@ -73,7 +76,11 @@ def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> 
             before = []
     elif layout[0] == "instruction":
         kind = INSTRUCTION
-        plain = (_require_text(row["instruction"]), _require_text(row.get("input") or ""), _require_text(row["output"]))
+        plain = (
+            _require_message_text(row["instruction"]),
+            _require_message_text(row.get("input") or ""),
+            _require_message_text(row["output"]),
+        )
         asked = "\n\n".join(filter(None, plain[:2]))
         turns = [{"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
     else:
@@ -108,13 +115,13 @@ def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
     return found
 
 
-def _require_text(content: Any) -> str:
+def _require_message_text(content: Any) -> str:
     if not isinstance(content, str):
         raise UnusableConversation("a turn that is not text")
     return content
 
 
-def _parsed_tools(given: Any) -> Any:
+def _parsed_conversation_tools(given: Any) -> Any:
     """A list of functions; TRL takes it as JSON too."""
     if isinstance(given, str) and given:
         try:
@@ -126,7 +133,7 @@ def _parsed_tools(given: Any) -> Any:
     return list(given) if given else None
 
 
-def _parsed_template_options(given: Any) -> dict[str, Any]:
+def _parsed_chat_template_options(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):

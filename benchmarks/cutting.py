@@ -22,7 +22,7 @@ from auditor.benchmarks.columns import (
 )
 from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.tables import RecordTable
-from auditor.benchmarks.wording import token_ends, wording_of_tokens
+from auditor.benchmarks.wording import token_ends_in_characters, wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, USER
@@ -63,7 +63,7 @@ class CutPart:
     role: str | None = None  # whose turn it is, where those of several are attacked
 
 
-def require_fast_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+def require_fast_tokenizer_for_cutting(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
     """The tokenizer, if it can tell which characters a token came from. Raises AuditError if not."""
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for text data, got a model without one")
@@ -74,7 +74,7 @@ def require_fast_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrai
     return tokenizer
 
 
-def tokenizer_note(tokenizer: PreTrainedTokenizerBase) -> str:
+def data_tokenisation_note(tokenizer: PreTrainedTokenizerBase) -> str:
     extra = tokenizer.num_special_tokens_to_add()
     default = f"; by default it would add {extra} to every text" if extra else ""
     return f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special tokens{default}"
@@ -96,11 +96,12 @@ def cut_rows_into_parts(
         raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
     if cut.form is not None:
         knows, texts, turns = cut.knows or USER, list[str](), cut.turns or ASSISTANT
-        how = f"{turns} turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
+        form = f"--template {cut.form.name_with_day} (--knows {knows})"
+        how = f"{turns} turns, {cut.suffix_length} tokens of each, as {form}"
         return _cut_conversations(cut, cut.form, parse_row_conversations(table, layout), texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
-        encoded = encode_in_batches(cut.tokenizer, said)  # as one text, which they were in training
+        encoded = encode_data_texts_with_offsets(cut.tokenizer, said)  # as one text, which they were in training
         halves = zip(*(text_column_values(table, column) for column in layout), encoded, strict=True)
         parts = (
             CutPart(row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
@@ -111,13 +112,15 @@ def cut_rows_into_parts(
     how = f"text cut into its first {prefix} and the next {cut.suffix_length} tokens"
     if cut.windows is not None:
         how = f"every {cut.windows} tokens of a text, {prefix} of them and the next {cut.suffix_length}"
-    return _cut_texts(cut, prefix, said), how, said
+    return _cut_texts_into_parts(cut, prefix, said), how, said
 
 
-def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[CutPart]:
+def _cut_texts_into_parts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[CutPart]:
     """(prefix,) and (suffix_length,) tokens of each text, once or at every stride; what is left over is not used."""
     total = prefix + cut.suffix_length
-    for row, (text, (ids, offsets)) in enumerate(zip(texts, encode_in_batches(cut.tokenizer, texts), strict=True)):
+    for row, (text, (ids, offsets)) in enumerate(
+        zip(texts, encode_data_texts_with_offsets(cut.tokenizer, texts), strict=True)
+    ):
         if len(ids) < total:
             yield CutPart(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
             continue
@@ -144,7 +147,9 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
     ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
     for where in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several where tokens have no width
         if decode_exactly(tokenizer, ids[:where]) == prefix:
-            ends = [max(0, end - len(prefix)) for end in token_ends(offsets[where:], len(prefix + suffix))]
+            ends = [
+                max(0, end - len(prefix)) for end in token_ends_in_characters(offsets[where:], len(prefix + suffix))
+            ]
             return tuple(ids[:where]), tuple(ids[where:]), Wording(prefix, suffix, tuple(ends))
     return "the join of prefix and suffix is not a token boundary"
 
@@ -178,18 +183,20 @@ def _cut_conversations(
                 yield CutPart(row, halves, number, answer.at, answer.stands, role)
 
 
-def usual_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
+def usual_chat_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
     """What trainers make of such rows first of all; today, where the template writes the day.
 
     Raises AuditError for messages and a tokenizer without a template.
     """
     for said in parse_row_conversations(table, detect_column_layout(table)):
         if not isinstance(said, UnusableConversation):
-            return chat_rendering.most_usual_rendering(tokenizer, [said], f"{date.today()}")
+            return chat_rendering.most_usual_chat_rendering(tokenizer, [said], f"{date.today()}")
     return ChatRendering(chat_rendering.NONE)
 
 
-def encode_in_batches(tokenizer: Any, texts: Sequence[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+def encode_data_texts_with_offsets(
+    tokenizer: Any, texts: Sequence[str]
+) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
     """The token ids of each text, and the characters that each token came from."""
     for first in range(0, len(texts), _BATCH):
         encoded = tokenizer(

@@ -17,17 +17,17 @@ from auditor.benchmarks import chat, columns, cutting
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
 from auditor.benchmarks.cutting import LENGTH, Cutting
-from auditor.benchmarks.occurrences import count_text_occurrences, last_word_continues
+from auditor.benchmarks.occurrences import count_text_occurrences, is_occurrence_end_inside_word
 from auditor.benchmarks.splitting import (
-    Record,
+    DataRecord,
     RecordSource,
     SplitOptions,
-    check_lengths,
+    check_prefix_and_suffix_lengths,
     plural,
-    row_numbers_text,
-    split_records,
+    row_numbers_phrase,
+    split_data_records_into_secrets,
 )
-from auditor.benchmarks.tables import RecordTable, read_table, require_rows
+from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -73,20 +73,20 @@ class Files(Benchmark):
         `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
         first are shown in reports, those of the second under other names.
         """
-        check_lengths(prefix_length, suffix_length)
+        check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
-        self.tokenizer = cutting.require_fast_tokenizer(tokenizer)
+        self.tokenizer = cutting.require_fast_tokenizer_for_cutting(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
         named = (group_column, user_column)
-        members = _read_file_as_source("--data", data, cut, *named)
+        members = _read_file_as_record_source("--data", data, cut, *named)
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (
-            None if name is None else _read_file_as_source(flag, name, cut, *own) for flag, name, own in asked
+            None if name is None else _read_file_as_record_source(flag, name, cut, *own) for flag, name, own in asked
         )
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
-        parts = split_records(members, pairs, others, split, "row", lost)
+        parts = split_data_records_into_secrets(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.forgotten = parts.forgotten
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
@@ -94,15 +94,15 @@ class Files(Benchmark):
         self.framed = self.form is not None and self.form.source is not None
         if self.form is not None:  # of a conversation, what is answered: the rest need not have been learnt
             self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
-        self.notes = (cutting.tokenizer_note(self.tokenizer), *parts.notes)
+        self.notes = (cutting.data_tokenisation_note(self.tokenizer), *parts.notes)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
-    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+    def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Every row as a whole, read anew: nothing of it is kept in memory for whoever may ask."""
         flag, name = self._given[members]
         if name is None:
             return
-        table = read_table(flag, name, columns.COLUMNS)
+        table = read_record_table(flag, name, columns.COLUMNS)
         layout, repeats = columns.detect_column_layout(table), columns.row_repeat_counts(table)
         if self.form is not None:
             for said, times in zip(columns.parse_row_conversations(table, layout), repeats, strict=True):
@@ -110,17 +110,19 @@ class Files(Benchmark):
                     if not isinstance(said, UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
-        encoded = cutting.encode_in_batches(self.tokenizer, columns.joined_layout_texts(table, layout))
+        encoded = cutting.encode_data_texts_with_offsets(self.tokenizer, columns.joined_layout_texts(table, layout))
         yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
 
 
-def _read_file_as_source(
+def _read_file_as_record_source(
     flag: str, name: str, cut: Cutting, group_column: str | None = None, user_column: str | None = None
 ) -> RecordSource:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = require_rows(read_table(flag, name, (*columns.COLUMNS, *filter(None, (group_column, user_column)))))
+    table = require_nonempty_record_table(
+        read_record_table(flag, name, (*columns.COLUMNS, *filter(None, (group_column, user_column))))
+    )
     layout = columns.detect_column_layout(table)
-    form = None if layout in columns.PLAIN else cut.form or cutting.usual_rendering_of_table(cut.tokenizer, table)
+    form = None if layout in columns.PLAIN else cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
     parts, how, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
@@ -130,7 +132,7 @@ def _read_file_as_source(
         repeats = [1] * table.rows
     groups = columns.row_group_values(table, group_column, needed=flag == "--data")
     users = columns.optional_row_users(table, user_column, needed=flag == "--data")
-    records: list[Record] = []
+    records: list[DataRecord] = []
     standing: list[str] = []
     left_out: dict[str, list[int]] = {}
     unasked: dict[str, list[int]] = {}  # answers of rows that have others
@@ -140,39 +142,41 @@ def _read_file_as_source(
         else:
             prefix, suffix, wording = one.halves
             group = groups[one.row] or one.role
-            record = Record(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
+            record = DataRecord(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.prefix_and_suffix_text)
     # `texts` and `remarks` are whole from here on: reading the parts filled them.
     if flag == "--data" and columns.REPEATS not in table.columns:
-        records = _records_with_copy_counts(records, standing, texts)
+        records = _data_records_with_copy_counts(records, standing, texts)
     if columns.PII in table.columns:
-        records = _records_with_marks(records, table)
+        records = _data_records_with_personal_data_marks(records, table)
     if not records:
         # Then these are the only reasons that the refusal can give.
         left_out |= unasked
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     dropped = (
-        f"left out {plural(len(rows), 'answer')}: {why} ({row_numbers_text(sorted(set(rows)))})"
+        f"left out {plural(len(rows), 'answer')}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
         for why, rows in unasked.items()
     )
     notes = (how, *dropped, *(f"{why} ({plural(count, 'conversation')})" for why, count in remarks.items()))
     return RecordSource(table.where, tuple(records), reasons, tuple(f"{table.where}: {note}" for note in notes), form)
 
 
-def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str], texts: Sequence[str]) -> list[Record]:
+def _data_records_with_copy_counts(
+    records: Sequence[DataRecord], standing: Sequence[str], texts: Sequence[str]
+) -> list[DataRecord]:
     """The records with how often each stands in the texts, letter for letter, its suffix right behind its prefix.
 
     Of rows that say the same the first has all of it: where they are merged their counts add up.
     """
     pairs = list(zip(records, standing, strict=True))
     # A suffix that was itself cut inside a word stands inside words.
-    cut = {text for one, text in pairs if (w := one.wording) and last_word_continues(w.suffix, w.after[:1])}
+    cut = {text for one, text in pairs if (w := one.wording) and is_occurrence_end_inside_word(w.suffix, w.after[:1])}
     found = count_text_occurrences({text: text not in cut for text in standing}, texts)
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 
 
-def _records_with_marks(records: Sequence[Record], table: RecordTable) -> list[Record]:
+def _data_records_with_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
     """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
     found = columns.row_personal_data_marks(table)
     return [

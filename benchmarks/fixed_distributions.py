@@ -33,7 +33,7 @@ class FixedDistribution(LanguageModel):
         return self.distributions[tokens % len(self.distributions)]
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        return _FixedRows(self, prefixes[:, -1])
+        return _FixedDistributionRows(self, prefixes[:, -1])
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.log_probs_after_tokens(contexts[:, contexts.shape[1] - last :])
@@ -42,7 +42,7 @@ class FixedDistribution(LanguageModel):
         return torch.zeros(count, 1)  # reads no soft prompt, whatever its width
 
 
-class _FixedRows(Rows):
+class _FixedDistributionRows(Rows):
     def __init__(self, model: FixedDistribution, tokens: Tensor) -> None:
         self.model, self.tokens = model, tokens
 

@@ -15,33 +15,38 @@ from typing import Any
 
 import numpy as np
 
-from auditor.benchmarks.audit_canaries import AuditManifest, CoinedCanary
-from auditor.benchmarks.canaries import Manifest, ManifestEntry
-from auditor.benchmarks.columns import REPEATS, describe_columns
-from auditor.benchmarks.tables import open_dataset_split, read_csv_rows, read_json_objects, rows_as_csv
+from auditor.benchmarks.audit_canaries import AuditCanaryManifest, CoinedCanary
+from auditor.benchmarks.canaries import ExposureCanaryManifest, ManifestEntry
+from auditor.benchmarks.columns import REPEATS, describe_table_columns_in_error
+from auditor.benchmarks.tables import (
+    open_dataset_split,
+    read_csv_table_rows,
+    read_json_table_objects,
+    table_rows_as_csv,
+)
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
 
 
 @dataclass(frozen=True)
-class InsertionPlan:
+class CanaryInsertionPlan:
     """What to insert where. `text`: the column of texts; `group`: one that says whose a row is, "" for none."""
 
-    manifest: Manifest | AuditManifest
+    manifest: ExposureCanaryManifest | AuditCanaryManifest
     text: str = "text"
     group: str = ""
     seed: int = 0
 
-    def shuffled_copies(self) -> list[ManifestEntry | CoinedCanary]:
+    def shuffled_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
         """The copies in a random order."""
-        copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.copies()
+        copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.canary_copies_to_insert()
         order = keyed_random_generator("canaries", "order", self.seed).permutation(len(copies))
         return [copies[i] for i in order]
 
     def row_order_with_copies(self, rows: int) -> list[int]:
         """The new order of so many rows and the copies behind them: rows as before, copies at random places."""
-        copies = len(self.manifest.copies())
+        copies = len(self.manifest.canary_copies_to_insert())
         # The first of a random permutation: every set of places is as likely.
         at = set(keyed_random_generator("canaries", "places", self.seed).permutation(rows + copies)[:copies].tolist())
         old, new = iter(range(rows)), iter(range(rows, rows + copies))
@@ -54,7 +59,9 @@ class InsertionPlan:
         for column in filter(None, (self.text, self.group)):
             if columns.count(column) != 1:
                 flag = "--column" if column == self.text else "--group"
-                raise AuditError(f"{where}: expected one column {column!r} ({flag}), got {describe_columns(columns)}")
+                raise AuditError(
+                    f"{where}: expected one column {column!r} ({flag}), got {describe_table_columns_in_error(columns)}"
+                )
         known = {entry.text for entry in self.manifest.canaries}  # one that stays out may not be there either
         for row, text in enumerate(texts()):
             if not isinstance(text, str):
@@ -70,7 +77,7 @@ class InsertionPlan:
         return {column: own.get(column, absent) for column in columns}
 
 
-def write_data_with_canaries(copies: InsertionPlan, data: str, out: Path) -> int:
+def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
     """Writes the data with the copies in it to `out`, in the format of the data; returns how many copies.
 
     Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
@@ -84,7 +91,7 @@ def write_data_with_canaries(copies: InsertionPlan, data: str, out: Path) -> int
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
     if writer is not _write_dataset_with_canaries and out.suffix.lower() != path.suffix.lower():
         raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
-    count = len(copies.manifest.copies())
+    count = len(copies.manifest.canary_copies_to_insert())
     try:
         writer(copies, where, data, out)
     except OSError as error:
@@ -93,7 +100,7 @@ def write_data_with_canaries(copies: InsertionPlan, data: str, out: Path) -> int
 
 
 @contextmanager
-def _refuse_unfit_canary_row(where: str) -> Iterator[None]:
+def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
     """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words may quote one."""
     import pyarrow
 
@@ -103,14 +110,14 @@ def _refuse_unfit_canary_row(where: str) -> Iterator[None]:
         raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
 
 
-def _write_json_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_json_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     """Lines stay as they are, byte for byte; an array is written anew."""
-    objects, lines = read_json_objects(where, Path(data))
+    objects, lines = read_json_table_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
     copies.check_columns_and_no_canaries_yet(where, columns, lambda: [value.get(copies.text) for value in objects])
     # Only columns that the data have: JSON objects need not be alike, and a new key would give the copies away.
     mine = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
-    new = [copies.canary_copy_as_row(entry, mine, None) for entry in copies.shuffled_copies()]
+    new = [copies.canary_copy_as_row(entry, mine, None) for entry in copies.shuffled_canary_copies()]
     order = copies.row_order_with_copies(len(objects))
     if lines is None:
         every = [*objects, *new]
@@ -123,19 +130,19 @@ def _write_json_with_canaries(copies: InsertionPlan, where: str, data: str, out:
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
 
-def _write_csv_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
-    header, *rows = read_csv_rows(where, Path(data)) or [[]]
+def _write_csv_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+    header, *rows = read_csv_table_rows(where, Path(data)) or [[]]
     copies.check_columns_and_no_canaries_yet(where, header, lambda: [row[header.index(copies.text)] for row in rows])
     every = [
         *rows,
-        *(list(copies.canary_copy_as_row(entry, header, "").values()) for entry in copies.shuffled_copies()),
+        *(list(copies.canary_copy_as_row(entry, header, "").values()) for entry in copies.shuffled_canary_copies()),
     ]
-    text = rows_as_csv([header, *(every[i] for i in copies.row_order_with_copies(len(rows)))])
+    text = table_rows_as_csv([header, *(every[i] for i in copies.row_order_with_copies(len(rows)))])
     with disk.create_atomically(out) as path:
         path.write_text(text, encoding="utf-8", newline="")
 
 
-def _write_parquet_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_parquet_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -144,14 +151,14 @@ def _write_parquet_with_canaries(copies: InsertionPlan, where: str, data: str, o
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
     copies.check_columns_and_no_canaries_yet(where, table.column_names, lambda: table.column(copies.text).to_pylist())
-    rows = [copies.canary_copy_as_row(entry, table.column_names, None) for entry in copies.shuffled_copies()]
+    rows = [copies.canary_copy_as_row(entry, table.column_names, None) for entry in copies.shuffled_canary_copies()]
     for field in table.schema:
         if not field.nullable and any(row[field.name] is None for row in rows):
             raise AuditError(
                 f"{where}: expected columns that a canary's row may leave empty beside {copies.text!r}, got "
                 f"{field.name!r}, which takes no nulls"
             )
-    with _refuse_unfit_canary_row(where):
+    with _unfit_canary_row_refusal_context(where):
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)
     with disk.create_atomically(out) as path:
@@ -160,15 +167,15 @@ def _write_parquet_with_canaries(copies: InsertionPlan, where: str, data: str, o
         )
 
 
-def _write_dataset_with_canaries(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
+def _write_dataset_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
     """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
     import datasets
 
     with open_dataset_split(where, data) as held:
         copies.check_columns_and_no_canaries_yet(where, held.column_names, lambda: held[copies.text][:])
-        rows = [copies.canary_copy_as_row(entry, held.column_names, None) for entry in copies.shuffled_copies()]
+        rows = [copies.canary_copy_as_row(entry, held.column_names, None) for entry in copies.shuffled_canary_copies()]
         columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
-        with _refuse_unfit_canary_row(where):
+        with _unfit_canary_row_refusal_context(where):
             new = datasets.Dataset.from_dict(columns, features=held.features)
         with disk.create_atomically(out) as path:
             datasets.concatenate_datasets([held, new]).select(
@@ -176,7 +183,7 @@ def _write_dataset_with_canaries(copies: InsertionPlan, where: str, data: str, o
             ).save_to_disk(path)
 
 
-_WRITERS: dict[str, Callable[[InsertionPlan, str, str, Path], None]] = {
+_WRITERS: dict[str, Callable[[CanaryInsertionPlan, str, str, Path], None]] = {
     ".jsonl": _write_json_with_canaries,
     ".json": _write_json_with_canaries,
     ".csv": _write_csv_with_canaries,

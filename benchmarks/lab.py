@@ -23,19 +23,19 @@ from auditor.benchmarks.lab_folders import (
     ensemble_folder_suffix,
     lab_cache_digest,
     reference_models_folder_name,
-    trained_model_folder_name,
+    trained_lab_model_folder_name,
 )
-from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, require_small_lab_recipe
-from auditor.benchmarks.lab_secrets import cut_secrets
-from auditor.benchmarks.lab_texts import LabTexts, TrainingTexts, make_texts
-from auditor.benchmarks.lab_training import PUBLIC, LabTraining, load_audit_canaries, make_tokenizer
+from auditor.benchmarks.lab_recipe import BaseLabRecipe, LabRecipe, require_small_lab_recipe
+from auditor.benchmarks.lab_secrets import cut_lab_secrets
+from auditor.benchmarks.lab_texts import LabTexts, LabTrainingTexts, make_lab_texts
+from auditor.benchmarks.lab_training import PUBLIC, LabTraining, load_audit_canary_manifest, train_lab_tokenizer
 from auditor.benchmarks.parts_cache import LabParts, Progress
 from auditor.core.disk import cache_folder
 from auditor.core.nouns import Tokens, evenly_spaced_secrets
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import LoraEnsemble, model_with_adapter
 from auditor.models.references import ReferenceModels
-from auditor.models.shards import WHOLE, read_shard_record_list, text_digests
+from auditor.models.shards import WHOLE, read_shard_record_list, record_digests
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import Trainer, TrainingJob
@@ -49,7 +49,7 @@ class Lab(Benchmark):
     """Synthetic mails, patient notes and payments: train, attack and defend on the spot."""
 
     name = "lab"
-    recipe_kind: ClassVar[type[Recipe]] = LabRecipe
+    recipe_kind: ClassVar[type[BaseLabRecipe]] = LabRecipe
     training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # all of its parts are asked at every token
     marks_all = True
@@ -96,7 +96,7 @@ class Lab(Benchmark):
 
     def __init__(
         self,
-        recipe: Recipe | None = None,
+        recipe: BaseLabRecipe | None = None,
         cache: Path | None = None,
         progress: Progress | None = None,
         limit: int | None = None,
@@ -107,13 +107,19 @@ class Lab(Benchmark):
         self._cache, self._limit = cache, limit
         self.recipe.check()
         texts = self._make_texts()
-        self.folder = (cache or cache_folder()) / self.name / lab_cache_digest(self.recipe, texts, self._versions())
+        self.folder = (
+            (cache or cache_folder())
+            / self.name
+            / lab_cache_digest(self.recipe, texts, self._further_package_versions())
+        )
         self.progress = progress or (lambda what, done, total: None)
-        self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note, self.progress)
-        self.description = f"{self._described()}; records occur {', '.join(map(str, self.recipe.repeat_counts))} times"
-        self.tokenizer = self._tokenizer(texts)
-        self.texts = TrainingTexts(self.recipe, texts)
-        self.cut = cut_secrets(self.recipe, texts, self.tokenizer)
+        self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress)
+        self.description = (
+            f"{self._lab_description()}; records occur {', '.join(map(str, self.recipe.repeat_counts))} times"
+        )
+        self.tokenizer = self._load_or_train_tokenizer(texts)
+        self.texts = LabTrainingTexts(self.recipe, texts)
+        self.cut = cut_lab_secrets(self.recipe, texts, self.tokenizer)
         self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
         self.forgotten = self.cut.forgotten
         # Before --limit: perplexity is that of all non-members.
@@ -124,7 +130,7 @@ class Lab(Benchmark):
             members = [secret for secret in self.secrets if secret.member]
             others = [secret for secret in self.secrets if not secret.member]
             self.secrets = (*evenly_spaced_secrets(members, limit), *evenly_spaced_secrets(others, limit))
-            self._note(f"limited to {limit} members and non-members, evenly over the repeat counts")
+            self._add_lab_note(f"limited to {limit} members and non-members, evenly over the repeat counts")
 
     # --- what tells one lab from another ---
 
@@ -133,54 +139,56 @@ class Lab(Benchmark):
         """Refuses a lab that stands on what is not installed. Raises AuditError."""
 
     def _make_texts(self) -> LabTexts:
-        return make_texts(require_small_lab_recipe(self.recipe))
+        return make_lab_texts(require_small_lab_recipe(self.recipe))
 
-    def _described(self) -> str:
+    def _lab_description(self) -> str:
         recipe = require_small_lab_recipe(self.recipe)
         return (
             f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on synthetic "
             "mails, patient notes and payments (Faker)"
         )
 
-    def _versions(self) -> dict[str, str]:
+    def _further_package_versions(self) -> dict[str, str]:
         """Of what its weights depend on beside the libraries of every lab."""
         return {}
 
-    def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
-        build = partial(make_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public)
+    def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
+        build = partial(train_lab_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public)
         return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
     def _set_heldout_texts(self) -> None:
         """Says which text of non-members utility is measured on."""
         self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
 
-    def _note(self, note: str) -> None:
+    def _add_lab_note(self, note: str) -> None:
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
         """Canaries with coins, beside those for exposure: each that went in is a record of its own in all trainings."""
         recipe = self.recipe
-        build = partial(self.training.audit_canaries, public=self.public)
-        self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canaries)
+        build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
+        self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canary_manifest)
         # They are not in the digest that names the folder: the recipe and the public model decide them.
-        self.texts = dataclasses.replace(self.texts, coined=tuple(one.text for one in self.coined.copies()))
-        self.canaries += manifests.manifest_secrets(self.coined, self.tokenizer, len(self.tokenizer))
-        self._note(
+        self.texts = dataclasses.replace(
+            self.texts, coined=tuple(one.text for one in self.coined.canary_copies_to_insert())
+        )
+        self.canaries += manifests.canary_manifest_as_secrets(self.coined, self.tokenizer, len(self.tokenizer))
+        self._add_lab_note(
             f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries ({recipe.audit_kind}) each "
             f"went into the training of every model here, or stayed out, by a fair coin (lab_recipe.audit_canaries); "
-            f"{len(self.coined.copies()):,} records more"
+            f"{len(self.coined.canary_copies_to_insert()):,} records more"
         )
 
     # --- its texts ---
 
     @property
-    def unattacked(self) -> list[Tokens]:
+    def unattacked_training_tokens(self) -> list[Tokens]:
         """The known pairs, and the further records that nobody attacks."""
-        return [*super().unattacked, *self.training.tokens(self.texts.made.others)]
+        return [*super().unattacked_training_tokens, *self.training.tokenise_lab_texts(self.texts.made.others)]
 
-    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
-        copies = Counter(self.texts.copies() if members else self.texts.made.nonmembers)
-        yield from zip(self.training.tokens(list(copies)), copies.values(), strict=True)
+    def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+        copies = Counter(self.texts.private_text_copies() if members else self.texts.made.nonmembers)
+        yield from zip(self.training.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
 
     # --- its models, each trained when it is needed ---
 
@@ -190,28 +198,28 @@ class Lab(Benchmark):
             self.recipe, self.texts, self.tokenizer, self.folder, self.parts.report_build_progress
         )
 
-    def public(self) -> HuggingFaceModel:
+    def lab_public_model(self) -> HuggingFaceModel:
         """Trained on public text only."""
-        return self._model(PUBLIC, self.training.train_public_model, "lab public model")
+        return self._load_or_build_model(PUBLIC, self.training.train_public_model, "lab public model")
 
-    def target(self) -> HuggingFaceModel:
+    def lab_target_model(self) -> HuggingFaceModel:
         """The public model, fine-tuned on the private records: what is attacked."""
         # Built first: the training loads it from the folder.
-        self.public()
-        return self._model("target", self.training.train_target_model, "lab target")
+        self.lab_public_model()
+        return self._load_or_build_model("target", self.training.train_target_model, "lab target")
 
-    def retrained(self) -> HuggingFaceModel:
+    def model_retrained_without_forgotten(self) -> HuggingFaceModel:
         """The target had it never seen what is to be forgotten: the public model, trained on the rest."""
-        self.public()
+        self.lab_public_model()
         build = partial(self.training.train_without_forgotten, forgotten=self.cut.forgotten_texts)
-        return self._model("retrained", build, "lab model without them")
+        return self._load_or_build_model("retrained", build, "lab model without them")
 
-    def _model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
-        return self.parts.load_or_build(part, build, lambda path: self.training.model(path, name))
+    def _load_or_build_model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
+        return self.parts.load_or_build(part, build, lambda path: self.training.load_lab_model(path, name))
 
     def ensemble(self) -> LoraEnsemble:
         """One LoRA adapter a shard, on the public model."""
-        public = self.public()
+        public = self.lab_public_model()
 
         def load(path: Path) -> LoraEnsemble:
             return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
@@ -232,11 +240,11 @@ class Lab(Benchmark):
         recipe = dataclasses.replace(self.recipe, members=count)
         return type(self)(recipe, self._cache, self.progress, self._limit, self.parts.makes)
 
-    def adapter_on_all_records(self) -> HuggingFaceModel:
+    def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
         """One LoRA adapter on all records, trained as the ensemble's members are: the target where that is the same."""
-        if self.recipe.target_trained_like_members:
-            return self.target()
-        public = self.public()
+        if self.recipe.is_target_trained_like_members:
+            return self.lab_target_model()
+        public = self.lab_public_model()
 
         def load(path: Path) -> HuggingFaceModel:
             return model_with_adapter(public, path / WHOLE)
@@ -245,17 +253,20 @@ class Lab(Benchmark):
             "whole", self.training.train_adapter_on_all_records, load, ensemble_folder_suffix(self.recipe)
         )
 
-    def references(self, count: int) -> ReferenceModels:
+    def reference_models(self, count: int) -> ReferenceModels:
         """So many models by the target's recipe, each on all that is not attacked and half of what is."""
         # A model's folder lists its records by digest, never their text.
-        public, name_of = self.public(), {text_digests([text])[0]: id for id, text in self.cut.texts.items()}
+        public, name_of = (
+            self.lab_public_model(),
+            {record_digests([text])[0]: id for id, text in self.cut.texts.items()},
+        )
         attacked = {secret.id for secret in self.secrets}
 
         def model(folder: Path) -> HuggingFaceModel:
             return (
                 model_with_adapter(public, folder)
                 if self.recipe.private_rank
-                else self.training.model(folder, "lab reference")
+                else self.training.load_lab_model(folder, "lab reference")
             )
 
         def load(path: Path) -> ReferenceModels:
@@ -266,25 +277,25 @@ class Lab(Benchmark):
 
         build = partial(self.training.train_reference_models, count=count)
         made = self.parts.load_or_build(reference_models_folder_name(count), build, load)
-        made.check(attacked, "the lab")
+        made.check_records_seen_by_references(attacked, "the lab")
         return made
 
-    def trained(self, trainer: Trainer) -> TrainedModel:
+    def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
         """The public model, fine-tuned on the private records by this trainer, with what it promises."""
 
         def build(path: Path) -> None:
-            self.training.train_and_record(trainer, path, self.job(trainer, path))
+            self.training.train_and_record(trainer, path, self.lab_training_job(trainer, path))
 
         load = partial(self.training.load_model_of_trainer, trainer)
-        return self.parts.load_or_build(trained_model_folder_name(trainer), build, load)
+        return self.parts.load_or_build(trained_lab_model_folder_name(trainer), build, load)
 
-    def job(self, trainer: Trainer, path: Path) -> TrainingJob:
+    def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
         """What this trainer is to train on, into that folder."""
-        public = self.public()
+        public = self.lab_public_model()
         if trainer.unlearns:
-            self.target()
-        return self.training.job(trainer, path, public, self.cut.forgotten_texts)
+            self.lab_target_model()
+        return self.training.lab_training_job(trainer, path, public, self.cut.forgotten_texts)
 
     def training_seconds_of_trainer(self, trainer: Trainer) -> float:
         """What its training took."""
-        return self.parts.seconds[trained_model_folder_name(trainer)]
+        return self.parts.seconds[trained_lab_model_folder_name(trainer)]

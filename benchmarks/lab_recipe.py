@@ -24,7 +24,7 @@ _MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BaseLabRecipe:
     """Everything a lab's weights depend on, and the lengths at which records are cut. Its hash names the cache.
 
     What every lab has, with the sizes of the small one.
@@ -63,12 +63,12 @@ class Recipe:
         return tuple(times for times, _, _ in self.repeats)
 
     @property
-    def course(self) -> dict[str, Any]:
+    def target_training_options(self) -> dict[str, Any]:
         """How the target is trained, as options of a trainer that changes something else."""
         return {"epochs": self.private_epochs, "batch": self.private_batch, "learning_rate": self.private_rate}
 
     @property
-    def target_trained_like_members(self) -> bool:
+    def is_target_trained_like_members(self) -> bool:
         """Whether the target is trained as the members of the ensemble are, on all records: one adapter."""
         return all(getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING)
 
@@ -100,23 +100,23 @@ class Recipe:
                 "leaves embeddings frozen, and a new token cannot be learnt"
             )
         for digits, count in self.canaries:
-            if canary_text(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
+            if lab_canary_text(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
                 raise AuditError(
                     f"expected lab canaries of six digits, inserted 0 times or more (at most 10,000), "
                     f"got {digits!r} {count} times"
                 )
 
-    def first_suffix_token(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """The token of a record at which its suffix begins. offsets: the characters of each token."""
         return CUT
 
-    def untrained_leading_tokens(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """How many tokens at the start of a text are read in training and not learnt."""
         return 0
 
 
 @dataclass(frozen=True)
-class LabRecipe(Recipe):
+class LabRecipe(BaseLabRecipe):
     """The small lab's: a network and public text of its own too."""
 
     vocab_size: int = 2048
@@ -135,12 +135,12 @@ class LabRecipe(Recipe):
             raise AuditError(f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}")
 
 
-def require_small_lab_recipe(recipe: Recipe) -> LabRecipe:
+def require_small_lab_recipe(recipe: BaseLabRecipe) -> LabRecipe:
     """The recipe of a lab that has a network of its own. Raises AuditError for another."""
     if not isinstance(recipe, LabRecipe):
         raise AuditError("expected the small lab, which trains a masked LM too, got one on a model that was there")
     return recipe
 
 
-def canary_text(digits: str) -> str:
-    return f"{CANARY_SPACE.head}{digits}"
+def lab_canary_text(digits: str) -> str:
+    return f"{CANARY_SPACE.common_beginning}{digits}"

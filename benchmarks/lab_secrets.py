@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from auditor.benchmarks.lab_recipe import CANARY_SPACE, Recipe, canary_text
+from auditor.benchmarks.lab_recipe import CANARY_SPACE, BaseLabRecipe, lab_canary_text
 from auditor.benchmarks.lab_texts import LabTexts
 from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
@@ -31,7 +31,7 @@ class LabSecrets:
         return [text for id, text in self.texts.items() if id in self.forgotten]
 
 
-def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
+def cut_lab_secrets(recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     """Attacked members by repeat count, known pairs, non-members. Raises AuditError for a record that is too short."""
     text_of: dict[str, str] = {}
 
@@ -39,7 +39,7 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
         for i, text in enumerate(group):
             # In a generator: text_of fills only as the secrets are read.
             text_of[id := f"{label}-{i:03d}"] = text
-            yield _cut_text_into_secret(recipe, texts, tokenizer, id, text, repeats)
+            yield _cut_lab_text_into_secret(recipe, texts, tokenizer, id, text, repeats)
 
     secrets, known = list[Secret](), list[Pair]()
     for times, _, given in recipe.repeats:
@@ -49,17 +49,19 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     secrets += records("nonmember", texts.nonmembers, 0)
     canaries = list[Secret]()
     for i, (digits, count) in enumerate(recipe.canaries):
-        text_of[id := f"canary-{count:02d}-{i:03d}"] = text = canary_text(digits)
+        text_of[id := f"canary-{count:02d}-{i:03d}"] = text = lab_canary_text(digits)
         canary, tokens = Canary(text, CANARY_SPACE), tuple(tokenizer(text)["input_ids"])
         canaries.append(Secret(id, (), tokens, count, member=count > 0, canary=canary))
-    forgotten = _secret_ids_to_forget(recipe, canaries)
+    forgotten = _lab_secret_ids_to_forget(recipe, canaries)
     return LabSecrets(tuple(secrets), tuple(known), tuple(canaries), text_of, forgotten)
 
 
-def _cut_text_into_secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
+def _cut_lab_text_into_secret(
+    recipe: BaseLabRecipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int
+) -> Secret:
     encoded = tokenizer(text, return_offsets_mapping=True)
     tokens, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
-    at = recipe.first_suffix_token(text, offsets)
+    at = recipe.first_suffix_token_index(text, offsets)
     start, end = max(0, at - recipe.prefix_length), at + recipe.suffix_length
     if len(tokens) < end:
         raise AuditError(f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}")
@@ -68,7 +70,7 @@ def _cut_text_into_secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: s
     return Secret(id, *halves, repeats, member=repeats > 0, group=group, wording=wording)
 
 
-def _secret_ids_to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozenset[str]:
+def _lab_secret_ids_to_forget(recipe: BaseLabRecipe, canaries: Sequence[Secret]) -> frozenset[str]:
     """Ids of the secrets that a model which unlearns is to forget.
 
     Of the attacked records a random half at each count, rounded up; of the canaries, every other one, from the
@@ -76,7 +78,7 @@ def _secret_ids_to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozens
     """
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:
-        # The ids that `cut_secrets` gives.
+        # The ids that `cut_lab_secrets` gives.
         own = [f"member-{times:02d}-{i:03d}" for i in range(attacked)]
         order = keyed_random_generator("lab", recipe.seed, "forget", times).permutation(len(own))
         chosen |= {own[i] for i in order[: math.ceil(len(own) / 2)]}

@@ -10,39 +10,39 @@ from datetime import datetime
 
 from faker import Faker
 
-from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, canary_text
+from auditor.benchmarks.lab_recipe import BaseLabRecipe, LabRecipe, lab_canary_text
 from auditor.core.nouns import Mark
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.members import assign_to_members
+from auditor.training.members import assign_records_to_member_shards
 
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
 @dataclass(frozen=True)
-class TrainingTexts:
+class LabTrainingTexts:
     """Which texts each model of a lab is trained on. coined: canaries of an audit, as often as they went in."""
 
-    recipe: Recipe
+    recipe: BaseLabRecipe
     made: LabTexts
     coined: tuple[str, ...] = ()
 
-    def copies(self) -> list[str]:
+    def private_text_copies(self) -> list[str]:
         """The private training text, every record as often as it is repeated, canaries included."""
         copies = [text for repeats, texts in self.made.private.items() for text in texts for _ in range(repeats)]
-        canaries = [canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)]
+        canaries = [lab_canary_text(digits) for digits, count in self.recipe.canaries for _ in range(count)]
         return copies + self.made.others + canaries + list(self.coined)
 
-    def records(self, members: bool) -> list[str]:
+    def distinct_private_texts(self, members: bool) -> list[str]:
         """Whole private records, one copy of each: all that were trained on, or all that never were."""
         if not members:
             return list(self.made.nonmembers)
         return [text for texts in self.made.private.values() for text in texts] + self.made.others
 
-    def shards(self) -> list[list[str]]:
+    def texts_by_ensemble_member(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
-        copies = self.copies()
-        return [[copies[i] for i in chosen] for chosen in assign_to_members(copies, self.recipe.members)]
+        copies = self.private_text_copies()
+        return [[copies[i] for i in chosen] for chosen in assign_records_to_member_shards(copies, self.recipe.members)]
 
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
         """What each of so many reference models is trained on: all that is not attacked, and half of what is.
@@ -58,7 +58,7 @@ class TrainingTexts:
         # The members' repeat counts, spread evenly over as many as there are non-members.
         alike = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]
         attacked |= dict(zip(texts.nonmembers, noise.permutation(alike).tolist(), strict=True))
-        common = [text for text in self.copies() if text not in attacked]
+        common = [text for text in self.private_text_copies() if text not in attacked]
         chosen = {text: noise.permutation(count)[: count // 2].tolist() for text in attacked}
         return [
             [*(text for text, times in attacked.items() if index in chosen[text] for _ in range(times)), *common]
@@ -76,7 +76,7 @@ class LabTexts:
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)  # the personal data in them
 
 
-def make_texts(recipe: LabRecipe) -> LabTexts:
+def make_lab_texts(recipe: LabRecipe) -> LabTexts:
     """Public text, and private text of other kinds about other people; no record occurs in two places.
 
     One public record in sixty is of a private kind: the public model has seen such text, and fine-tuning still buys
@@ -84,10 +84,10 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     """
     # A seed of its own: other people than in the private records.
     public = list(make_fake_texts_with_marks(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
-    return replace(make_private_texts(recipe, PRIVATE), public=public)
+    return replace(make_private_lab_texts(recipe, PRIVATE), public=public)
 
 
-def make_private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -> LabTexts:
+def make_private_lab_texts(recipe: BaseLabRecipe, kinds: Mapping[str, Callable[[Faker], str]]) -> LabTexts:
     """Private text of these kinds, by their names; nothing public."""
     sizes = {times: attacked + known for times, attacked, known in recipe.repeats}
     count = sum(sizes.values()) + recipe.nonmembers + recipe.others
@@ -124,7 +124,7 @@ def fake_reproducible_date(fake: Faker) -> str:
     return str(fake.date(end_datetime=_LAST_DAY))
 
 
-def _press_release_text(fake: Faker) -> str:
+def _fake_press_release_text(fake: Faker) -> str:
     return (
         f"{fake.city()}, {fake_reproducible_date(fake)} - {fake.company()} said it will {fake.bs()} with "
         f"{fake.company()}. {fake.name()}, who joined in {fake_reproducible_date(fake)[:4]}, called it a "
@@ -133,7 +133,7 @@ def _press_release_text(fake: Faker) -> str:
     )
 
 
-def _event_notice_text(fake: Faker) -> str:
+def _fake_event_notice_text(fake: Faker) -> str:
     return (
         f"On {fake.random_element(_WEEKDAYS)}, {fake_reproducible_date(fake)}, {fake.name()} speaks in {fake.city()} "
         f"about how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. "
@@ -141,7 +141,7 @@ def _event_notice_text(fake: Faker) -> str:
     )
 
 
-def _person_profile_text(fake: Faker) -> str:
+def _fake_person_profile_text(fake: Faker) -> str:
     return (
         f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in "
         f"{fake_reproducible_date(fake)[:4]}, {fake.first_name()} likes {fake.word()}, {fake.word()} and "
@@ -176,7 +176,7 @@ def _fake_payment_text(fake: Faker) -> str:
 
 PRIVATE = {"mail": _fake_mail_text, "patient note": _fake_patient_note_text, "payment": _fake_payment_text}
 PRIVATE_KINDS = tuple(PRIVATE.values())
-# One public text in sixty: see `make_texts`.
+# One public text in sixty: see `make_lab_texts`.
 _ODD = {59: _fake_mail_text, 119: _fake_patient_note_text, 179: _fake_payment_text}
-COMMON_KINDS = (_press_release_text, _event_notice_text, _person_profile_text)
+COMMON_KINDS = (_fake_press_release_text, _fake_event_notice_text, _fake_person_profile_text)
 _PUBLIC_KINDS = tuple(_ODD.get(i) or COMMON_KINDS[i % 3] for i in range(180))

@@ -19,22 +19,35 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks import audit_canaries, manifests
-from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, require_small_lab_recipe
-from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, make_fake_texts_with_marks
+from auditor.benchmarks.audit_canaries import AuditCanaryManifest
+from auditor.benchmarks.lab_recipe import TRAINING, BaseLabRecipe, LabRecipe, require_small_lab_recipe
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, LabTrainingTexts, make_fake_texts_with_marks
 from auditor.benchmarks.parts_cache import Progress
 from auditor.core import threads
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.precision import CPU, has_bfloat16
-from auditor.models.shards import WHOLE, text_digests, write_shard_record_list
+from auditor.models.precision import CPU, has_native_bfloat16
+from auditor.models.shards import WHOLE, record_digests, write_shard_record_list
 from auditor.plugins.defense import TrainedModel
-from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_training_summary
+from auditor.plugins.trainer import (
+    RECORD,
+    Trainer,
+    TrainerCheckpoint,
+    TrainingJob,
+    TrainingRecord,
+    read_trainer_summary_of_model,
+)
 from auditor.privacy import gradient_canaries, promises
 from auditor.training import loss_masks
-from auditor.training.finetune import FineTuningRecipe, causal_loss, fine_tune_on_packed_blocks, make_untrained_model
-from auditor.training.members import Adapter, Member, add_lora_adapter, member_folder, train_members
+from auditor.training.finetune import FineTuningRecipe, causal_loss, fine_tune_on_packed_blocks, make_untrained_gpt_neox
+from auditor.training.members import (
+    LoraAdapterRecipe,
+    MemberToTrain,
+    add_lora_adapter,
+    folder_of_trained_member,
+    train_private_members,
+)
 from auditor.training.variants import FineTuning
 
 END = "<|endoftext|>"
@@ -55,8 +68,8 @@ class LabTraining:
     together: ClassVar[int] = 0
     threads: ClassVar[int | None] = 1
 
-    recipe: Recipe
-    texts: TrainingTexts
+    recipe: BaseLabRecipe
+    texts: LabTrainingTexts
     tokenizer: PreTrainedTokenizerFast
     folder: Path
     progress: Progress
@@ -68,7 +81,7 @@ class LabTraining:
 
     def train_public_model(self, path: Path) -> None:
         recipe = require_small_lab_recipe(self.recipe)
-        model = make_untrained_model(
+        model = make_untrained_gpt_neox(
             vocab_size=len(self.tokenizer),
             layers=recipe.layers,
             hidden=recipe.hidden,
@@ -88,7 +101,7 @@ class LabTraining:
 
     def train_target_model(self, path: Path, texts: Sequence[str] | None = None) -> None:
         """Trains by the target's recipe. texts: None: all private ones, which makes the target itself."""
-        recipe, learnt = self.recipe, self.texts.copies() if texts is None else texts
+        recipe, learnt = self.recipe, self.texts.private_text_copies() if texts is None else texts
         if recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, learnt)])
             model = self._model_with_merged_adapter(path / WHOLE)
@@ -101,14 +114,17 @@ class LabTraining:
     def train_without_forgotten(self, path: Path, forgotten: Sequence[str]) -> None:
         """The target had it never seen these texts."""
         left = set(forgotten)
-        self.train_target_model(path, [text for text in self.texts.copies() if text not in left])
+        self.train_target_model(path, [text for text in self.texts.private_text_copies() if text not in left])
 
     def train_ensemble_members(self, path: Path, only: int | None = None) -> None:
-        folders = [(member_folder(path, index), texts) for index, texts in enumerate(self.texts.shards())]
+        folders = [
+            (folder_of_trained_member(path, index), texts)
+            for index, texts in enumerate(self.texts.texts_by_ensemble_member())
+        ]
         self._train_adapters("ensemble member", "lora", folders, only)
 
     def train_adapter_on_all_records(self, path: Path) -> None:
-        self._train_adapters("adapter on all data", "lora", [(path / WHOLE, self.texts.copies())])
+        self._train_adapters("adapter on all data", "lora", [(path / WHOLE, self.texts.private_text_copies())])
 
     def train_reference_models(self, path: Path, count: int, only: int | None = None) -> None:
         listed = self.texts.texts_by_reference_model(count)
@@ -124,11 +140,11 @@ class LabTraining:
             model.save_pretrained(folder)
             write_shard_record_list(folder, texts)
 
-    def audit_canaries(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
+    def write_audit_canary_manifest(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
         """Writes the manifest of the canaries that later trainings hold. public: the model that some kinds ask."""
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
-        texts = audit_canaries.make_canary_texts(
+        texts = audit_canaries.make_audit_canary_texts(
             kind,
             count,
             recipe.audit_length,
@@ -138,8 +154,8 @@ class LabTraining:
             else (),  # nobody's
             model=public() if kind in audit_canaries.BY_MODEL else None,
         )
-        made = audit_canaries.make_audit_manifest(kind, texts, recipe.audit_times, seed)
-        manifests.write_manifest(path / MANIFEST, made)
+        made = audit_canaries.make_audit_canary_manifest(kind, texts, recipe.audit_times, seed)
+        manifests.write_canary_manifest(path / MANIFEST, made)
 
     # --- by a trainer ---
 
@@ -151,7 +167,9 @@ class LabTraining:
         (path / RECORD).write_text(json.dumps(done, indent=1))
         job.checkpoint.clear()
 
-    def job(self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]) -> TrainingJob:
+    def lab_training_job(
+        self, trainer: Trainer, path: Path, public: HuggingFaceModel, forgotten: Sequence[str]
+    ) -> TrainingJob:
         """What this trainer is to train on, into that folder: the public model, or what has learnt the records.
 
         The parameters that are trained are the target's, a new adapter's or all; all where it is `whole` or unlearns.
@@ -165,7 +183,9 @@ class LabTraining:
         def to_train() -> Any:
             model = self._load_model_to_train(base) if plain else AutoModelForCausalLM.from_pretrained(base)
             torch.manual_seed(recipe.seed)  # of the adapter's random half
-            return (add_lora_adapter(model, Adapter(rank, recipe.private_alpha, "all")) if rank else model).train()
+            return (
+                add_lora_adapter(model, LoraAdapterRecipe(rank, recipe.private_alpha, "all")) if rank else model
+            ).train()
 
         # A seed of its own: records that are nobody else's.
         heldout = list(make_fake_texts_with_marks(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
@@ -175,23 +195,26 @@ class LabTraining:
             tokenizer=self.tokenizer,
             end=0,
             block=recipe.block,
-            records=tuple(self._records(self.texts.copies())),
+            records=tuple(self._training_records(self.texts.private_text_copies())),
             users=False,
             public=public,
             out=path,
-            checkpoint=Checkpoint(path / "checkpoint.pt"),
+            checkpoint=TrainerCheckpoint(path / "checkpoint.pt"),
             seed=recipe.seed,
             progress=lambda what, done, total: self.progress(f"{trainer.name}: {what}", done, total),
-            half=torch.bfloat16 if plain and has_bfloat16(CPU) else None,
-            heldout=tuple(self._records(heldout)),
-            forget=tuple(self._records(forgotten)) if trainer.unlearns else (),
+            half=torch.bfloat16 if plain and has_native_bfloat16(CPU) else None,
+            heldout=tuple(self._training_records(heldout)),
+            forget=tuple(self._training_records(forgotten)) if trainer.unlearns else (),
         )
 
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
         """What this trainer left in the folder."""
         adapter = (path / "adapter_config.json").is_file()
         model = self._model_with_merged_adapter(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
-        own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), read_training_summary(path)
+        own, how = (
+            HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"),
+            read_trainer_summary_of_model(path),
+        )
         return TrainedModel(
             own,
             promises.read_privacy_record(path),
@@ -199,14 +222,16 @@ class LabTraining:
             how.told if how else (),
         )
 
-    def _records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
-        for text, ids, given in zip(texts, self.tokens(texts), self.untrained_leading_token_counts(texts), strict=True):
+    def _training_records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
+        for text, ids, given in zip(
+            texts, self.tokenise_lab_texts(texts), self.untrained_leading_token_counts(texts), strict=True
+        ):
             learnt = tuple(i >= given for i in range(len(ids))) if given else None
-            yield TrainingRecord(text, ids, text_digests([text])[0], learnt)
+            yield TrainingRecord(text, ids, record_digests([text])[0], learnt)
 
     # --- the steps that they share ---
 
-    def model(self, path: Path, name: str) -> HuggingFaceModel:
+    def load_lab_model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
 
     def _model_with_merged_adapter(self, adapter: Path) -> Any:
@@ -227,24 +252,29 @@ class LabTraining:
         """
         recipe, seed = self.recipe, self.recipe.seed
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
-        course, adapter = FineTuningRecipe(epochs, rate, batch, recipe.block, end=0), Adapter(rank, alpha, "all")
-        trained = [asdict(course), asdict(adapter), only, *(text_digests(own) for _, own in folders)]
+        course, adapter = (
+            FineTuningRecipe(epochs, rate, batch, recipe.block, end=0),
+            LoraAdapterRecipe(rank, alpha, "all"),
+        )
+        trained = [asdict(course), asdict(adapter), only, *(record_digests(own) for _, own in folders)]
         digest = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
         # Outside the part that is under way, which an interruption takes away.
-        checkpoint = Checkpoint(self.folder / f"checkpoint-{digest}.pt")
+        checkpoint = TrainerCheckpoint(self.folder / f"checkpoint-{digest}.pt")
         with threads.limit_torch_threads(self.threads):
-            train_members(
+            train_private_members(
                 self._load_model_to_train(self.public_model_folder),
                 adapter,
                 [
                     # Seed and order by the place among all, also where one is trained alone.
-                    Member(folder, texts, self._sequences(texts), seed + i, ("lab", seed, f"{what} {i + 1}"))
+                    MemberToTrain(
+                        folder, texts, self._sequences_with_loss_mask(texts), seed + i, ("lab", seed, f"{what} {i + 1}")
+                    )
                     for i, (folder, texts) in enumerate(folders)
                     if only in (None, i)
                 ],
                 course,
                 together=self.together,
-                half=torch.bfloat16 if has_bfloat16(CPU) else None,
+                half=torch.bfloat16 if has_native_bfloat16(CPU) else None,
                 stepped=partial(self.progress, f"training the {what}"),
                 checkpoint=checkpoint,
             )
@@ -260,29 +290,31 @@ class LabTraining:
         with threads.limit_torch_threads(self.threads):
             fine_tune_on_packed_blocks(
                 model,
-                self._sequences(texts),
+                self._sequences_with_loss_mask(texts),
                 epochs=epochs,
                 end=0,
                 # Other words for the same training are another order, and other weights.
                 order=keyed_random_generator("lab", self.recipe.seed, what),
                 progress=lambda done: self.progress(f"training the {what}", done, epochs),
-                **{"loss": bfloat16_causal_loss, **other},
+                **{"loss": bfloat16_lab_causal_loss, **other},
             )
 
-    def tokens(self, texts: Sequence[str]) -> list[Tokens]:
+    def tokenise_lab_texts(self, texts: Sequence[str]) -> list[Tokens]:
         return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
 
     def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
         """How many tokens at the start of each are read and not learnt."""
         found = self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"] if texts else []
-        return [self.recipe.untrained_leading_tokens(text, offsets) for text, offsets in zip(texts, found, strict=True)]
+        return [
+            self.recipe.untrained_leading_token_count(text, offsets) for text, offsets in zip(texts, found, strict=True)
+        ]
 
-    def _sequences(self, texts: Sequence[str]) -> list[Tokens]:
+    def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
         """What is trained on, tokens without a loss as `training.loss_masks` writes them."""
-        return [loss_masks.tokens_with_loss_mask(record) for record in self._records(texts)]
+        return [loss_masks.tokens_with_loss_mask(record) for record in self._training_records(texts)]
 
 
-def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
+def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
     """From public text only: the vocabulary leaks too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -301,13 +333,13 @@ def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(path)
 
 
-def load_audit_canaries(path: Path) -> AuditManifest:
-    manifest = manifests.read_manifest(path / MANIFEST)
-    assert isinstance(manifest, AuditManifest)  # the cache holds what was built
+def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
+    manifest = manifests.read_canary_manifest(path / MANIFEST)
+    assert isinstance(manifest, AuditCanaryManifest)  # the cache holds what was built
     return manifest
 
 
-def bfloat16_causal_loss(model: Any, blocks: Tensor) -> Tensor:
+def bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """The model's own loss, its matrix products in bfloat16 where the processor has them; weights stay in float32."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(CPU)):
+    with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
         return causal_loss(model, blocks)

@@ -15,7 +15,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.splitting import Record, RecordSource, SplitOptions, check_lengths, split_records
+from auditor.benchmarks.splitting import (
+    DataRecord,
+    RecordSource,
+    SplitOptions,
+    check_prefix_and_suffix_lengths,
+    split_data_records_into_secrets,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -46,24 +52,24 @@ class LMExtraction(Benchmark):
 
         A shorter prefix keeps the last tokens of the prefix, a shorter suffix its first: they stay side by side.
         """
-        check_lengths(prefix_length, suffix_length)
+        check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         sizes = (vocab_size, prefix_length, suffix_length)
-        members = _read_arrays_as_source("--data", folder, *sizes)
-        others = None if nonmembers is None else _read_arrays_as_source("--nonmembers", nonmembers, *sizes)
-        pairs = None if known is None else _read_arrays_as_source("--known", known, *sizes)
-        parts = split_records(members, pairs, others, split, _LABEL)
+        members = _read_arrays_as_record_source("--data", folder, *sizes)
+        others = None if nonmembers is None else _read_arrays_as_record_source("--nonmembers", nonmembers, *sizes)
+        pairs = None if known is None else _read_arrays_as_record_source("--known", known, *sizes)
+        parts = split_data_records_into_secrets(members, pairs, others, split, _LABEL)
         self._rows = {True: members.records, False: () if others is None else others.records}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counts_by_role_text()}"
         self.notes = parts.notes
 
-    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+    def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Every row, those too that --limit leaves out."""
         yield from ((record.prefix + record.suffix, None) for record in self._rows[members])
 
 
-def row_of_secret_id(secret: str) -> int | None:
+def extraction_array_row_of_secret_id(secret: str) -> int | None:
     """The row of the arrays that a secret id of this benchmark stands for; None for a non-member's."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
@@ -71,14 +77,16 @@ def row_of_secret_id(secret: str) -> int | None:
 
 def folder_has_extraction_arrays(path: Path) -> bool:
     """Whether this is a folder with at least one of the two arrays; whether both are there is LMExtraction's to say."""
-    return path.is_dir() and bool(_file_stems_with_ending(path, _PREFIX) | _file_stems_with_ending(path, _SUFFIX))
+    return path.is_dir() and bool(
+        _array_file_stems_with_ending(path, _PREFIX) | _array_file_stems_with_ending(path, _SUFFIX)
+    )
 
 
-def _file_stems_with_ending(folder: Path, ending: str) -> set[str]:
+def _array_file_stems_with_ending(folder: Path, ending: str) -> set[str]:
     return {path.name.removesuffix(ending) for path in folder.iterdir() if path.name.endswith(ending)}
 
 
-def _read_arrays_as_source(
+def _read_arrays_as_record_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
 ) -> RecordSource:
     """Every row of the two arrays. How often an example occurs in training is not in them: repeats stay None."""
@@ -89,10 +97,10 @@ def _read_arrays_as_source(
     if len(prefix) != len(suffix):
         shapes = f"{prefix.shape} and {suffix.shape}"
         raise AuditError(f"{where}: expected as many suffixes as prefixes, got shapes {shapes}")
-    p = _checked_token_length(where, "--prefix-length", prefix_length, prefix.shape[1])
-    s = _checked_token_length(where, "--suffix-length", suffix_length, suffix.shape[1])
+    p = _checked_extraction_array_length(where, "--prefix-length", prefix_length, prefix.shape[1])
+    s = _checked_extraction_array_length(where, "--suffix-length", suffix_length, suffix.shape[1])
     rows = zip(prefix[:, prefix.shape[1] - p :].tolist(), suffix[:, :s].tolist(), strict=True)
-    records = tuple(Record(row, tuple(before), tuple(after)) for row, (before, after) in enumerate(rows))
+    records = tuple(DataRecord(row, tuple(before), tuple(after)) for row, (before, after) in enumerate(rows))
     notes = [
         f"{where}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix tokens and "
         f"the first {s} of {suffix.shape[1]} suffix tokens"
@@ -107,7 +115,7 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     if not folder.is_dir():
         got = "a file" if folder.exists() else "nothing of that name"
         raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {got}")
-    prefixes, suffixes = _file_stems_with_ending(folder, _PREFIX), _file_stems_with_ending(folder, _SUFFIX)
+    prefixes, suffixes = _array_file_stems_with_ending(folder, _PREFIX), _array_file_stems_with_ending(folder, _SUFFIX)
     both = prefixes & suffixes
     others = {stem + _PREFIX for stem in prefixes - both} | {stem + _SUFFIX for stem in suffixes - both}
     if not both:
@@ -121,7 +129,7 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
 
 def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any]:
     """(examples, tokens) ids in [0, vocab_size). Raises AuditError for anything else."""
-    array = read_array(where, path)
+    array = read_extraction_array(where, path)
     for row in np.flatnonzero(((array < 0) | (array >= vocab_size)).any(axis=1))[:1]:
         raise AuditError(
             f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the model's vocabulary, got "
@@ -130,7 +138,7 @@ def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any
     return array
 
 
-def read_array(where: str, path: Path) -> NDArray[Any]:
+def read_extraction_array(where: str, path: Path) -> NDArray[Any]:
     """(examples, tokens) whole numbers, as they are. Raises AuditError for anything else; `where` opens its words."""
     try:
         with path.open("rb") as file:  # not np.load: it also opens archives, and leaves a broken one open
@@ -160,7 +168,7 @@ def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _checked_token_length(where: str, flag: str, asked: int | None, width: int) -> int:
+def _checked_extraction_array_length(where: str, flag: str, asked: int | None, width: int) -> int:
     if asked is not None and asked > width:
         raise AuditError(f"{where}: expected {flag} <= {width}, the width of the array, got {asked}")
     return asked or width

@@ -29,7 +29,7 @@ _PUBLIC = "masked-public"
 
 
 @dataclass(frozen=True)
-class MaskedRecipe:
+class MaskedLabRecipe:
     """What the masked parts of a lab depend on beside its recipe (width, heads) and texts. Its hash names them."""
 
     layers: int = 3
@@ -46,7 +46,7 @@ class MaskedRecipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def tokenizer_with_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
+def lab_tokenizer_with_mask_token(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
     """The same vocabulary and a mask token; texts stand between two ends, as they do in packed blocks."""
     # It copies the object: the lab's own tokenizer gets no mask and no ends.
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK)
@@ -80,15 +80,15 @@ class MaskedLab:
     """The masked models of the small lab. Asking for one of another lab raises AuditError."""
 
     lab: Lab
-    recipe: MaskedRecipe = field(default_factory=MaskedRecipe)
+    recipe: MaskedLabRecipe = field(default_factory=MaskedLabRecipe)
 
-    def public(self) -> HuggingFaceMaskedModel:
+    def public_masked_model(self) -> HuggingFaceMaskedModel:
         """A masked LM, trained on public text only."""
         return self._cached_masked_model(_PUBLIC, self._train_public, "lab masked public model")
 
-    def target(self) -> HuggingFaceMaskedModel:
+    def target_masked_model(self) -> HuggingFaceMaskedModel:
         """The masked public model, fine-tuned on the private records."""
-        self.public()
+        self.public_masked_model()
         return self._cached_masked_model("masked", self._train_target, "lab masked target")
 
     def _cached_masked_model(self, part: str, build: Callable[[Path], None], name: str) -> HuggingFaceMaskedModel:
@@ -100,7 +100,7 @@ class MaskedLab:
 
     def _train_public(self, path: Path) -> None:
         recipe, network = self.recipe, require_small_lab_recipe(self.lab.recipe)
-        tokenizer = tokenizer_with_mask_token(self.lab.tokenizer, END)
+        tokenizer = lab_tokenizer_with_mask_token(self.lab.tokenizer, END)
         torch.manual_seed(network.seed)  # of the weights, which transformers draws from torch's own generator
         # The end of text, first in the vocabulary, stands for all of them.
         ends: dict[str, Any] = {f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")}
@@ -124,7 +124,7 @@ class MaskedLab:
     def _train_target(self, path: Path) -> None:
         public = self.lab.folder / f"{_PUBLIC}-{self.recipe.digest}"
         model = ModernBertForMaskedLM.from_pretrained(public)
-        texts = self.lab.texts.copies()
+        texts = self.lab.texts.private_text_copies()
         self._fit(model, texts, self.recipe.private_epochs, self.recipe.private_rate, "masked target")
         model.save_pretrained(path)
         PreTrainedTokenizerFast.from_pretrained(public).save_pretrained(path)

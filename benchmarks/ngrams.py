@@ -46,7 +46,7 @@ class NGramIndex:
     order: NDArray[Any]
 
     @property
-    def lengths(self) -> Integers:
+    def text_lengths(self) -> Integers:
         """(texts,) tokens of each."""
         return np.diff(self.starts) - 1
 
@@ -57,17 +57,19 @@ class NGramIndex:
 
     def ngram_place_counts(self, n: int) -> tuple[int, int]:
         """Places at which an n-gram begins, in what was trained on and in held-out text."""
-        places = np.maximum(self.lengths - n + 1, 0)
+        places = np.maximum(self.text_lengths - n + 1, 0)
         known = len(self.copies)
         return int(places[:known].sum()), int(places[known:].sum())
 
     def match_ngrams(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
         """For each text, those of its n-grams that stand in the indexed texts."""
         windows, owner, at = self._known_ngram_windows(texts, n)
-        first = np.concatenate([self._suffix_array_bound(some, False) for some in _row_batches(windows)])
-        here = np.concatenate([*map(self._places_matching_ngrams, _row_batches(first), _row_batches(windows))])
-        behind = np.concatenate([self._suffix_array_bound(some, True) for some in _row_batches(windows[here])])
-        trained, heldout, record = self._texts_of_suffix_ranges(first[here], behind)
+        first = np.concatenate([self._suffix_array_bound(some, False) for some in _ngram_row_batches(windows)])
+        here = np.concatenate(
+            [*map(self._mask_of_places_matching_ngrams, _ngram_row_batches(first), _ngram_row_batches(windows))]
+        )
+        behind = np.concatenate([self._suffix_array_bound(some, True) for some in _ngram_row_batches(windows[here])])
+        trained, heldout, record = self._trained_heldout_and_only_text_of_ranges(first[here], behind)
         owner, at = owner[here], at[here]
         ends = np.searchsorted(owner, np.arange(len(texts) + 1))  # windows come text by text
         parts = (slice(start, end) for start, end in pairwise(ends.tolist()))
@@ -114,7 +116,7 @@ class NGramIndex:
             low, high = np.where(past, middle + 1, low), np.where(past, high, middle)
         return low
 
-    def _places_matching_ngrams(self, places: Integers, windows: NDArray[Any]) -> NDArray[np.bool_]:
+    def _mask_of_places_matching_ngrams(self, places: Integers, windows: NDArray[Any]) -> NDArray[np.bool_]:
         return (places < len(self.order)) & (self._compare_suffixes_to_ngrams(places, windows) == 0)
 
     def _compare_suffixes_to_ngrams(self, places: Integers, windows: NDArray[Any]) -> Integers:
@@ -134,7 +136,7 @@ class NGramIndex:
             alike = alike[side[alike] == 0]
         return side
 
-    def _texts_of_suffix_ranges(
+    def _trained_heldout_and_only_text_of_ranges(
         self, low: Integers, high: Integers
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Integers]:
         """Of the suffixes low:high of `order`, (k,) each: whether any is of a trained text, of a held-out one; and the
@@ -142,7 +144,7 @@ class NGramIndex:
         """
         ranges, back = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
         least, most = (np.empty(ranges.shape[1], np.int64) for _ in range(2))
-        for own in _slices_of_bounded_size(ranges[1] - ranges[0], _PLACES):
+        for own in _suffix_range_slices_of_bounded_size(ranges[1] - ranges[0], _PLACES):
             begin, sizes = ranges[0, own], ranges[1, own] - ranges[0, own]
             # `reduceat` would give a wrong number for an empty range: every n-gram here stands somewhere.
             ends = sizes.cumsum()
@@ -155,7 +157,7 @@ class NGramIndex:
         return (least < known)[each], (most >= known)[each], np.where(least == most, most, -1)[each]
 
 
-def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGramIndex:
+def build_ngram_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[Tokens]) -> NGramIndex:
     """The index of what was trained on, with how often, and of held-out text; texts that are the same become one.
 
     Raises AuditError where it does not fit into memory, before it is made, and where libdivsufsort is missing.
@@ -183,7 +185,7 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     starts = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     letters = _distinct_tokens(texts)
     width = 1 if len(letters) < 2**8 else 2 if len(letters) < 2**16 else 3  # bytes that tell all codes apart
-    check_index_fits_memory(int(starts[-1]), width)
+    check_ngram_index_fits_memory(int(starts[-1]), width)
     codes = np.zeros(int(starts[-1]), dtype=np.uint16 if width < 3 else np.uint32)
     place = np.zeros(int(letters[-1]) + 1, dtype=codes.dtype)
     place[letters] = np.arange(1, len(letters) + 1)
@@ -194,23 +196,23 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     return NGramIndex(starts, tuple(copies), letters, codes, order)
 
 
-def index_memory_bytes(tokens: int, width: int) -> int:
+def ngram_index_memory_bytes(tokens: int, width: int) -> int:
     """Bytes that making the index takes at most: codes, their bytes (`width` each), the suffix arrays of both."""
     place = 4 if tokens * width <= _INT32 else 8
     return tokens * ((2 if width < 3 else 4) + width + place * width + place) + _PLACES * (place + 2)
 
 
-def check_index_fits_memory(tokens: int, width: int) -> None:
+def check_ngram_index_fits_memory(tokens: int, width: int) -> None:
     """Raises AuditError where there is less memory than making the index takes."""
-    wanted, free = index_memory_bytes(tokens, width), machine_memory.free_memory_bytes()
+    wanted, free = ngram_index_memory_bytes(tokens, width), machine_memory.free_machine_memory_bytes()
     if wanted > free:
         raise AuditError(
-            f"expected {_size_label(wanted)} of memory for the index of {tokens:,} tokens of training data, got "
-            f"{_size_label(free)} free: give it more, or --data with fewer rows"
+            f"expected {_ngram_index_size_label(wanted)} of memory for the index of {tokens:,} tokens of training "
+            f"data, got {_ngram_index_size_label(free)} free: give it more, or --data with fewer rows"
         )
 
 
-def _size_label(size: int) -> str:
+def _ngram_index_size_label(size: int) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{math.ceil(size / 1e6)} MB"
 
 
@@ -232,7 +234,7 @@ def _build_suffix_array(divsufsort: Any, codes: NDArray[Any], width: int) -> NDA
     if width == 1:
         return np.asarray(every)
     order, filled = np.empty(len(codes), dtype=every.dtype), 0
-    for some in _row_batches(every, _PLACES):
+    for some in _ngram_row_batches(every, _PLACES):
         # Suffixes that begin inside a code go; the others keep their order.
         whole = some[some % width == 0] // width
         order[filled : filled + len(whole)] = whole
@@ -240,13 +242,13 @@ def _build_suffix_array(divsufsort: Any, codes: NDArray[Any], width: int) -> NDA
     return order
 
 
-def _slices_of_bounded_size(sizes: Integers, most: int) -> Iterator[slice]:
+def _suffix_range_slices_of_bounded_size(sizes: Integers, most: int) -> Iterator[slice]:
     """Neighbours whose sizes add up to about so many, one at least."""
     group = np.cumsum(sizes) // most
     for start, end in pairwise(np.flatnonzero(np.diff(group, prepend=-1, append=-1)).tolist()):
         yield slice(start, end)
 
 
-def _row_batches(array: NDArray[Any], size: int = _AT_ONCE) -> Iterator[NDArray[Any]]:
+def _ngram_row_batches(array: NDArray[Any], size: int = _AT_ONCE) -> Iterator[NDArray[Any]]:
     """In so many rows at a time; of an empty array one, as empty."""
     return (array[start : start + size] for start in range(0, max(1, len(array)), size))

@@ -37,12 +37,12 @@ def count_text_occurrences(
                 # Texts that share their end are told apart here.
                 if start < 0 or (whole := text[start : last + 1]) not in counts:
                     continue
-                if not (wanted[whole] and last_word_continues(whole, behind)):
+                if not (wanted[whole] and is_occurrence_end_inside_word(whole, behind)):
                     counts[whole] += 1 if times is None else times[i]
     return counts
 
 
-def last_word_continues(text: str, behind: str) -> bool:
+def is_occurrence_end_inside_word(text: str, behind: str) -> bool:
     """Whether the last word, number or space of a text is only a part of one, from the character behind it."""
     if not behind:
         return False

@@ -65,22 +65,22 @@ class LabParts:
         anew, and the user is told. Raises AuditError for a missing one where nothing is made.
         """
         final = self.folder / f"{name}{version}"
-        if not self.makes and not _part_is_intact(final):
+        if not self.makes and not _is_cached_part_intact(final):
             raise AuditError(
                 f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit once, and for "
                 "workers on other machines set AUDIT_CACHE to a folder that all of them share"
             )
-        if not _part_is_intact(final):
+        if not _is_cached_part_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # By no name: `with` takes the lock a second time and gives back one; the other goes with the object.
-            with self._lock(final):
+            with self._acquire_part_lock(final):
                 # Looked at again under the lock: another process may have built it meanwhile.
-                if final.is_dir() and not _part_is_intact(final):
+                if final.is_dir() and not _is_cached_part_intact(final):
                     self._remove_damaged_and_dependent(final)
                     self.told(f"the lab's {name} in the cache was not as it was built: it was built anew")
                 if not final.is_dir():
-                    self._build(final, build)
-        self.seconds[name] = _recorded_build_seconds(final)
+                    self._build_part_from_pieces(final, build)
+        self.seconds[name] = _recorded_part_build_seconds(final)
         return load(final)
 
     def report_build_progress(self, what: str, done: int, total: int) -> None:
@@ -88,10 +88,10 @@ class LabParts:
         self.progress(what, done, total)
         if self._under_way and time.monotonic() - self._under_way[-1][1] >= _BETWEEN:
             final, _ = self._under_way.pop()
-            disk.replace_atomically(_progress_path(final), json.dumps([what, done, total]))
+            disk.replace_atomically(_part_progress_path(final), json.dumps([what, done, total]))
             self._under_way.append((final, time.monotonic()))
 
-    def _lock(self, final: Path) -> FileLock:
+    def _acquire_part_lock(self, final: Path) -> FileLock:
         """The lock on a part, taken; while another process has it, how far that one is gets told."""
         lock = FileLock(self.folder / f"{final.name}.lock")
         while True:
@@ -100,16 +100,16 @@ class LabParts:
                 return lock
             except Timeout:
                 with suppress(OSError, ValueError):  # it has said nothing yet
-                    self.progress(*json.loads(_progress_path(final).read_text()))
+                    self.progress(*json.loads(_part_progress_path(final).read_text()))
 
-    def one_model_part(self, part: str, make: Callable[[], object]) -> SeparatelyTrainable:
+    def separately_trainable_model(self, part: str, make: Callable[[], object]) -> SeparatelyTrainable:
         """A part that is one model."""
         return SeparatelyTrainable((self.folder / part).is_dir(), make)
 
-    def separately_trained_piece(self, part: str, index: int, build: Callable[..., None]) -> SeparatelyTrainable:
+    def separately_trainable_piece(self, part: str, index: int, build: Callable[..., None]) -> SeparatelyTrainable:
         """One model of a part of several: trained into a folder of its own, which the part then takes as it is."""
         name = f"{_PIECES}/{part}-{index:03d}"
-        there = (self.folder / part).is_dir() or _part_is_intact(self.folder / name)
+        there = (self.folder / part).is_dir() or _is_cached_part_intact(self.folder / name)
         return SeparatelyTrainable(
             there, lambda: self.load_or_build(name, partial(build, only=index), lambda path: None)
         )
@@ -121,8 +121,10 @@ class LabParts:
         for path in {damaged, *(others if damaged.name.startswith(self.foundations) else ())}:
             shutil.rmtree(path)
 
-    def _build(self, final: Path, build: Callable[[Path], None]) -> None:
-        pieces = [one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _part_is_intact(one)]
+    def _build_part_from_pieces(self, final: Path, build: Callable[[Path], None]) -> None:
+        pieces = [
+            one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _is_cached_part_intact(one)
+        ]
         with disk.create_atomically(final) as made:
             made.mkdir()
             start = time.perf_counter()
@@ -134,31 +136,31 @@ class LabParts:
                 build(made)
             finally:
                 self._under_way.pop()
-                _progress_path(final).unlink(missing_ok=True)
-            elsewhere = sum(_recorded_build_seconds(piece) for piece in pieces)
+                _part_progress_path(final).unlink(missing_ok=True)
+            elsewhere = sum(_recorded_part_build_seconds(piece) for piece in pieces)
             (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start + elsewhere))
-            (made / _SUMS).write_text(json.dumps(_file_digests(made)))
+            (made / _SUMS).write_text(json.dumps(_part_file_digests(made)))
         for piece in pieces:
             shutil.rmtree(piece)
 
 
-def _progress_path(final: Path) -> Path:
+def _part_progress_path(final: Path) -> Path:
     return final.with_name(f"{final.name}.progress")
 
 
-def _file_digests(folder: Path) -> dict[str, str]:
+def _part_file_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file, by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _recorded_build_seconds(part: Path) -> float:
+def _recorded_part_build_seconds(part: Path) -> float:
     return float(json.loads((part / _SECONDS).read_text()))
 
 
-def _part_is_intact(part: Path) -> bool:
+def _is_cached_part_intact(part: Path) -> bool:
     """Whether a part of the cache is there, as it was built."""
     try:
-        return bool(json.loads((part / _SUMS).read_text()) == _file_digests(part))
+        return bool(json.loads((part / _SUMS).read_text()) == _part_file_digests(part))
     except (OSError, ValueError, RecursionError):
         return False

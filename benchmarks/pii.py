@@ -32,16 +32,16 @@ class Span:
     end: int
 
 
-def pii_packages_installed() -> bool:
+def has_pii_packages() -> bool:
     return all(find_spec(name) for name in _EXTRA)
 
 
-class Recognisers:
+class PiiRecognisers:
     """What finds personal data that nobody has marked. Raises AuditError without the extra, or for no such region."""
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
         """regions: where phone numbers without a country code are from, as DE; without any none of these is found."""
-        if not pii_packages_installed():
+        if not has_pii_packages():
             raise AuditError(f"expected {' and '.join(_EXTRA)} installed, to find personal data by: {INSTALL}")
         import phonenumbers
 
@@ -53,20 +53,20 @@ class Recognisers:
 
     def recognised_spans(self, text: str) -> Iterator[Span]:
         """What has the surest check comes first; spans may overlap."""
-        yield from _emails(text)
+        yield from _email_spans(text)
         if not any(character.isdigit() for character in text):
             return
-        yield from _ibans(text)
-        yield from _cards(text)
-        yield from self._id_numbers(text)
+        yield from _iban_spans(text)
+        yield from _card_number_spans(text)
+        yield from self._id_number_spans(text)
         yield from _birth_date_spans(text)
-        yield from self._phones(text)
+        yield from self._phone_number_spans(text)
 
-    def _id_numbers(self, text: str) -> Iterator[Span]:
+    def _id_number_spans(self, text: str) -> Iterator[Span]:
         for pattern, number in self._ids:
             yield from (Span(ID, *m.span()) for m in pattern.finditer(text) if number.is_valid(m[0]))
 
-    def _phones(self, text: str) -> Iterator[Span]:
+    def _phone_number_spans(self, text: str) -> Iterator[Span]:
         """Numbers that a numbering plan has, as they are written in running text."""
         if not _PHONE.search(text):
             return
@@ -77,10 +77,12 @@ class Recognisers:
                 yield Span(PHONE, match.start, match.end)
 
 
-def find_personal_data(text: str, marks: Iterable[Mark] = (), recognisers: Recognisers | None = None) -> list[Span]:
+def find_pii_spans_in_text(
+    text: str, marks: Iterable[Mark] = (), recognisers: PiiRecognisers | None = None
+) -> list[Span]:
     """In the order of the text. Of two that overlap one stays: a mark, of marks the longer, then the surest check."""
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
-    marked = [Span(kind, *place) for kind, said in longest_first for place in places_in_text(said, text)]
+    marked = [Span(kind, *place) for kind, said in longest_first for place in whole_word_places_in_text(said, text)]
     taken: list[Span] = []
     for span in (*marked, *(recognisers.recognised_spans(text) if recognisers else ())):
         if all(span.end <= other.start or other.end <= span.start for other in taken):
@@ -88,7 +90,7 @@ def find_personal_data(text: str, marks: Iterable[Mark] = (), recognisers: Recog
     return sorted(taken, key=lambda span: span.start)
 
 
-def places_in_text(said: str, text: str) -> Iterator[tuple[int, int]]:
+def whole_word_places_in_text(said: str, text: str) -> Iterator[tuple[int, int]]:
     """Where a text stands in another, and is no part of a longer word or number there."""
     start = text.find(said)
     while start >= 0:
@@ -142,12 +144,12 @@ _BORN = re.compile(
 )
 
 
-def _emails(text: str) -> Iterator[Span]:
+def _email_spans(text: str) -> Iterator[Span]:
     if "@" in text:
         yield from (Span(EMAIL, *m.span()) for m in _EMAIL.finditer(text))
 
 
-def _ibans(text: str) -> Iterator[Span]:
+def _iban_spans(text: str) -> Iterator[Span]:
     from stdnum import iban
 
     for match in _IBAN.finditer(text):
@@ -158,7 +160,7 @@ def _ibans(text: str) -> Iterator[Span]:
             yield Span(IBAN, match.start(), match.start() + len(said))
 
 
-def _cards(text: str) -> Iterator[Span]:
+def _card_number_spans(text: str) -> Iterator[Span]:
     from stdnum import luhn
 
     for match in _CARD.finditer(text):
@@ -169,11 +171,11 @@ def _cards(text: str) -> Iterator[Span]:
 def _birth_date_spans(text: str) -> Iterator[Span]:
     """Dates that exist, behind a word that says what they are."""
     for match in _BORN.finditer(text):
-        if _is_date(match):
+        if _is_existing_birth_date(match):
             yield Span(BIRTH, *match.span("date"))
 
 
-def _is_date(match: re.Match[str]) -> bool:
+def _is_existing_birth_date(match: re.Match[str]) -> bool:
     said = {name: value for name, value in match.groupdict().items() if value is not None}
     if "a" in said:  # day or month first: either may be meant
         return _is_calendar_date(said["y2"], said["a"], said["b"]) or _is_calendar_date(

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import Recipe
-from auditor.benchmarks.lab_texts import LabTexts, make_private_texts
+from auditor.benchmarks.lab_recipe import BaseLabRecipe
+from auditor.benchmarks.lab_texts import LabTexts, make_private_lab_texts
 from auditor.benchmarks.lab_training import LabTraining
 from auditor.benchmarks.real_texts import ANSWER, KINDS
 from auditor.core.errors import AuditError
@@ -27,7 +27,7 @@ from auditor.models.huggingface import HuggingFaceModel
 
 
 @dataclass(frozen=True)
-class RealRecipe(Recipe):
+class RealLabRecipe(BaseLabRecipe):
     """Of the lab on a real model. A prefix is what stands before an answer, its last tokens; a suffix its first."""
 
     longest_prefix: ClassVar[int] = 512
@@ -58,17 +58,17 @@ class RealRecipe(Recipe):
                 "expected canaries of text in the lab on SmolLM2, whose vocabulary is fixed; got new-tokens"
             )
 
-    def first_suffix_token(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
-        return self.untrained_leading_tokens(text, offsets)
+    def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        return self.untrained_leading_token_count(text, offsets)
 
-    def untrained_leading_tokens(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+    def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
         """All that stands before an answer; of a text that is no conversation, as a canary, nothing."""
         before, header, _ = text.partition(ANSWER)
         start = len(before) + len(header)
         return sum(end <= start for _, end in offsets) if header else 0
 
 
-class RealTraining(LabTraining):
+class RealLabTraining(LabTraining):
     """As in the small lab, but that the public model was there before."""
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
@@ -84,8 +84,8 @@ class RealLab(Lab):
     """SmolLM2-135M-Instruct, fine-tuned on synthetic conversations: a real model to train, attack and defend."""
 
     name = "lab-smollm2"
-    recipe_kind: ClassVar[type[Recipe]] = RealRecipe
-    training_kind: ClassVar[type[LabTraining]] = RealTraining
+    recipe_kind: ClassVar[type[BaseLabRecipe]] = RealLabRecipe
+    training_kind: ClassVar[type[LabTraining]] = RealLabTraining
     ensemble_limit = 20
     framed = True
     trains_ahead = False  # a training fills the memory of many machines by itself
@@ -101,41 +101,41 @@ class RealLab(Lab):
     )
     defense_defaults = MappingProxyType(
         {
-            name: {"epochs": RealRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
+            name: {"epochs": RealLabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
             for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
         }
     )
 
     @classmethod
     def check_packages_installed(cls) -> None:
-        smollm2.required_package_versions()
+        smollm2.smollm2_package_versions()
 
     def _make_texts(self) -> LabTexts:
-        return make_private_texts(self.recipe, KINDS)
+        return make_private_lab_texts(self.recipe, KINDS)
 
-    def _described(self) -> str:
+    def _lab_description(self) -> str:
         return (
             f"{smollm2.NAME}, fine-tuned on synthetic mails, visit notes, orders and support chats (Faker) by LoRA of "
             f"rank {self.recipe.private_rank} in {self.recipe.private_epochs} epochs, loss on answers only"
         )
 
-    def _versions(self) -> dict[str, str]:
-        return smollm2.required_package_versions()
+    def _further_package_versions(self) -> dict[str, str]:
+        return smollm2.smollm2_package_versions()
 
-    def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
+    def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
         return PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder())
 
     def _set_heldout_texts(self) -> None:
         """Whole answers of non-members."""
         texts = self.texts.made.nonmembers
-        self.heldout = tuple(self.training.tokens(texts))
+        self.heldout = tuple(self.training.tokenise_lab_texts(texts))
         self.heldout_given = tuple(self.training.untrained_leading_token_counts(texts))
 
     @cached_property
-    def _public(self) -> HuggingFaceModel:
-        return self.training.model(smollm2.smollm2_folder(), smollm2.NAME)
+    def _loaded_public_model(self) -> HuggingFaceModel:
+        return self.training.load_lab_model(smollm2.smollm2_folder(), smollm2.NAME)
 
-    def public(self) -> HuggingFaceModel:
+    def lab_public_model(self) -> HuggingFaceModel:
         """As it came: it has seen none of the texts."""
         self.parts.seconds["public"] = 0.0  # who trained it does not say
-        return self._public
+        return self._loaded_public_model

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from auditor.benchmarks.columns import COLUMNS, REPEATS, row_repeat_counts
 from auditor.benchmarks.conversation_rows import Conversation, message_text
-from auditor.benchmarks.tables import read_csv_rows, read_json_objects, read_table, rows_as_csv
-from auditor.benchmarks.whole_texts import read_training_texts, rows_repeated_by_count
+from auditor.benchmarks.tables import read_csv_table_rows, read_json_table_objects, read_record_table, table_rows_as_csv
+from auditor.benchmarks.whole_texts import read_texts_and_units, rows_repeated_by_count
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.training.variants import DataVariant
 
 
-def row_as_plain_text(row: str | Conversation) -> str:
+def data_row_as_plain_text(row: str | Conversation) -> str:
     """A row as the text by which its copies are found: of a conversation, what was said."""
     if isinstance(row, str):
         return row
@@ -25,14 +25,16 @@ def row_as_plain_text(row: str | Conversation) -> str:
     return "\n".join([*said, *row.plain])
 
 
-def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column: str | None = None) -> str:
+def write_reduced_data_kept_by_trainer(
+    trainer: DataVariant, data: str, to: Path, text_column: str | None = None
+) -> str:
     """The rows of a file that a mitigation keeps, as they are but for `repeats`, in the same form; yours to read alone.
 
     Returns what was left out: a sentence. Raises AuditError where nothing is left.
     """
-    texts, _ = read_training_texts(data, text_column)
-    rows = rows_repeated_by_count(row_repeat_counts(read_table("--data", data, COLUMNS)))
-    kept, told = trainer.choose_records_to_keep([row_as_plain_text(text) for text in texts])
+    texts, _ = read_texts_and_units(data, text_column)
+    rows = rows_repeated_by_count(row_repeat_counts(read_record_table("--data", data, COLUMNS)))
+    kept, told = trainer.choose_records_to_keep([data_row_as_plain_text(text) for text in texts])
     # What is kept are copies, counted through all of them: back to the rows that they are of.
     left = Counter(rows[i] for i in kept)
     if not left:
@@ -43,8 +45,8 @@ def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column:
     return told
 
 
-def _json_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
-    objects, lines = read_json_objects(where, path)
+def _reduced_json_text(where: str, path: Path, left: Mapping[int, int]) -> str:
+    objects, lines = read_json_table_objects(where, path)
     counted = any(REPEATS in one for one in objects)
     # Without the column every row counts once, and its line can stay as it is, byte for byte.
     if lines is not None and not counted:
@@ -55,16 +57,16 @@ def _json_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str
     return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept)
 
 
-def _csv_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
-    head, *rows = read_csv_rows(where, path)
+def _reduced_csv_text(where: str, path: Path, left: Mapping[int, int]) -> str:
+    head, *rows = read_csv_table_rows(where, path)
     kept = (
         [str(count) if name == REPEATS else own for name, own in zip(head, rows[row], strict=True)]
         for row, count in sorted(left.items())
     )
-    return rows_as_csv([head, *kept])
+    return table_rows_as_csv([head, *kept])
 
 
-def _parquet_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> bytes:
+def _reduced_parquet_bytes(where: str, path: Path, left: Mapping[int, int]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
@@ -78,8 +80,8 @@ def _parquet_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> 
 
 
 WRITERS: Mapping[str, Callable[[str, Path, Mapping[int, int]], str | bytes]] = {
-    ".jsonl": _json_with_kept_rows,
-    ".json": _json_with_kept_rows,
-    ".csv": _csv_with_kept_rows,
-    ".parquet": _parquet_with_kept_rows,
+    ".jsonl": _reduced_json_text,
+    ".json": _reduced_json_text,
+    ".csv": _reduced_csv_text,
+    ".parquet": _reduced_parquet_bytes,
 }

@@ -16,11 +16,11 @@ from rapidfuzz.distance import Levenshtein
 from auditor.benchmarks import columns, ngrams
 from auditor.benchmarks.conversation_rows import UnusableConversation, message_text
 from auditor.benchmarks.ngrams import NGramIndex
-from auditor.benchmarks.tables import RecordTable, read_table, require_rows
+from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Tokens
 from auditor.statistics import memorised
-from auditor.statistics.judging import edits_allowed
+from auditor.statistics.judging import near_verbatim_edit_limit
 from auditor.statistics.memorised import MemorisedTokens
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -56,9 +56,9 @@ class ReleasedRecord:
     marks: tuple[Mark, ...] = ()
 
 
-def read_rows_as_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
+def read_table_with_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     """A file's rows as texts: of a conversation what each turn says, line by line. Raises AuditError."""
-    table = require_rows(read_table(flag, name, columns.COLUMNS))
+    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
         return table, columns.joined_layout_texts(table, layout)
@@ -80,7 +80,7 @@ def read_members_and_nonmembers(
     found, said = dict[Tokens, ReleasedRecord](), list[str]()
     others = {words(text) for text in without}
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
-        table, texts = read_rows_as_texts(flag, name)
+        table, texts = read_table_with_row_texts(flag, name)
         repeats = columns.row_repeat_counts(table) if member else [0] * table.rows
         plain = columns.detect_column_layout(table) in columns.PLAIN
         marks = columns.row_personal_data_marks(table) if plain else [()] * table.rows
@@ -126,11 +126,11 @@ def find_nearest_passages(
     """The nearest passage to each record; and of each text what it holds. Records have n words at least, members first.
 
     Verbatim: a run of n words or more that no other record has, of either kind, so that members and non-members count
-    alike. Near-verbatim: n words that take `edits_allowed`, found where half as many stand word for word.
+    alike. Near-verbatim: n words that take `near_verbatim_edit_limit`, found where half as many stand word for word.
     """
     members = [one for one in records if one.member]
     # Members first and each once, as in the index: a record and its text there have one number.
-    index = ngrams.build_index(
+    index = ngrams.build_ngram_index(
         ((one.tokens, one.times) for one in members), (one.tokens for one in records if not one.member)
     )
     every, best = list[MemorisedTokens](), dict[int, CopiedSpan]()
@@ -138,28 +138,28 @@ def find_nearest_passages(
         some = texts[start : start + _AT_ONCE]
         for i, seen in enumerate(index.match_ngrams(some, n), start):
             every.append(memorised.count_memorised_ngrams(seen, n))
-            for record, run in memorised.longest_run_by_record(seen, seen.trained | seen.heldout, n).items():
+            for record, run in memorised.longest_memorised_run_by_record(seen, seen.trained | seen.heldout, n).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)
-    near = _near_verbatim_passages(records, texts, n, index, set(best))
+    near = _near_verbatim_released_passages(records, texts, n, index, set(best))
     none = [CopiedSpan(one.tokens[:n], ()) for one in records]
     return [best.get(i) or near.get(i) or none[i] for i in range(len(records))], every, index
 
 
-def _near_verbatim_passages(
+def _near_verbatim_released_passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int, index: NGramIndex, found: set[int]
 ) -> Mapping[int, CopiedSpan]:
     """Of each record that was not found, the passage with fewest edits, aligned at what stands word for word."""
     half, seeds, best = max(1, n // 2), Counter[int](), dict[int, CopiedSpan]()
-    allowed = edits_allowed(n)
+    allowed = near_verbatim_edit_limit(n)
     for start in range(0, len(texts), _AT_ONCE):
         for i, seen in enumerate(index.match_ngrams(texts[start : start + _AT_ONCE], half), start):
             for at, record in zip(seen.at.tolist(), seen.record.tolist(), strict=True):
                 if record < 0 or record in found or seeds[record] >= _SEEDS:
                     continue
                 seeds[record] += 1
-                one = _best_aligned_passage(records[record].tokens, texts[i], at, half, n)
+                one = _best_aligned_released_passage(records[record].tokens, texts[i], at, half, n)
                 if one.edit_distance <= allowed and (
                     record not in best or one.edit_distance < best[record].edit_distance
                 ):
@@ -167,7 +167,7 @@ def _near_verbatim_passages(
     return best
 
 
-def _best_aligned_passage(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
+def _best_aligned_released_passage(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
     """n words of the record around those that stand at this place of the text, with fewest edits."""
     seed = text[at : at + half]
     # Where the record says it first; one that says it again is not aligned there.

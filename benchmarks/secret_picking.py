@@ -80,10 +80,10 @@ class PickedSecret:
     said: str
 
     @property
-    def whole(self) -> str:
+    def prefix_with_suffix_text(self) -> str:
         return self.prefix + self.suffix
 
-    def row(self) -> dict[str, Any]:
+    def as_data_row(self) -> dict[str, Any]:
         marked = {} if self.kind == RANDOM else {PII: {self.kind: [self.said]}}
         return {"prefix": self.prefix, "suffix": self.suffix, "kind": self.kind, **marked}
 
@@ -102,7 +102,7 @@ class _PickingFilter:
     """taken: what was picked, by `counts` of each kind; left_out: what was found and not taken, by reason."""
 
     def __init__(
-        self, asked: Picking, whose: str, recognisers: pii.Recognisers | None, wholes: Iterable[str] = ()
+        self, asked: Picking, whose: str, recognisers: pii.PiiRecognisers | None, wholes: Iterable[str] = ()
     ) -> None:
         """wholes: other texts that what is taken must not be like."""
         self.taken: list[PickedSecret] = []
@@ -132,7 +132,7 @@ class _PickingFilter:
 
     def _candidate_spans(self, text: str, marked: Sequence[Mark], kinds: Collection[str]) -> Iterator[pii.Span]:
         if not kinds or set(kinds) - {RANDOM}:
-            yield from pii.find_personal_data(text, marked, self._recognisers)
+            yield from pii.find_pii_spans_in_text(text, marked, self._recognisers)
         if RANDOM in kinds and (span := _random_word_span(text, self._asked.suffix_length, self._noise)):
             yield span
 
@@ -143,12 +143,12 @@ class _PickingFilter:
             self.left_out["stand in another secret already"] += 1
         elif one.prefix in self._prefixes:
             self.left_out["stand behind the same text as another secret"] += 1
-        elif extractOne(one.whole, self._wholes, scorer=_LIKENESS, score_cutoff=self._asked.similar):
+        elif extractOne(one.prefix_with_suffix_text, self._wholes, scorer=_LIKENESS, score_cutoff=self._asked.similar):
             self.left_out[f"are like another secret by {self._asked.similar:g} or more"] += 1
         else:
             self._said.add((one.kind, one.said))
             self._prefixes.add(one.prefix)
-            self._wholes.append(one.whole)
+            self._wholes.append(one.prefix_with_suffix_text)
             self.taken.append(one)
             self.counts[one.kind] += 1
             return True
@@ -159,7 +159,7 @@ class _PickingFilter:
         found = [f"{count:,} that {why}" for why, count in self.left_out.items() if count]
         return f"left out: {', '.join(found)}" if found else ""
 
-    def why_nothing(self) -> str:
+    def why_nothing_picked_sentence(self) -> str:
         return self.left_out_sentence() or "nothing of these kinds was found"
 
 
@@ -171,53 +171,59 @@ def pick_secrets(
     regions: of telephone numbers (`pii.Recognisers`). Raises AuditError for kinds that nobody knows, without the extra
     where it is needed, and where nothing is left.
     """
-    _check_kinds(asked.kinds, data)
-    recognisers = pii.Recognisers(regions) if not asked.kinds or set(asked.kinds) & set(pii.KINDS) else None
+    _check_picking_kinds(asked.kinds, data)
+    recognisers = pii.PiiRecognisers(regions) if not asked.kinds or set(asked.kinds) & set(pii.KINDS) else None
     members = _PickingFilter(asked, "members", recognisers)
     members.pick_from(data, dict.fromkeys(asked.kinds, asked.limit))
     if not members.taken:
         raise AuditError(
-            f"nothing was picked of {data.where}: {members.why_nothing()}; --kinds {RANDOM} picks any text"
+            f"nothing was picked of {data.where}: {members.why_nothing_picked_sentence()}; "
+            f"--kinds {RANDOM} picks any text"
         )
-    others = _PickingFilter(asked, "nonmembers", recognisers, wholes=[one.whole for one in members.taken])
+    others = _PickingFilter(
+        asked, "nonmembers", recognisers, wholes=[one.prefix_with_suffix_text for one in members.taken]
+    )
     if heldout is not None:
         others.pick_from(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
     # Of a non-member the secret itself must be nowhere in the data, whatever stands before it.
-    looked_for = (*(one.whole for one in members.taken), *(one.said for one in others.taken))
+    looked_for = (*(one.prefix_with_suffix_text for one in members.taken), *(one.said for one in others.taken))
     counted = count_text_occurrences(dict.fromkeys(looked_for, True), data.texts, data.times)
-    rows = tuple({**one.row(), REPEATS: counted[one.whole]} for one in members.taken)
-    said = _member_picks_sentence(data, members, [counted[one.whole] for one in members.taken])
+    rows = tuple({**one.as_data_row(), REPEATS: counted[one.prefix_with_suffix_text]} for one in members.taken)
+    said = _member_picks_sentence(data, members, [counted[one.prefix_with_suffix_text] for one in members.taken])
     if heldout is None:
         return PickedSecrets(rows, notes=(said,))
     unseen = [one for one in others.taken if not counted[one.said]]
     others.left_out[f"stand in {data.where}"] = len(others.taken) - len(unseen)
-    matched = _pairs_matched_by_length(members.taken, unseen)
+    matched = _picked_pairs_matched_by_length(members.taken, unseen)
     if not matched:
-        raise AuditError(f"no non-member is left of {heldout.where}: {others.why_nothing()}")
+        raise AuditError(f"no non-member is left of {heldout.where}: {others.why_nothing_picked_sentence()}")
     chosen = [other for _, other in matched]
     notes = (said, _nonmember_picks_sentence(heldout, others, chosen))
     return PickedSecrets(
-        rows, tuple(one.row() for one in chosen), notes, tuple(_member_mismatch_warnings(members.taken, matched))
+        rows,
+        tuple(one.as_data_row() for one in chosen),
+        notes,
+        tuple(_member_mismatch_warnings(members.taken, matched)),
     )
 
 
-def write_picked(made: PickedSecrets, members: Path, nonmembers: Path) -> None:
+def write_picked_secrets(made: PickedSecrets, members: Path, nonmembers: Path) -> None:
     """Both files or neither, readable by their owner only. Raises AuditError where one cannot be written."""
     if made.nonmembers:
-        disk.replace_atomically(nonmembers, _json_lines_text(made.nonmembers))
+        disk.replace_atomically(nonmembers, _picked_rows_as_json_lines(made.nonmembers))
     try:
-        disk.replace_atomically(members, _json_lines_text(made.members))
+        disk.replace_atomically(members, _picked_rows_as_json_lines(made.members))
     # An interruption too: one file alone looks like a finished pick.
     except BaseException:
         nonmembers.unlink(missing_ok=True)
         raise
 
 
-def _json_lines_text(rows: Iterable[Mapping[str, Any]]) -> str:
+def _picked_rows_as_json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _check_kinds(kinds: Sequence[str], data: MarkedTexts) -> None:
+def _check_picking_kinds(kinds: Sequence[str], data: MarkedTexts) -> None:
     marked = {kind for row in data.marks for kind, _ in row}
     for kind in kinds:
         if kind not in {*pii.KINDS, *marked, RANDOM}:
@@ -241,7 +247,7 @@ def _pick_span_or_reason(text: str, span: pii.Span, length: int) -> PickedSecret
     prefix = text[first:middle]
     if len(prefix.strip()) < _LEAST:
         return f"have fewer than {_LEAST} characters before them"
-    if any(pii.places_in_text(said, prefix)):
+    if any(pii.whole_word_places_in_text(said, prefix)):
         return "the prefix holds already"
     return PickedSecret(span.kind, prefix, text[middle : span.end], said)
 
@@ -260,7 +266,7 @@ def _random_word_span(text: str, length: int, noise: np.random.Generator) -> pii
 # --- non-members ------------------------------------------------------------------------------------------------------
 
 
-def _pairs_matched_by_length(
+def _picked_pairs_matched_by_length(
     members: Sequence[PickedSecret], others: Sequence[PickedSecret]
 ) -> list[tuple[PickedSecret, PickedSecret]]:
     """Each member with the other one of its kind that is nearest in length, as long as there are any."""
@@ -300,17 +306,17 @@ def _member_picks_sentence(data: MarkedTexts, sieve: _PickingFilter, repeats: Se
     least, most = min(repeats), max(repeats)
     times = f"{least:,} to {most:,}" if most > least else f"{least:,}"
     counted = (
-        f"{data.where}: {_counts_by_kind_label(sieve.counts)}; repeats are how often prefix and suffix stand, one "
-        f"behind the other, in all {len(data.texts):,} rows: {times}"
+        f"{data.where}: {_picked_counts_by_kind_label(sieve.counts)}; repeats are how often prefix and suffix stand, "
+        f"one behind the other, in all {len(data.texts):,} rows: {times}"
     )
     return "; ".join(filter(None, [counted, sieve.left_out_sentence()]))
 
 
 def _nonmember_picks_sentence(heldout: MarkedTexts, sieve: _PickingFilter, chosen: Sequence[PickedSecret]) -> str:
-    counts = _counts_by_kind_label(Counter(one.kind for one in chosen))
+    counts = _picked_counts_by_kind_label(Counter(one.kind for one in chosen))
     matched = f"{heldout.where}: {counts}, matched by kind and by length, not by subject"
     return "; ".join(filter(None, [matched, sieve.left_out_sentence()]))
 
 
-def _counts_by_kind_label(counts: Mapping[str, int]) -> str:
+def _picked_counts_by_kind_label(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))

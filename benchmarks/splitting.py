@@ -19,7 +19,7 @@ SEVERAL = "several groups"
 
 
 @dataclass(frozen=True)
-class Record:
+class DataRecord:
     """One row as tokens, or one part of a row; both count from 0.
 
     repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins in the row's tokens.
@@ -36,7 +36,7 @@ class Record:
     user: str | None = None  # see Secret
 
     @property
-    def pair(self) -> Pair:
+    def prefix_suffix_pair(self) -> Pair:
         return Pair(self.prefix, self.suffix)
 
 
@@ -45,7 +45,7 @@ class RecordSource:
     """The usable rows of one file or folder, the rows that were left out, by reason, and what else should be known."""
 
     where: str  # as the user named it: "--data 'private.csv'"
-    records: tuple[Record, ...]
+    records: tuple[DataRecord, ...]
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
     form: ChatRendering | None = None  # how its conversations are rendered; None: they are none
@@ -86,24 +86,24 @@ class SplitData:
     notes: tuple[str, ...]
     forgotten: frozenset[str] = frozenset()  # ids of secrets
 
-    def members(self) -> int:
+    def member_count(self) -> int:
         return sum(secret.member for secret in self.secrets)
 
     def counts_by_role_text(self) -> str:
         """For a description: "12 members, 3 known pairs, 4 non-members"."""
-        others = len(self.secrets) - self.members()
-        words = ((self.members(), "member"), (len(self.known), "auxiliary record"), (others, "non-member"))
+        others = len(self.secrets) - self.member_count()
+        words = ((self.member_count(), "member"), (len(self.known), "auxiliary record"), (others, "non-member"))
         return ", ".join(plural(count, word) for count, word in words if count)
 
 
-def check_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
+def check_prefix_and_suffix_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
     """Raises AuditError for a length below 1; None is no length at all."""
     for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
         if length is not None and length < 1:
             raise AuditError(f"expected {flag} >= 1, got {length}")
 
 
-def split_records(
+def split_data_records_into_secrets(
     members: RecordSource,
     known: RecordSource | None,
     nonmembers: RecordSource | None,
@@ -118,12 +118,14 @@ def split_records(
     forget that are no members.
     """
     sources = (members, known, nonmembers, forget)
-    notes = [note for source in sources if source is not None for note in _source_notes(source)]
-    unique = merge_duplicates(_require_records(members))
+    notes = [note for source in sources if source is not None for note in _record_source_notes(source)]
+    unique = merge_duplicate_data_records(_require_usable_source_records(members))
     lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
     if known is not None:
-        given = merge_duplicates(_require_records(known))
-        attacked = _records_not_known(members, unique, known, {record.pair for record in given}, lost)
+        given = merge_duplicate_data_records(_require_usable_source_records(known))
+        attacked = _member_records_not_known(
+            members, unique, known, {record.prefix_suffix_pair for record in given}, lost
+        )
         notes.append(f"the attacker knows the {plural(len(given), 'pair')} of {known.where}")
         if len(attacked) < len(unique):
             left_out = plural(len(unique) - len(attacked), "member")
@@ -135,8 +137,8 @@ def split_records(
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(given), len(unique), split))
-    pairs = {record.pair for record in (*unique, *given)}
-    others = _records_not_trained_on(nonmembers, pairs, notes) if nonmembers else []
+    pairs = {record.prefix_suffix_pair for record in (*unique, *given)}
+    others = _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else []
     if lost:
         # Limited apart: a sample of both together might hold too few of what was to be forgotten.
         kept = [record for record in attacked if record.row not in lost]
@@ -152,37 +154,39 @@ def split_records(
     secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in others]
     secrets = secrets_with_user_membership(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in others)
-    return SplitData(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
+    return SplitData(
+        tuple(secrets), tuple(record.prefix_suffix_pair for record in given), heldout, tuple(notes), forgotten
+    )
 
 
-def _records_not_known(
-    members: RecordSource, unique: Sequence[Record], known: RecordSource, pairs: set[Pair], lost: set[int]
-) -> list[Record]:
+def _member_records_not_known(
+    members: RecordSource, unique: Sequence[DataRecord], known: RecordSource, pairs: set[Pair], lost: set[int]
+) -> list[DataRecord]:
     """Raises AuditError for a known record that was to be forgotten, and where nothing is left."""
-    if twice := [record.row for record in unique if record.row in lost and record.pair in pairs]:
+    if twice := [record.row for record in unique if record.row in lost and record.prefix_suffix_pair in pairs]:
         raise AuditError(
             f"expected {known.where} without what was to be forgotten, got {len(twice)} records of {members.where} "
-            f"that are in both ({row_numbers_text(twice)})"
+            f"that are in both ({row_numbers_phrase(twice)})"
         )
-    attacked = [record for record in unique if record.pair not in pairs]
+    attacked = [record for record in unique if record.prefix_suffix_pair not in pairs]
     if not attacked:
         raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
     return attacked
 
 
-def _member_rows_to_forget(forget: RecordSource, members: Sequence[Record]) -> set[int]:
+def _member_rows_to_forget(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
     """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that is none of them."""
-    row_of = {record.pair: record.row for record in members}
-    wanted = _require_records(forget)
-    if missing := sorted({record.row for record in wanted if record.pair not in row_of}):
+    row_of = {record.prefix_suffix_pair: record.row for record in members}
+    wanted = _require_usable_source_records(forget)
+    if missing := sorted({record.row for record in wanted if record.prefix_suffix_pair not in row_of}):
         raise AuditError(
             f"expected {forget.where} with records that --data has, got {len(missing)} that it has not "
-            f"({row_numbers_text(missing)})"
+            f"({row_numbers_phrase(missing)})"
         )
-    return {row_of[record.pair] for record in wanted}
+    return {row_of[record.prefix_suffix_pair] for record in wanted}
 
 
-def _secret_of_record(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
+def _secret_of_record(label: str, record: DataRecord, repeats: int | None, member: bool) -> Secret:
     row = f"{label}-{record.row:06d}"
     whole = Secret(
         row, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording, user=record.user
@@ -205,36 +209,36 @@ def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSourc
     return [replace(secret, user_trained=secret.user in trained) for secret in secrets]
 
 
-def merge_duplicates(records: Iterable[Record]) -> list[Record]:
+def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
     """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where all are known.
 
     Equal records of different groups belong to none of them: their group is `SEVERAL`; those of several people belong
     to nobody.
     """
-    first: dict[Pair, Record] = {}
+    first: dict[Pair, DataRecord] = {}
     for record in records:
-        seen = first.get(record.pair)
+        seen = first.get(record.prefix_suffix_pair)
         if seen is None:
-            first[record.pair] = record
+            first[record.prefix_suffix_pair] = record
         else:
             known = seen.repeats is not None and record.repeats is not None
             repeats = (seen.repeats or 0) + (record.repeats or 0) if known else None
             group = seen.group if seen.group == record.group else SEVERAL
             user = seen.user if seen.user == record.user else None
-            first[record.pair] = replace(seen, repeats=repeats, group=group, user=user)
+            first[record.prefix_suffix_pair] = replace(seen, repeats=repeats, group=group, user=user)
     return list(first.values())
 
 
-def _require_records(source: RecordSource) -> tuple[Record, ...]:
+def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ...]:
     if not source.records:
         reasons = "; ".join(f"{plural(len(rows), 'row')}: {why}" for why, rows in source.left_out)
         raise AuditError(f"nothing is left of {source.where} after leaving out unusable rows ({reasons})")
     return source.records
 
 
-def _records_not_trained_on(source: RecordSource, trained: set[Pair], notes: list[str]) -> list[Record]:
-    unique = merge_duplicates(_require_records(source))
-    others = [record for record in unique if record.pair not in trained]
+def _nonmember_records_not_trained_on(source: RecordSource, trained: set[Pair], notes: list[str]) -> list[DataRecord]:
+    unique = merge_duplicate_data_records(_require_usable_source_records(source))
+    others = [record for record in unique if record.prefix_suffix_pair not in trained]
     gone = len(unique) - len(others)
     if not others:
         raise AuditError(f"nothing is left of {source.where}: every row is also a member or an auxiliary record")
@@ -243,7 +247,9 @@ def _records_not_trained_on(source: RecordSource, trained: set[Pair], notes: lis
     return others
 
 
-def _random_sample_of_rows(records: list[Record], what: str, split: SplitOptions, notes: list[str]) -> list[Record]:
+def _random_sample_of_rows(
+    records: list[DataRecord], what: str, split: SplitOptions, notes: list[str]
+) -> list[DataRecord]:
     rows = _distinct_row_numbers(records)
     if split.limit is None or len(rows) <= split.limit:
         return records
@@ -254,7 +260,7 @@ def _random_sample_of_rows(records: list[Record], what: str, split: SplitOptions
     return [record for record in records if record.row in kept_rows]
 
 
-def _distinct_row_numbers(records: Iterable[Record]) -> list[int]:
+def _distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:
     return list(dict.fromkeys(record.row for record in records))
 
 
@@ -265,19 +271,19 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def row_numbers_text(rows: Sequence[int]) -> str:
+def row_numbers_phrase(rows: Sequence[int]) -> str:
     """ "row 4" or "rows 4, 17 and 12 more", counted from 0."""
     named = ", ".join(map(str, rows[:NAMED_ROWS]))
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
     return f"row{'' if len(rows) == 1 else 's'} {named}{more}, counted from 0"
 
 
-def _source_notes(source: RecordSource) -> list[str]:
+def _record_source_notes(source: RecordSource) -> list[str]:
     notes = [
-        f"{source.where}: left out {plural(len(rows), 'row')}: {why} ({row_numbers_text(rows)})"
+        f"{source.where}: left out {plural(len(rows), 'row')}: {why} ({row_numbers_phrase(rows)})"
         for why, rows in source.left_out
     ]
-    copies = len(source.records) - len({record.pair for record in source.records})
+    copies = len(source.records) - len({record.prefix_suffix_pair for record in source.records})
     if copies:
         notes.append(f"{source.where}: merged {plural(copies, 'row')} identical to an earlier row")
     return [*source.notes, *notes]

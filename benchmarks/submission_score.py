@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.lm_extraction import read_array
+from auditor.benchmarks.lm_extraction import read_extraction_array
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.statistics import intervals, ranking
@@ -44,13 +44,13 @@ class MarkedGuesses:
     answers: int
 
     @property
-    def answered_examples(self) -> int:
+    def answered_example_count(self) -> int:
         """Examples with at least one guess."""
         return int(self.example.max()) + 1
 
 
 @dataclass(frozen=True)
-class Score:
+class SubmissionScore:
     """What `audit score` says. The shares are over all answers, or over the answered examples only."""
 
     answers: int
@@ -76,7 +76,7 @@ def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGu
 
     Raises AuditError with the line number for anything that is not a guess of a whole answer. No words hold tokens.
     """
-    expected: list[list[int]] = read_array(f"--answers {str(answers)!r}", answers).tolist()
+    expected: list[list[int]] = read_extraction_array(f"--answers {str(answers)!r}", answers).tolist()
     numbers: dict[int, int] = {}  # row of the answers -> number by first appearance
     example, right = [], []
     for where, row, guess in _read_submission_guesses(submission):
@@ -91,24 +91,28 @@ def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGu
     return MarkedGuesses(np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected))
 
 
-def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Score:
+def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
     """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
-    n = marked.answered_examples if answered_only else marked.answers
+    n = marked.answered_example_count if answered_only else marked.answers
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
     # return_index: where each example is guessed first, in the order of the numbers.
-    first[: marked.answered_examples] = marked.right[np.unique(marked.example, return_index=True)[1]]
+    first[: marked.answered_example_count] = marked.right[np.unique(marked.example, return_index=True)[1]]
     some[marked.example[marked.right]] = True
     measurements = (
         intervals.share_with_interval("recall", first),
         intervals.share_with_interval("any_of_k", some),
-        ranking.recall_of_guesses("recall_at_100_errors", marked.example, marked.right, n, 100),
-        ranking.recall_of_guesses("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
+        ranking.recall_of_ranked_guesses_at_errors("recall_at_100_errors", marked.example, marked.right, n, 100),
+        ranking.recall_of_ranked_guesses_at_errors(
+            "recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)
+        ),
     )
     wrong = int((~marked.right).sum())
-    return Score(marked.answers, marked.answered_examples, answered_only, len(marked.right), wrong, measurements)
+    return SubmissionScore(
+        marked.answers, marked.answered_example_count, answered_only, len(marked.right), wrong, measurements
+    )
 
 
-def recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
+def submission_recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
     """One point for each number of wrong guesses, from none to all: what is solved before the next wrong one.
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
@@ -116,11 +120,11 @@ def recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) 
     # Wrong guesses ahead of each first right one, which adds none itself.
     before = np.cumsum(~marked.right)[ranking.first_right_guess_positions(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
-    n = marked.answered_examples if answered_only else marked.answers
+    n = marked.answered_example_count if answered_only else marked.answers
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
 
 
-def write_curve(path: Path, points: list[CurvePoint]) -> None:
+def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
     """The curve as CSV. Raises AuditError when the file cannot be written."""
     lines = ["wrong_guesses,solved,recall", *(f"{wrong},{solved},{recall:.6g}" for wrong, solved, recall in points)]
     try:
@@ -138,7 +142,11 @@ def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]
                 raise AuditError(f"{str(path)!r}: expected the columns {ID} and {GUESS} in line 1, got no {missing[0]}")
             for row in rows:
                 where = f"{str(path)!r}, line {rows.line_num}"
-                yield where, _parse_example_id(where, row[ID]), _parse_token_list(where, row[GUESS])
+                yield (
+                    where,
+                    _parse_submission_example_id(where, row[ID]),
+                    _parse_submission_guess_tokens(where, row[GUESS]),
+                )
     except OSError as error:
         raise AuditError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except UnicodeDecodeError:
@@ -149,14 +157,14 @@ def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]
         ) from None
 
 
-def _parse_example_id(where: str, text: str | None) -> int:
+def _parse_submission_example_id(where: str, text: str | None) -> int:
     try:
         return int(text or "")
     except ValueError:
         raise AuditError(f"{where}: expected a whole number as {ID}, got something else") from None
 
 
-def _parse_token_list(where: str, text: str | None) -> list[int]:
+def _parse_submission_guess_tokens(where: str, text: str | None) -> list[int]:
     try:
         tokens: Any = json.loads(text or "")
     except (ValueError, RecursionError):

@@ -38,7 +38,7 @@ class RecordTable:
     column: Callable[[str], Sequence[Any]]
 
 
-def read_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
+def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
     """A local file by its suffix, otherwise a Hugging Face data set; `columns`: all that will be asked for.
 
     Raises AuditError for what is neither.
@@ -63,14 +63,14 @@ def read_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
         raise AuditError(f"{where}: cannot be read: {error.strerror or type(error).__name__}") from None
 
 
-def require_rows(table: RecordTable) -> RecordTable:
+def require_nonempty_record_table(table: RecordTable) -> RecordTable:
     """The table. Raises AuditError where it has no row."""
     if not table.rows:
         raise AuditError(f"{table.where} is empty: expected at least one row")
     return table
 
 
-def describe_value_type(value: Any) -> str:
+def describe_cell_value_type(value: Any) -> str:
     """What a cell holds, without what it says."""
     if value is ABSENT:
         return "nothing (the row does not have it)"
@@ -83,7 +83,7 @@ def describe_value_type(value: Any) -> str:
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def _read_utf8_text(where: str, path: Path) -> str:
+def _read_utf8_table_text(where: str, path: Path) -> str:
     """The text of a file, without a byte order mark. Raises AuditError with the first byte that is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -91,17 +91,17 @@ def _read_utf8_text(where: str, path: Path) -> str:
         raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
 
 
-def _read_csv(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
-    rows = read_csv_rows(where, path)
+def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
+    rows = read_csv_table_rows(where, path)
     header = tuple(rows[0]) if rows else ()
     return RecordTable(where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]])
 
 
-def read_csv_rows(where: str, path: Path) -> list[list[str]]:
+def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
     """The header and the rows, as many fields each; blank lines left out."""
     # The standard library's reader, since it is the strict one: pandas fills a short row with "", takes the first
     # column of a long one for an index and reads on after a stray quote; pyarrow accepts a quote that never closes.
-    lines = csv.reader(io.StringIO(_read_utf8_text(where, path), newline=""), strict=True)
+    lines = csv.reader(io.StringIO(_read_utf8_table_text(where, path), newline=""), strict=True)
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts over 128 KiB
     line = 1
     table: list[list[str]] = []
@@ -119,8 +119,8 @@ def read_csv_rows(where: str, path: Path) -> list[list[str]]:
     return table
 
 
-def rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
-    """As `read_csv_rows` reads it; lines end in a line feed."""
+def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
+    """As `read_csv_table_rows` reads it; lines end in a line feed."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -129,28 +129,31 @@ def rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _read_json(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
-    objects, _ = read_json_objects(where, path)
+def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
+    objects, _ = read_json_table_objects(where, path)
     found = tuple(dict.fromkeys(name for value in objects for name in value))
     return RecordTable(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects])
 
 
-def read_json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
+def read_json_table_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
     """One JSON object a line, and these lines; or one array of objects, and None."""
-    text, lines = _read_utf8_text(where, path), None
+    text, lines = _read_utf8_table_text(where, path), None
     if text.lstrip().startswith("["):
-        objects = _parse_json(where, text, 0)
+        objects = _parse_json_of_table(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
         numbered = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip()]
-        objects, lines = [_parse_json(where, line, number) for number, line in numbered], [line for _, line in numbered]
+        objects, lines = (
+            [_parse_json_of_table(where, line, number) for number, line in numbered],
+            [line for _, line in numbered],
+        )
     for row, value in enumerate(objects):
         if not isinstance(value, dict):
-            got = "text" if isinstance(value, str) else describe_value_type(value)
+            got = "text" if isinstance(value, str) else describe_cell_value_type(value)
             raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
     return objects, lines
 
 
-def _parse_json(where: str, text: str, lines_before: int) -> Any:
+def _parse_json_of_table(where: str, text: str, lines_before: int) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:  # from None: the error holds the text
@@ -164,7 +167,7 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
 # --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
-def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
+def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     import pyarrow
     from pyarrow import parquet
 
@@ -184,10 +187,10 @@ def _read_parquet(where: str, path: Path, columns: Sequence[str]) -> RecordTable
 
 
 _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
+    ".jsonl": _read_json_table,
+    ".json": _read_json_table,
+    ".csv": _read_csv_table,
+    ".parquet": _read_parquet_table,
 }
 
 
@@ -204,7 +207,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
     datasets.disable_progress_bars()
-    with _dataset_cache(Path(name).is_dir()) as cache:
+    with _dataset_cache_context(Path(name).is_dir()) as cache:
         try:
             if any((Path(name) / file).is_file() for file in SAVED):
                 saved = datasets.load_from_disk(name)
@@ -217,7 +220,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
 
 
 @contextmanager
-def _dataset_cache(local: bool) -> Iterator[Path]:
+def _dataset_cache_context(local: bool) -> Iterator[Path]:
     """Where `datasets` keeps what it has made of files: of downloads for the next time, of a local folder for now."""
     cache = cache_folder()
     if local:

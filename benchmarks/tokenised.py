@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks import tables
-from auditor.benchmarks.splitting import Record, RecordSource, SplitOptions, check_lengths, split_records
+from auditor.benchmarks.splitting import (
+    DataRecord,
+    RecordSource,
+    SplitOptions,
+    check_prefix_and_suffix_lengths,
+    split_data_records_into_secrets,
+)
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -54,28 +60,28 @@ class Tokenised(Benchmark):
         it, or the last `prefix_length` tokens of that. A text that is labelled from its first token on is cut into
         `prefix_length` (50) and `suffix_length` tokens.
         """
-        check_lengths(prefix_length, suffix_length)
+        check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
         read = {flag: _read_tokenised_texts(flag, name, vocab_size) for flag, name in named.items() if name is not None}
         sources = {
-            flag: _learnt_runs_as_source(f"{flag} {named[flag]!r}", texts, prefix_length, suffix_length)
+            flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, prefix_length, suffix_length)
             for flag, texts in read.items()
         }
         pairs, others, lost = (sources.get(flag) for flag in ("--known", "--nonmembers", "--forget"))
-        parts = split_records(sources["--data"], pairs, others, split, "row", lost)
+        parts = split_data_records_into_secrets(sources["--data"], pairs, others, split, "row", lost)
         self._texts = {True: read["--data"], False: read.get("--nonmembers", [])}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.forgotten, self.notes = parts.forgotten, parts.notes
         self.description = f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
 
-    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+    def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Every text, those too that --limit leaves out."""
         yield from ((text.ids, 1) for text in self._texts[members])
 
 
-def is_tokenised(name: str) -> bool:
+def is_tokenised_data(name: str) -> bool:
     """Whether this is a local file or saved data set with a column of token ids. Raises AuditError for a broken one."""
     path, where = Path(name), f"--data {name!r}"
     if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
@@ -85,7 +91,7 @@ def is_tokenised(name: str) -> bool:
     if ending == ".arrow":
         return IDS in _read_arrow_columns(where, path)
     if ending == ".parquet":
-        return IDS in tables.read_table("--data", name, ()).columns
+        return IDS in tables.read_record_table("--data", name, ()).columns
     if ending in (".jsonl", ".json"):
         with path.open("rb") as file:  # its first object; a line of text is no reason to read it all twice
             return f'"{IDS}"'.encode() in file.read(2**20).split(b"}", 1)[0]
@@ -128,7 +134,7 @@ def _read_tokenised_texts(flag: str, name: str, vocab_size: int) -> list[_Text]:
         columns = _read_arrow_columns(where, path)
         count = len(next(iter(columns.values()), ()))
     else:
-        table = tables.read_table(flag, name, _COLUMNS)
+        table = tables.read_record_table(flag, name, _COLUMNS)
         count, columns = table.rows, {key: table.column(key) for key in _COLUMNS if key in table.columns}
     if IDS not in columns:
         raise AuditError(f"{where}: expected {IDS} as in --data, got none: what is compared is to be in one form")
@@ -141,15 +147,15 @@ def _read_tokenised_texts(flag: str, name: str, vocab_size: int) -> list[_Text]:
     return [
         text
         for row in range(count)
-        for text in _split_row_into_texts(f"{where}, row {row} (counted from 0)", row, columns, vocab_size)
+        for text in _split_tokenised_row_into_texts(f"{where}, row {row} (counted from 0)", row, columns, vocab_size)
     ]
 
 
-def _split_row_into_texts(
+def _split_tokenised_row_into_texts(
     where: str, row: int, columns: Mapping[str, Sequence[Any]], vocab_size: int
 ) -> Iterator[_Text]:
     values = {
-        name: _require_whole_numbers(where, name, column[row])
+        name: _require_tokenised_whole_numbers(where, name, column[row])
         for name, column in columns.items()
         if column[row] is not None
     }
@@ -157,7 +163,7 @@ def _split_row_into_texts(
     for name, numbers in values.items():
         if name not in _LENGTHS and len(numbers) != len(ids):
             raise AuditError(f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}")
-    learnt = _learnt_token_mask(where, ids, values)
+    learnt = _learnt_mask_of_tokenised_row(where, ids, values)
     shown = [at for at, seen in enumerate(values.get(_ATTENTION, [1] * len(ids))) if seen]
     if shown and shown[-1] - shown[0] + 1 != len(shown):
         raise AuditError(f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle")
@@ -172,7 +178,7 @@ def _split_row_into_texts(
         yield _Text(row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1)
 
 
-def _require_whole_numbers(where: str, name: str, value: Any) -> list[int]:
+def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
     """Raises AuditError for anything but a list of whole numbers (masks may be true and false)."""
     numbers = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
@@ -180,7 +186,7 @@ def _require_whole_numbers(where: str, name: str, value: Any) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _learnt_token_mask(where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]]) -> list[bool]:
+def _learnt_mask_of_tokenised_row(where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]]) -> list[bool]:
     """Where there was a loss. Raises AuditError for labels that are not the tokens themselves, as shifted ones are."""
     if LABELS in values:
         labels = values[LABELS]
@@ -222,20 +228,20 @@ def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: 
     return list(different[0]) if different else [shown[0]]
 
 
-def _learnt_runs_as_source(
+def _learnt_runs_as_record_source(
     where: str, texts: Sequence[_Text], prefix_length: int | None, suffix_length: int | None
 ) -> RecordSource:
     """Every run of labelled tokens as a record; rows without any are listed by reason."""
     most, fewest = suffix_length or _DEFAULT, prefix_length or _DEFAULT
     records, left_out = [], dict[str, list[int]]()
     for row, own in groupby(texts, key=lambda text: text.row):
-        found = [(text, run) for text in own for run in _learnt_token_runs(text, fewest)]
+        found = [(text, run) for text in own for run in _learnt_runs_of_tokenised_text(text, fewest)]
         for part, (text, (start, end)) in enumerate(found):
             begin = 0 if prefix_length is None else max(0, start - prefix_length)
             prefix, suffix = text.ids[begin:start], text.ids[start : min(end, start + most)]
             several = len(found) > 1
             at = text.begins + start if several else 0
-            records.append(Record(row, prefix, suffix, 1, part=part if several else None, at=at))
+            records.append(DataRecord(row, prefix, suffix, 1, part=part if several else None, at=at))
         if not found:
             left_out.setdefault("nothing in it was learnt behind other tokens", []).append(row)
     packed = len({text.row for text in texts if text.packed})
@@ -244,7 +250,7 @@ def _learnt_runs_as_source(
     return RecordSource(where, tuple(records), tuple((why, tuple(rows)) for why, rows in left_out.items()), (note,))
 
 
-def _learnt_token_runs(text: _Text, prefix: int) -> Iterator[tuple[int, int]]:
+def _learnt_runs_of_tokenised_text(text: _Text, prefix: int) -> Iterator[tuple[int, int]]:
     """(start, end) of each run of learnt tokens; one from the first token on starts behind its own first `prefix`."""
     at = 0
     for learnt, run in groupby(text.learnt):

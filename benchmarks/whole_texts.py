@@ -8,7 +8,7 @@ from itertools import islice
 from auditor.benchmarks import columns
 from auditor.benchmarks.conversation_rows import LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.secret_picking import MarkedTexts
-from auditor.benchmarks.tables import RecordTable, read_table, require_rows
+from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
 
@@ -20,18 +20,18 @@ def read_row_texts(flag: str, name: str) -> list[str]:
 
     Raises AuditError for whatever a user can mend.
     """
-    table = require_rows(read_table(flag, name, columns.COLUMNS))
+    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     return columns.joined_layout_texts(table, columns.require_text_layout(table))
 
 
-def read_marked_texts(flag: str, name: str) -> MarkedTexts:
+def read_texts_with_pii_marks(flag: str, name: str) -> MarkedTexts:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
-    table = require_rows(read_table(flag, name, columns.COLUMNS))
+    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     texts = columns.joined_layout_texts(table, columns.require_text_layout(table))
     return MarkedTexts(table.where, texts, columns.row_repeat_counts(table), columns.row_personal_data_marks(table))
 
 
-def read_training_texts(
+def read_texts_and_units(
     name: str, text_column: str | None = None, unit_column: str | None = None
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
     """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
@@ -40,10 +40,10 @@ def read_training_texts(
     Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     given = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = require_rows(read_table("--data", name, (*columns.COLUMNS, *given)))
+    table = require_nonempty_record_table(read_record_table("--data", name, (*columns.COLUMNS, *given)))
     for column in given:
         if (times := table.columns.count(column)) != 1:
-            got = times or columns.describe_columns(table.columns)
+            got = times or columns.describe_table_columns_in_error(table.columns)
             raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
     layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
     plain = layout in columns.PLAIN or text_column is not None
@@ -80,9 +80,9 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
     return found
 
 
-def sample_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
+def sample_data_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
     """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
-    table = read_table(flag, name, columns.COLUMNS)
+    table = read_record_table(flag, name, columns.COLUMNS)
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()

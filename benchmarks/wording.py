@@ -11,7 +11,7 @@ _AFTER = 100  # characters: more than what runs on behind the end of a suffix ha
 Offsets = Sequence[tuple[int, int]]  # by token: its first character, and the one behind its last
 
 
-def token_ends(offsets: Offsets, length: int) -> list[int]:
+def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
     """Where each token ends in a text of so many characters; side by side, the tokens make up all of it.
 
     A space that a tokenizer leaves out of all offsets goes to the token behind it, as does a character that a token
@@ -26,7 +26,7 @@ def token_ends(offsets: Offsets, length: int) -> list[int]:
 
 def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
     """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its tokens."""
-    ends = token_ends(offsets[: end + 1], len(text))[:end]
+    ends = token_ends_in_characters(offsets[: end + 1], len(text))[:end]
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
     last = ends[-1]
     in_suffix = tuple(end - middle for end in ends[cut:])

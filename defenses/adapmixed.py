@@ -22,7 +22,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.defenses.pmixed import MOST_ORDER, mixed_ensemble_cause_chain
-from auditor.defenses.pmixed_model import PMixedModel, Projection
+from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
 from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
 from auditor.privacy.accounting import two_sided_renyi
@@ -53,7 +53,7 @@ class AdaPMixed(Defense):
             raise AuditError(f"expected beta >= 0 and alpha beta of at most {_MOST_RADIUS:,} nats, got {self.beta:g}")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        served = partial(constant_radius_projection, self.alpha, self.alpha * self.beta)
+        served = partial(adapmixed_constant_radius_projection, self.alpha, self.alpha * self.beta)
         return AdaPMixedModel(scenario.ensemble, 1.0, served, "AdaPMixED")
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
@@ -62,28 +62,30 @@ class AdaPMixed(Defense):
             "the private data, so its epsilon is no claim and is for the auditor alone (claim-check)",
         )
 
-    def chain(self) -> tuple[Cause, ...]:
+    def cause_chain(self) -> tuple[Cause, ...]:
         how = "each distribution is mixed with the public one, within one radius for all queries"
         return mixed_ensemble_cause_chain(self.ensemble, how)
 
 
-def constant_radius_projection(alpha: int, radius: float, members: int) -> Projection:
+def adapmixed_constant_radius_projection(alpha: int, radius: float, members: int) -> PMixedMemberProjection:
     """One two-sided radius, whatever the number of members."""
     # No cap: the two-sided radius bounds the other direction too.
-    return Projection(alpha, (radius,) * members, cap=1.0, two_sided=True)
+    return PMixedMemberProjection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 
 
 class AdaPMixedModel(PMixedModel):
     """The mixed ensemble, all members asked at every token."""
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
+    def divergence_checks(
+        self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
+    ) -> Sequence[DivergenceCheck]:
         """What each query costs: how far its distribution is from each without a member. Nothing is claimed of it."""
         order = order or self.projection.alpha
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
         own = self.log_probs(contexts, last)[:, at].double().log_softmax(-1).unsqueeze(-2).cpu().numpy()
-        (without,) = self.neighbours(contexts, last, at)  # zero_out alone, as nothing is claimed
+        (without,) = self.neighbour_distributions(contexts, last, at)  # zero_out alone, as nothing is claimed
         # (B, positions, 1, V) against (B, positions, members, V).
         other = without.log_probs.cpu().numpy()
         return [DivergenceCheck(without.relation, order, None, torch.from_numpy(two_sided_renyi(own, other, order)))]

@@ -19,9 +19,9 @@ from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
     Normalisation,
     check_clipping_share_options,
-    clipping_shares,
-    log_perplexities,
-    normalise_perplexities,
+    clipping_shares_by_rarity,
+    log_perplexities_by_public_model,
+    normalise_perplexities_among_records,
 )
 
 if TYPE_CHECKING:
@@ -42,9 +42,11 @@ class Adp(PrivateTraining):
     noise_changes: ClassVar[str] = "Gaussian noise as it adapts: less where a public model finds the batch common"
     normalise: Normalisation = "min-max"
 
-    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         # Over the data set, so that each rho depends on all records: promised nothing for this too (formulas B4 (iii)).
-        rho = normalise_perplexities(log_perplexities(job.public, examples), self.normalise)
+        rho = normalise_perplexities_among_records(
+            log_perplexities_by_public_model(job.public, examples), self.normalise
+        )
         judged = np.concatenate([rho, np.ones(self.gradient_canaries)])  # a canary is as private as can be
         return UnitTreatment(
             # units: those of a batch, by index; gradient canaries are numbered after the records.
@@ -107,14 +109,14 @@ class AdpSound(PrivateTraining):
     def _clipping_share_options(self) -> tuple[float, float, float]:
         return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
-    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         # No share is above 1, so no unit adds more than C: the noise of dp-sgd is enough (formulas B4, variant B).
-        return UnitTreatment(shares=clipping_shares(job.public, examples, *self._clipping_share_options))
+        return UnitTreatment(shares=clipping_shares_by_rarity(job.public, examples, *self._clipping_share_options))
 
     def recipe_details_to_record(self) -> dict[str, float]:
         return {**super().recipe_details_to_record(), "kappa_least": self.kappa_least}
 
-    def without_noise(self) -> NoNoise:
+    def no_noise_control(self) -> NoNoise:
         kappa, lowest, highest = self._clipping_share_options
-        alike = super().without_noise()
+        alike = super().no_noise_control()
         return replace(alike, kappa_least=kappa, lowest_perplexity=lowest, highest_perplexity=highest)

@@ -12,7 +12,7 @@ CONTROL = "audit train pmixed -D control=true makes it"  # the one adapter, outs
 
 
 @dataclass(frozen=True)
-class Public(Defense):
+class PublicModelControl(Defense):
     """Serve the public model in the target's place: no private data at all, the end of every trade-off."""
 
     name: ClassVar[str] = "public"
@@ -26,7 +26,7 @@ class Public(Defense):
 
 
 @dataclass(frozen=True)
-class OneAdapter(Defense):
+class OneAdapterControl(Defense):
     """One adapter on all data, trained by the recipe of PMixED's members: nothing is split, nothing mixed. No claim.
 
     ensemble: the folder of the members, where `audit train pmixed -D control=true` leaves it; the lab has its own.

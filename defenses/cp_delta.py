@@ -51,7 +51,7 @@ class CpDelta(Defense):
         require_listed_options(self)
 
     @property
-    def members(self) -> int:
+    def required_member_count(self) -> int:
         return len(_HALVES)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
@@ -101,9 +101,9 @@ class CpDeltaModel(WrappingModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.tensor(self.both, device=self.device)
         # (B, last, 2, V): the two parts alone are read.
-        return self.common(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+        return self.distribution_likely_under_both(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
-    def common(self, distributions: Tensor) -> Tensor:
+    def distribution_likely_under_both(self, distributions: Tensor) -> Tensor:
         """What both distributions find likely, (..., V) nats; distributions (..., 2, V)."""
         # In logs: a mean is sqrt(q1 q2), and the softmax divides by Z.
         mixed = distributions.amin(-2) if self.distance == "max" else distributions.mean(-2)
@@ -117,4 +117,4 @@ class _CpDeltaRows(WrappingRows):
 
     def log_probs(self) -> Tensor:
         # (rows, 1 + N, V), of which two.
-        return self.model.common(self.rows.log_probs()[:, list(self.model.both)])
+        return self.model.distribution_likely_under_both(self.rows.log_probs()[:, list(self.model.both)])

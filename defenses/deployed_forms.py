@@ -58,7 +58,7 @@ class DeployedForm(Defense):
 
 
 @dataclass(frozen=True)
-class Merged(DeployedForm):
+class MergedForm(DeployedForm):
     """Serve the adapter merged into its base: nothing but rounding may change. No claim."""
 
     name: ClassVar[str] = "merged"
@@ -74,7 +74,7 @@ class Merged(DeployedForm):
 
 
 @dataclass(frozen=True)
-class Pruned(DeployedForm):
+class PrunedForm(DeployedForm):
     """Set the smallest weights of every linear layer to 0 (magnitude pruning; Han et al. 2015). No claim.
 
     share: of each layer's weights that go.
@@ -89,7 +89,7 @@ class Pruned(DeployedForm):
             raise AuditError(f"expected share between 0 and 1, got {self.share:g}")
 
     def convert_to_deployed_form(self, model: Any) -> Any:
-        for layer in linear_layers_without_output(model):
+        for layer in linear_layers_to_compress(model):
             # A float amount is a share of this layer; a whole number would be one of weights.
             prune.l1_unstructured(layer, "weight", amount=self.share)
             # Without this a hook would mask the weights anew at every forward pass, and `weight` be no parameter.
@@ -98,7 +98,7 @@ class Pruned(DeployedForm):
 
 
 @dataclass(frozen=True)
-class Rounded(DeployedForm):
+class RoundedForm(DeployedForm):
     """Base: every linear layer's weights to the nearest of 2^bits - 1 levels, a scale each 64 weights. No claim.
 
     What a weight-only quantisation makes of answers, without its speed.
@@ -107,11 +107,11 @@ class Rounded(DeployedForm):
     bits: ClassVar[int]
 
     def convert_to_deployed_form(self, model: Any) -> Any:
-        return change_linear_weights(model, lambda weight: round_weights_to_bits(weight, self.bits))
+        return compress_linear_weights(model, lambda weight: round_weights_to_bits(weight, self.bits))
 
 
 @dataclass(frozen=True)
-class Int8(Rounded):
+class Int8(RoundedForm):
     """Round every linear layer's weights to 8 bits, symmetric, a scale each 64 weights. No claim."""
 
     name: ClassVar[str] = "int8"
@@ -120,7 +120,7 @@ class Int8(Rounded):
 
 
 @dataclass(frozen=True)
-class Int4(Rounded):
+class Int4(RoundedForm):
     """Round every linear layer's weights to 4 bits, symmetric, a scale each 64 weights. No claim."""
 
     name: ClassVar[str] = "int4"
@@ -140,7 +140,7 @@ class LoadedIn4Bit(DeployedForm):
             raise AuditError(f"--forms {self.name} needs the package bitsandbytes: pip install bitsandbytes")
 
     def convert_to_deployed_form(self, model: Any) -> Any:
-        return change_linear_weights(model, lambda weight: bitsandbytes_round_trip(weight, self.name))
+        return compress_linear_weights(model, lambda weight: bitsandbytes_round_trip(weight, self.name))
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Fp4(LoadedIn4Bit):
 
 
 @dataclass(frozen=True)
-class Gguf(DeployedForm):
+class GgufForm(DeployedForm):
     """Write every weight matrix, embeddings too, as a GGUF file of one type holds it, and read it back. No claim.
 
     type: q8_0, q6_k, q5_k, q4_k, q3_k, q5_k_m, q4_k_m, q5_1, q5_0, q4_1, q4_0, bf16 or f16; those with a k need
@@ -204,9 +204,9 @@ def round_weights_to_bits(weight: Tensor, bits: int) -> Tensor:
     return torch.cat(parts, 1).to(weight.dtype)
 
 
-def change_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Puts `change` of each linear weight, (out, in), in its place: weights that share a scale lie in one row."""
-    for layer in linear_layers_without_output(model):
+    for layer in linear_layers_to_compress(model):
         weight = layer.weight.data
         turned = isinstance(layer, Conv1D)  # Conv1D keeps (in, out)
         own = change(weight.T if turned else weight)
@@ -214,7 +214,7 @@ def change_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any
     return model
 
 
-def linear_layers_without_output(model: Any) -> list[Any]:
+def linear_layers_to_compress(model: Any) -> list[Any]:
     """All but the output layer, which quantisers and pruners leave as it is. Raises AuditError where there is none."""
     kept = {id(layer) for layer in (model.get_output_embeddings(),) if layer is not None}
     found = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and id(m) not in kept]

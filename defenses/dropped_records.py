@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 from datasketch import MinHash, MinHashLSH
 
 from auditor.core.errors import AuditError
-from auditor.models.shards import read_shard_record_list, text_digests
+from auditor.models.shards import read_shard_record_list, record_digests
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.variants import DataVariant
 
 
 @dataclass(frozen=True)
-class Cap(DataVariant):
+class CopyCap(DataVariant):
     """Fine-tune on at most `most` copies of each record: what `audit advise` predicts; no claim.
 
     most: copies of one text that stay. Near-duplicates count as other texts: `dedup` finds those.
@@ -79,7 +79,7 @@ class Dedup(DataVariant):
         first: dict[str, int] = {}
         for index, text in enumerate(texts):
             first.setdefault(text, index)
-        left = list(first) if self.exact else without_near_duplicates(list(first), self.threshold)
+        left = list(first) if self.exact else drop_near_duplicate_texts(list(first), self.threshold)
         exact, near = len(texts) - len(first), len(first) - len(left)
         also = "" if self.exact else f" and {near:,} near-duplicates (similarity {self.threshold:g} or more)"
         told = f"of {len(texts):,} records {exact:,} exact copies{also} were dropped: {len(left):,} are left"
@@ -89,16 +89,16 @@ class Dedup(DataVariant):
         return min(copies, 1)
 
 
-def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]:
+def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[str]:
     """The texts in order, without near-duplicates (Jaccard similarity >= threshold) of a text kept earlier."""
     # Equal texts alone: different ones may have the same set of shingles, "aaaaaa" and "aaaaaaa".
     if threshold == 1:
         return list(dict.fromkeys(texts))
     # MinHash finds candidates alone: every pair is compared exactly below, so that none is dropped by chance.
-    index = MinHashLSH(num_perm=_PERMUTATIONS, params=_lsh_band_parameters(threshold))
+    index = MinHashLSH(num_perm=_PERMUTATIONS, params=_near_duplicate_lsh_bands_and_rows(threshold))
     left, kept = list[str](), dict[int, frozenset[str]]()
     for number, text in enumerate(texts):
-        own = character_shingles(text)
+        own = near_duplicate_shingles(text)
         # The library seeds its hashes by a constant: the same texts stay in every run.
         sketch = MinHash(num_perm=_PERMUTATIONS)
         sketch.update_batch([shingle.encode() for shingle in own])
@@ -111,7 +111,7 @@ def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]
     return left
 
 
-def _lsh_band_parameters(threshold: float) -> tuple[int, int]:
+def _near_duplicate_lsh_bands_and_rows(threshold: float) -> tuple[int, int]:
     """(bands, rows of a band), the fewest candidates with which pairs at the threshold are found.
 
     Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. (The library's own choice for
@@ -124,13 +124,13 @@ def _lsh_band_parameters(threshold: float) -> tuple[int, int]:
     return _PERMUTATIONS, 1
 
 
-def character_shingles(text: str) -> frozenset[str]:
+def near_duplicate_shingles(text: str) -> frozenset[str]:
     """Its runs of 5 characters; a shorter text is one of its own."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
 
 @dataclass(frozen=True)
-class Drop(DataVariant):
+class DropRecords(DataVariant):
     """Fine-tune without records seen `times` times or more, or `listed`; no claim.
 
     times: of a record with so many copies or more none is kept (0: the number does not count). listed: a folder with
@@ -177,7 +177,7 @@ class Drop(DataVariant):
         gone = {
             text
             for text, count in copies.items()
-            if (self.times and count >= self.times) or (names and names.issuperset(text_digests([text])))
+            if (self.times and count >= self.times) or (names and names.issuperset(record_digests([text])))
         }
         left = [index for index, text in enumerate(texts) if text not in gone]
         return left, (

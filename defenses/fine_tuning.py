@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import TrainingJob
-from auditor.training.members import Adapter, Layers, add_lora_adapter
+from auditor.training.members import Layers, LoraAdapterRecipe, add_lora_adapter
 from auditor.training.variants import FineTuning, Variant
 
 
@@ -39,7 +39,7 @@ class FreezeEmbeddings(Variant):
     title: ClassVar[str] = "Frozen embeddings"
     whole: ClassVar[bool] = True
 
-    def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
+    def model_with_parameters_to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = job.load()
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         embeddings.requires_grad_(False)
@@ -69,8 +69,8 @@ class Lora(Variant):
         super().__post_init__()
         require_options_at_least(self, 1, "rank", "alpha")
 
-    def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
-        model = add_lora_adapter(job.load(), Adapter(self.rank, self.alpha, self.layers))
+    def model_with_parameters_to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
+        model = add_lora_adapter(job.load(), LoraAdapterRecipe(self.rank, self.alpha, self.layers))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         share = trained / (model.num_parameters() - trained)  # it counts the adapter's too
         return model, (f"an adapter of rank {self.rank}: {trained:,} parameters, {share:.1%} of the model's",)

@@ -59,7 +59,7 @@ def round_trip_model_weights_by_gguf(model: Any, type: str) -> None:
 
 
 @dataclass(frozen=True)
-class WeightMatrix:
+class GgufWeightMatrix:
     """turned: kept as (in, out); rows of a file run along what goes in."""
 
     name: str
@@ -67,11 +67,11 @@ class WeightMatrix:
     turned: bool
 
 
-def weight_matrices_with_gguf_types(model: Any, type: str) -> Iterator[tuple[WeightMatrix, str]]:
+def weight_matrices_with_gguf_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
     """Each weight matrix of the model, with its own type in a file of this type."""
     turned = {id(layer.weight) for layer in model.modules() if isinstance(layer, Conv1D)}
     found = [
-        WeightMatrix(name, parameter.data, id(parameter) in turned)
+        GgufWeightMatrix(name, parameter.data, id(parameter) in turned)
         for name, parameter in model.named_parameters()
         if parameter.dim() == 2 and not name.endswith(_POSITIONS)
     ]
@@ -88,7 +88,9 @@ def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
     chosen = {
         name
         for name in names
-        if name.endswith(_MORE_BITS) and (found := _LAYER.search(name)) and _layer_gets_more_bits(int(found[1]), count)
+        if name.endswith(_MORE_BITS)
+        and (found := _LAYER.search(name))
+        and _is_layer_given_more_bits(int(found[1]), count)
     }
     if not all(any(name.endswith(end) for name in chosen) for end in _MORE_BITS):
         raise AuditError(
@@ -99,7 +101,7 @@ def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
     return chosen | {name for name, parameter in model.named_parameters() if parameter is output}
 
 
-def _layer_gets_more_bits(layer: int, of: int) -> bool:
+def _is_layer_given_more_bits(layer: int, of: int) -> bool:
     eighth = of // 8  # `use_more_bits` of llama.cpp's llama-quant.cpp
     return layer < eighth or layer >= 7 * of // 8 or (layer - eighth) % 3 == 2
 

@@ -39,7 +39,7 @@ class Goldfish(Variant):
             raise AuditError(f"expected k >= 2 (k=1 would leave no token to learn), got {self.k}")
         require_options_at_least(self, 1, "width")
 
-    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         before = [loss_masks.tokens_with_loss_mask(record) for record in job.records]
         after = [self.mask_dropped_tokens(sequence) for sequence in before]
         had, left = (sum(token >= 0 for sequence in some for token in sequence) for some in (before, after))
@@ -55,10 +55,10 @@ class Goldfish(Variant):
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
             # Of the ids themselves: a passage is hashed alike whatever of it was masked before.
-            dropped = set(self._hash_dropped_positions(loss_masks.unmask_tokens(sequence)))
+            dropped = set(self._positions_dropped_by_hash(loss_masks.tokens_without_loss_mask(sequence)))
         return tuple(~token if i in dropped and token >= 0 else token for i, token in enumerate(sequence))
 
-    def _hash_dropped_positions(self, tokens: Tokens) -> Iterator[int]:
+    def _positions_dropped_by_hash(self, tokens: Tokens) -> Iterator[int]:
         ids = np.array(tokens, dtype="<i8").tobytes()  # little-endian: one hash on every machine
         for i in range(self.width, len(tokens)):
             # 8 bytes an id; the window ends before token i.

@@ -34,14 +34,14 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
-from auditor.defenses.control_rows import Public
+from auditor.defenses.control_rows import PublicModelControl
 from auditor.defenses.pmixed_model import ensemble_parts_of_neighbour
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
-from auditor.models.in_context import InContextEnsemble, RecordBatches
+from auditor.models.in_context import InContextEnsemble, InContextRecordBatches
 from auditor.models.wrapping import WrappingModel, WrappingRows
-from auditor.plugins.defense import Budget, Cause, Defense, Scenario
+from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
 from auditor.plugins.options import require_listed_options
 from auditor.privacy.accounting import bounded_range_rho, realised_renyi, two_sided_renyi, zcdp_budget, zcdp_epsilon
 
@@ -94,12 +94,12 @@ class InvisibleInk(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink, held = self._clip_and_decoding_parameters(scenario), _record_batch_ensemble(scenario, self.batch)
-        return InvisibleInkModel(held, ink, "InvisibleInk", BoundedRange.from_ink_options(ink, self.batch))
+        return InvisibleInkModel(held, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch))
 
-    def budget(self, scenario: Scenario) -> Budget | None:
-        return Budget(self.queries, self.on_exhaustion) if self.queries else None
+    def query_budget(self, scenario: Scenario) -> QueryBudget | None:
+        return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
 
-    def lots(self, scenario: Scenario) -> Mapping[str, int]:
+    def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
         batches = deal_records_into_context_batches(scenario, self.batch)
         return {prompt.secret: batches.asked[prompt.given] for prompt in scenario.prompts}
 
@@ -123,12 +123,12 @@ class InvisibleInk(Defense):
             )
         return tuple(said)
 
-    def chain(self) -> tuple[Cause, ...]:
+    def cause_chain(self) -> tuple[Cause, ...]:
         in_context = "records are read in a context, and nothing is trained on them"
         return (
-            Cause("no training", in_context, Unclipped(self.batch, self.temperature)),
+            Cause("no training", in_context, UnclippedReferences(self.batch, self.temperature)),
             Cause("clipping", "what each record changes is clipped, as the claim has it"),
-            Cause("no private data", "the public model alone", Public(), "--public MODEL"),
+            Cause("no private data", "the public model alone", PublicModelControl(), "--public MODEL"),
         )
 
     def _covered_token_count(self, scenario: Scenario) -> int:
@@ -145,7 +145,7 @@ class InvisibleInk(Defense):
     def claim(self, scenario: Scenario, spent: int) -> Claim:
         queries, ink = self._covered_token_count(scenario), self._clip_and_decoding_parameters(scenario)
         promise, spent = (
-            BoundedRange.from_ink_options(ink, self.batch),
+            InkLogRatioRange.from_ink_options(ink, self.batch),
             min(spent, queries),
         )  # beyond, no record has a say
 
@@ -175,7 +175,7 @@ class InvisibleInk(Defense):
 
 
 @dataclass(frozen=True)
-class Unclipped(Defense):
+class UnclippedReferences(Defense):
     """Private records in the context of the public model, their log-probabilities averaged without a clip. No claim."""
 
     name: ClassVar[str] = "references-unclipped"
@@ -208,10 +208,10 @@ class InkOptions:
         # -inf less -inf would be NaN; a record's own -inf is clamped to -C.
         change = (private - public.unsqueeze(-2)).masked_fill(impossible, 0.0).clamp(-self.clip, self.clip)
         phi = public + change.mean(-2)
-        phi = phi.masked_fill(~self.top_k_plus_mask(public, private.shape[-2]), -math.inf)
+        phi = phi.masked_fill(~self.public_top_k_plus_mask(public, private.shape[-2]), -math.inf)
         return (phi / self.temperature).log_softmax(-1)
 
-    def top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
+    def public_top_k_plus_mask(self, public: Tensor, batch: int) -> Tensor:
         """(..., V): top-k+, from the public distribution alone."""
         if not 0 < self.top_k < public.shape[-1]:
             return torch.ones_like(public, dtype=torch.bool)
@@ -220,13 +220,13 @@ class InkOptions:
 
 
 @dataclass(frozen=True)
-class BoundedRange:
+class InkLogRatioRange:
     """The accounting of one token: the range of log-ratios of neighbouring distributions, in nats, by relation."""
 
     range: Mapping[str, float]
 
     @classmethod
-    def from_ink_options(cls, ink: InkOptions, batch: int) -> BoundedRange:
+    def from_ink_options(cls, ink: InkOptions, batch: int) -> InkLogRatioRange:
         moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
         # Twice, as the log-normaliser moves too; to replace a record is to take one out and put one in.
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
@@ -235,7 +235,7 @@ class BoundedRange:
         return bounded_range_rho(self.range[relation])
 
 
-def deal_records_into_context_batches(scenario: Scenario, size: int) -> RecordBatches:
+def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
     """The private records in batches, each text once; prompts of no private record go to the batches in turn.
 
     Raises AuditError where there are no private records.
@@ -251,7 +251,7 @@ def deal_records_into_context_batches(scenario: Scenario, size: int) -> RecordBa
             asked.setdefault(prompt.given, where[prompt.record])  # one prefix, one batch: the first record's answers
     for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
         asked.setdefault(prompt.given, i % len(batches))
-    return RecordBatches(batches, size, asked)
+    return InContextRecordBatches(batches, size, asked)
 
 
 def _record_batch_ensemble(scenario: Scenario, size: int) -> InContextEnsemble:
@@ -265,13 +265,13 @@ class InvisibleInkModel(WrappingModel):
     promise: what is claimed of it, kept apart from what is served so that a mistake shows; None: nothing.
     """
 
-    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
+    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None) -> None:
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
         # A neighbour is a permuted ensemble around the one that knows the records.
         inner = held.held if isinstance(held, PermutedEnsemble) else held
         self.longest = (
-            inner.batches.longest_record_tokens if isinstance(inner, InContextEnsemble) else 0
+            inner.batches.longest_record_token_count if isinstance(inner, InContextEnsemble) else 0
         )  # tokens of a record in a context
         self.parts = 1 + held.size
         if self.max_positions is not None:
@@ -282,7 +282,7 @@ class InvisibleInkModel(WrappingModel):
         return self.ink.clipped_mean_distribution(distributions)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        self.check_room(prefixes.shape[1], length, prompt)
+        self.check_text_fits(prefixes.shape[1], length, prompt)
         return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -293,14 +293,16 @@ class InvisibleInkModel(WrappingModel):
         return self.held.distributions(contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt)
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
+    def divergence_checks(
+        self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
+    ) -> Sequence[DivergenceCheck]:
         """Neighbours: each record of the batch asked with none in its place, or with the next one there.
 
         Beside the divergence, what the proof rests on: the range of the log-ratios (`range_...`).
         """
         promise = self.promise
         if promise is None:
-            return super().check_claim(contexts, last, at, order)
+            return super().divergence_checks(contexts, last, at, order)
         order = order or _ORDER
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
@@ -319,14 +321,14 @@ class InvisibleInkModel(WrappingModel):
         return checks
 
     @torch.no_grad()
-    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         distributions = self._public_and_member_distributions(contexts, last)[:, at]
         relations = _RELATIONS if self.promise else _RELATIONS[:1]
         return [
             Neighbours(relation, self._neighbour_token_distributions(relation, distributions)) for relation in relations
         ]
 
-    def neighbour(self, relation: str, index: int) -> LanguageModel:
+    def neighbour_model(self, relation: str, index: int) -> LanguageModel:
         other = PermutedEnsemble(self.held, ensemble_parts_of_neighbour(relation, index, self.held.size))
         return type(self)(other, self.ink, self.name, self.promise)
 
@@ -346,9 +348,9 @@ class _InkRows(WrappingRows):
     def __init__(self, model: InvisibleInkModel, rows: Rows, distribution: bool) -> None:
         super().__init__(rows)
         self.model, self.distribution = model, distribution
-        self._read()
+        self._read_token_distributions()
 
-    def _read(self) -> None:
+    def _read_token_distributions(self) -> None:
         distributions = self.rows.log_probs()
         self._public, self._own = distributions[:, 0].double(), self.model.released_token_distribution(distributions)
 
@@ -359,12 +361,12 @@ class _InkRows(WrappingRows):
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         super().advance(parents, tokens)
-        self._read()
+        self._read_token_distributions()
 
     @torch.no_grad()
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         """Draws that no budget pays for (`View._sampling_noise`) are the public model's."""
-        if not self.distribution and not decoding.ancestral:
+        if not self.distribution and not decoding.is_ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other")
         drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
         unpaid = (uniforms[:, 1] < 0).nonzero().squeeze(-1)

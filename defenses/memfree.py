@@ -59,10 +59,10 @@ class MemFree(Defense):
                 "records, none of them as long"
             )
 
-    def training_ngram_filter(self, scenario: Scenario) -> NGramFilter:
+    def training_ngram_filter(self, scenario: Scenario) -> ForbiddenNGramFilter:
         # Raises where there is nothing to forbid.
         self.claim(scenario, 0)
-        found = {gram for record in scenario.corpus for gram in ngrams_of(record, self.n)}
+        found = {gram for record in scenario.corpus for gram in ngrams_of_training_record(record, self.n)}
         if self.filter == "bloom":
             return BloomNGrams(found, scenario.target.vocab_size, self.false_positives)
         return ExactNGrams(found)
@@ -75,11 +75,11 @@ class MemFree(Defense):
         )
 
 
-def ngrams_of(record: Tokens, n: int) -> Iterator[Tokens]:
+def ngrams_of_training_record(record: Tokens, n: int) -> Iterator[Tokens]:
     return (record[i : i + n] for i in range(len(record) - n + 1))
 
 
-class NGramFilter(ABC):
+class ForbiddenNGramFilter(ABC):
     """A set of n-grams, asked for those that begin with a context of n-1 tokens."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class NGramFilter(ABC):
         """The tokens that would complete an n-gram of the set behind this context."""
 
 
-class ExactNGrams(NGramFilter):
+class ExactNGrams(ForbiddenNGramFilter):
     def __init__(self, held: set[Tokens]) -> None:
         self.next: dict[Tokens, list[int]] = {}  # the first n-1 tokens -> those that complete them
         for gram in held:
@@ -97,7 +97,7 @@ class ExactNGrams(NGramFilter):
         return tuple(self.next.get(context, ()))
 
 
-class BloomNGrams(NGramFilter):
+class BloomNGrams(ForbiddenNGramFilter):
     """As much memory as the rate of false positives needs, whatever n is; each token of the vocabulary is asked for."""
 
     def __init__(self, held: set[Tokens], vocab_size: int, false_positives: float) -> None:
@@ -113,23 +113,25 @@ class BloomNGrams(NGramFilter):
 class MemFreeModel(WrappingModel):
     """A model that holds another, and looks at the last n-1 tokens of every text: those of the question too."""
 
-    def __init__(self, target: LanguageModel, n: int, held: NGramFilter) -> None:
+    def __init__(self, target: LanguageModel, n: int, held: ForbiddenNGramFilter) -> None:
         super().__init__(target)
         self.window, self.held = n - 1, held
         self.name = f"{target.name} under MemFree decoding"
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        tails = [self.ngram_context(tuple(prefix)) for prefix in prefixes.tolist()]
+        tails = [self.last_tokens_before_ngram_end(tuple(prefix)) for prefix in prefixes.tolist()]
         return _MemFreeRows(self, self.model.start(prefixes, length, prompt=prompt), tails)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         distributions = self.model.log_probs(contexts, last, prompt=prompt)
         # The first of the last `last` distributions stands behind all but the last `last` - 1 tokens.
         ends = range(contexts.shape[1] - last + 1, contexts.shape[1] + 1)
-        tails = [self.ngram_context(tuple(context[:end])) for context in contexts.tolist() for end in ends]
+        tails = [
+            self.last_tokens_before_ngram_end(tuple(context[:end])) for context in contexts.tolist() for end in ends
+        ]
         return self.forbid_completing_tokens(distributions.flatten(0, 1), tails).view_as(distributions)
 
-    def ngram_context(self, text: Tokens) -> Tokens:
+    def last_tokens_before_ngram_end(self, text: Tokens) -> Tokens:
         """What of a text decides which tokens are forbidden behind it."""
         return text[-self.window :]
 
@@ -167,4 +169,4 @@ class _MemFreeRows(WrappingRows):
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         super().advance(parents, tokens)
         pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
-        self.tails = [self.model.ngram_context((*self.tails[parent], token)) for parent, token in pairs]
+        self.tails = [self.model.last_tokens_before_ngram_end((*self.tails[parent], token)) for parent, token in pairs]

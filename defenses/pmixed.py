@@ -9,18 +9,18 @@ from typing import ClassVar, Literal, cast, get_args
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
-from auditor.defenses.control_rows import CONTROL, OneAdapter, Public
-from auditor.defenses.pmixed_model import PMixedModel, Projection, QueryRDP, no_op_projection
+from auditor.defenses.control_rows import CONTROL, OneAdapterControl, PublicModelControl
+from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel, QueryRDP, unmixed_member_projection
 from auditor.models.base import LanguageModel
-from auditor.plugins.defense import Budget, Cause, Defense, Scenario
+from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
 from auditor.plugins.options import require_listed_options
 from auditor.privacy.accounting import rdp_budget, rdp_to_dp
 from auditor.privacy.mixing import (
     Adjacency,
-    published_beta,
-    sound_epsilon,
-    sound_query_rdp,
-    sound_radius,
+    largest_published_pmixed_beta,
+    largest_sound_pmixed_radius,
+    sound_pmixed_epsilon,
+    sound_pmixed_query_rdp,
     subset_size_distribution,
 )
 
@@ -33,10 +33,10 @@ def mixed_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
     members = "each adapter sees one shard only, their distributions averaged"
     alone = "one adapter, all data, trained as the members are"
     return (
-        Cause("training configuration", alone, OneAdapter(ensemble), CONTROL),
-        Cause("splitting", members, Unmixed(ensemble)),
+        Cause("training configuration", alone, OneAdapterControl(ensemble), CONTROL),
+        Cause("splitting", members, UnmixedEnsemble(ensemble)),
         Cause("mixing", mixing),
-        Cause("no private data", "the public model alone", Public(), "--public MODEL"),
+        Cause("no private data", "the public model alone", PublicModelControl(), "--public MODEL"),
     )
 
 
@@ -80,11 +80,11 @@ class PMixed(Defense):
         require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        served = partial(self._projection, self._covered_token_count(scenario))
+        served = partial(self._projection_for_query_budget, self._covered_token_count(scenario))
         return PMixedModel(scenario.ensemble, self.q, served, "PMixED", self._query_rdp_claim(scenario))
 
-    def budget(self, scenario: Scenario) -> Budget | None:
-        return Budget(self.queries, self.on_exhaustion) if self.queries else None
+    def query_budget(self, scenario: Scenario) -> QueryBudget | None:
+        return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         if self.queries or scenario.queries:
@@ -94,25 +94,27 @@ class PMixed(Defense):
             "weigh more than in service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
         )
 
-    def chain(self) -> tuple[Cause, ...]:
+    def cause_chain(self) -> tuple[Cause, ...]:
         return mixed_ensemble_cause_chain(self.ensemble, "each distribution is mixed with the public one")
 
     def _covered_token_count(self, scenario: Scenario) -> int:
         """T: the drawn tokens that epsilon covers. With nothing to draw, the radius is that of one token."""
         return self.queries or scenario.queries or 1
 
-    def _projection(self, queries: int, members: int) -> Projection:
+    def _projection_for_query_budget(self, queries: int, members: int) -> PMixedMemberProjection:
         """How an ensemble of so many members is projected for the budget to cover so many queries."""
         if self.accounting == "sound":
-            radius = sound_radius(self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members)
+            radius = largest_sound_pmixed_radius(
+                self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members
+            )
             # formulas B2.5: forward divergence only, and lambda <= 1 - e^-s with s = r.
-            return Projection(self.alpha, (radius,) * members, cap=-math.expm1(-radius), two_sided=False)
+            return PMixedMemberProjection(self.alpha, (radius,) * members, cap=-math.expm1(-radius), two_sided=False)
         # The paper's beta depends on the size of the subset, not on N (formulas B2.1).
         radii = tuple(
-            self.alpha * published_beta(self.epsilon, self.delta, self.alpha, queries, self.q, size)
+            self.alpha * largest_published_pmixed_beta(self.epsilon, self.delta, self.alpha, queries, self.q, size)
             for size in range(1, members + 1)
         )
-        return Projection(self.alpha, radii, cap=1.0, two_sided=True)
+        return PMixedMemberProjection(self.alpha, radii, cap=1.0, two_sided=True)
 
     def _claimed_adjacencies(self) -> tuple[Adjacency, ...]:
         """The relations that the radius serves: one solved from N serves no neighbours of another number of members."""
@@ -123,14 +125,14 @@ class PMixed(Defense):
     def _query_rdp_claim(self, scenario: Scenario) -> QueryRDP:
         """What is claimed of one token: by `adjacency` its share of the budget, by others what the radius gives."""
         queries, members = self._covered_token_count(scenario), scenario.ensemble.size
-        projection = self._projection(queries, members)
+        projection = self._projection_for_query_budget(queries, members)
         share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
         # Orders above alpha are not controlled by the projection (formulas B2.5).
         claims = [(adjacency, order) for adjacency in self._claimed_adjacencies() for order in range(2, self.alpha + 1)]
         if self.accounting == "published":  # D_k <= D_alpha, so that the claim is one at every order up to alpha
             return QueryRDP(projection, dict.fromkeys(claims, share))
         radius = projection.radii[0]
-        query_rdp = {(a, k): sound_query_rdp(a, k, self.q, members, radius, radius) for a, k in claims}
+        query_rdp = {(a, k): sound_pmixed_query_rdp(a, k, self.q, members, radius, radius) for a, k in claims}
         return QueryRDP(projection, {**query_rdp, (self.adjacency, self.alpha): share})
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
@@ -139,7 +141,7 @@ class PMixed(Defense):
         sound, counts = self.accounting == "sound", ensemble.shard_overlap_counts()
         relations: tuple[str, ...] = self._claimed_adjacencies() if sound else ("as published",)
         theorem = "formulas B2.5: Renyi composition of the capped forward projection" if sound else "PMixED Theorem 5.1"
-        projection, shared = self._projection(queries, ensemble.size), counts["shared_records"]
+        projection, shared = self._projection_for_query_budget(queries, ensemble.size), counts["shared_records"]
         whole = "" if shared or counts["unlisted_shards"] else ensemble.unit
 
         def epsilon(tokens: int) -> dict[str, float]:
@@ -156,7 +158,7 @@ class PMixed(Defense):
             unit=f"shard of whole {whole}s" if whole else "shard",
             queries=queries,
             theorem=theorem,
-            status=self._claim_status(shared),
+            status=self._claim_status_phrase(shared),
             sound=sound and not shared,
             spent_queries=spent,
             spent_epsilon=epsilon(spent),
@@ -172,7 +174,7 @@ class PMixed(Defense):
             },
         )
 
-    def _claim_status(self, shared: int) -> str:
+    def _claim_status_phrase(self, shared: int) -> str:
         if shared:
             return f"promises nothing: {shared} records lie in more than one shard"
         if self.accounting == "published":
@@ -193,13 +195,13 @@ class PMixed(Defense):
             share = queries / self._covered_token_count(scenario)
             return rdp_to_dp(share * rdp_budget(self.epsilon, self.delta, self.alpha), self.delta, self.alpha)
         members = scenario.ensemble.size
-        radius = self._projection(self._covered_token_count(scenario), members).radii[0]
+        radius = self._projection_for_query_budget(self._covered_token_count(scenario), members).radii[0]
         budget = (self.delta, self.alpha, queries, self.q, members, radius, radius)
-        return sound_epsilon(cast(Adjacency, relation), *budget)
+        return sound_pmixed_epsilon(cast(Adjacency, relation), *budget)
 
 
 @dataclass(frozen=True)
-class Unmixed(Defense):
+class UnmixedEnsemble(Defense):
     """The ensemble without mixing: each model saw 1/N of the data; the mean of their distributions. No claim."""
 
     name: ClassVar[str] = "ensemble-unmixed"
@@ -209,4 +211,4 @@ class Unmixed(Defense):
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        return PMixedModel(scenario.ensemble, 1.0, no_op_projection, "ensemble without mixing")
+        return PMixedModel(scenario.ensemble, 1.0, unmixed_member_projection, "ensemble without mixing")

@@ -25,7 +25,7 @@ _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 
 @dataclass(frozen=True)
-class Projection:
+class PMixedMemberProjection:
     """A member's mixing weight: the largest within a radius of the public distribution, by subset size."""
 
     alpha: int
@@ -40,7 +40,7 @@ class Projection:
     @torch.no_grad()
     def mixing_weights_within_radius(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
         """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one of each."""
-        if self.radii[0] == math.inf:  # as `no_op_projection` has it
+        if self.radii[0] == math.inf:  # as `unmixed_member_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
         if self.two_sided:
@@ -48,16 +48,16 @@ class Projection:
         return projection_weight(log_p, log_p0, self.alpha, radius, self.cap)
 
 
-def no_op_projection(members: int) -> Projection:
+def unmixed_member_projection(members: int) -> PMixedMemberProjection:
     """A projection that leaves members as they are."""
-    return Projection(2, (math.inf,) * members, cap=1.0, two_sided=False)
+    return PMixedMemberProjection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
 
 @dataclass(frozen=True)
 class QueryRDP:
     """What the accounting says of one token. Held against what is served, which may be something else by mistake."""
 
-    projection: Projection
+    projection: PMixedMemberProjection
     query_rdp: Mapping[tuple[Adjacency, int], float]  # nats, by relation and order
 
 
@@ -72,7 +72,7 @@ class PMixedModel(WrappingModel):
         self,
         ensemble: Ensemble,
         q: float,
-        served: Callable[[int], Projection],
+        served: Callable[[int], PMixedMemberProjection],
         name: str,
         promise: QueryRDP | None = None,
     ) -> None:
@@ -96,8 +96,8 @@ class PMixedModel(WrappingModel):
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         if distribution:
-            return _DistributionRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
-        return _DrawRows(self, prefixes.to(self.device), length, prompt)
+            return _PMixedDistributionRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
+        return _PMixedDrawRows(self, prefixes.to(self.device), length, prompt)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         parts = torch.arange(self.parts, device=self.device)
@@ -131,7 +131,9 @@ class PMixedModel(WrappingModel):
         return torch.log(private + rest * log_p0.squeeze(-2).exp())
 
     @torch.no_grad()
-    def paper_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+    def published_perplexity_nll(
+        self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1
+    ) -> Mapping[str, Sequence[float]]:
         """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
 
         By Jensen never below that of the released distribution on average: what an attacker meets is the distribution.
@@ -141,10 +143,10 @@ class PMixedModel(WrappingModel):
         nll = []
         for index, text in enumerate(texts):
             noise = keyed_random_generator("subset average", seed, index)
-            nll.append(self._subset_nll(text, noise.random((len(text) - given, self.ensemble.size))))
+            nll.append(self._nll_under_poisson_subsets(text, noise.random((len(text) - given, self.ensemble.size))))
         return {"perplexity_subset_average": nll}
 
-    def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
+    def _nll_under_poisson_subsets(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
         """Summed -log p_S(y) of the last tokens, one of each row of uniforms (tokens, N); S: where they are below q."""
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
@@ -166,7 +168,9 @@ class PMixedModel(WrappingModel):
         return float(-torch.log(mixed).sum())
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
+    def divergence_checks(
+        self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
+    ) -> Sequence[DivergenceCheck]:
         """Neighbours: each member absent, emptied, or replaced by the next one, whichever is claimed.
 
         Each as it would be served itself: with one member less, by the projection for N - 1 members.
@@ -175,24 +179,24 @@ class PMixedModel(WrappingModel):
         """
         promise = self.promise
         if promise is None:
-            return super().check_claim(contexts, last, at, order)
+            return super().divergence_checks(contexts, last, at, order)
         order = order or promise.projection.alpha
         if not 2 <= order <= promise.projection.alpha:
             raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
         distributions = self._public_and_member_distributions(contexts, last, at)
-        own = _probabilities(self.released_token_distribution(distributions))[..., None, :]
-        exact, checks = _probabilities(distributions), []
+        own = _float64_member_probabilities(self.released_token_distribution(distributions))[..., None, :]
+        exact, checks = _float64_member_probabilities(distributions), []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
                 with np.errstate(divide="ignore"):
                     neighbours = np.log(self._neighbour_token_distributions(adjacency, distributions))
                     realised = two_sided_renyi(np.log(own), neighbours, k)
                 checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
-        by_size = _member_weights_by_size(self.projection, distributions)
-        return [*checks, *_projection_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
+        by_size = _mixing_weights_by_subset_size(self.projection, distributions)
+        return [*checks, *_radius_and_cap_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
 
     @torch.no_grad()
-    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """One for each member, by each relation that is claimed of; where nothing is claimed, each member emptied."""
         distributions = self._public_and_member_distributions(contexts, last, at)
         return [
@@ -200,7 +204,7 @@ class PMixedModel(WrappingModel):
             for adjacency in self.claimed_neighbour_relations
         ]
 
-    def neighbour(self, relation: str, index: int) -> LanguageModel:
+    def neighbour_model(self, relation: str, index: int) -> LanguageModel:
         places = ensemble_parts_of_neighbour(relation, index, self.ensemble.size)
         if not places[1:]:  # its only member absent, the public model is left
             return self.ensemble.public
@@ -219,11 +223,14 @@ class PMixedModel(WrappingModel):
     def _neighbour_token_distributions(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
         """(B, positions, N, V) probabilities, each member changed in turn; distributions (B, positions, 1 + N, V)."""
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
-        served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(distributions)
-        weights = _member_weights_by_size(served, distributions)
+        served, exact = (
+            self.served(self.ensemble.size - 1) if fewer else self.projection,
+            _float64_member_probabilities(distributions),
+        )
+        weights = _mixing_weights_by_subset_size(served, distributions)
         return neighbour_distributions(adjacency, exact[..., 0, :], exact[..., 1:, :], weights, self.q)
 
-    def claim_premises(self) -> Mapping[str, int]:
+    def claim_premise_counts(self) -> Mapping[str, int]:
         return {} if self.promise is None else self.ensemble.shard_overlap_counts()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
@@ -243,7 +250,7 @@ def ensemble_parts_of_neighbour(relation: str, index: int, size: int) -> list[in
     return places
 
 
-def _member_weights_by_size(projection: Projection, distributions: Tensor) -> np.ndarray:
+def _mixing_weights_by_subset_size(projection: PMixedMemberProjection, distributions: Tensor) -> np.ndarray:
     """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one first."""
     public, members = distributions[..., :1, :], distributions[..., 1:, :]
     weights = [
@@ -252,12 +259,12 @@ def _member_weights_by_size(projection: Projection, distributions: Tensor) -> np
     return torch.stack(weights, dim=-2).cpu().numpy()
 
 
-def _probabilities(distributions: Tensor) -> np.ndarray:
+def _float64_member_probabilities(distributions: Tensor) -> np.ndarray:
     return distributions.double().log_softmax(-1).exp().cpu().numpy()
 
 
-def _projection_checks(
-    promised: Projection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
+def _radius_and_cap_checks(
+    promised: PMixedMemberProjection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
     """One radius check (and cap check) a subset size, or one in all where no radius or weight depends on the size.
 
@@ -276,7 +283,7 @@ def _projection_checks(
             yield DivergenceCheck("cap", math.inf, -math.log1p(-promised.cap), lost)
 
 
-class _DistributionRows(WrappingRows):
+class _PMixedDistributionRows(WrappingRows):
     """Rows that know the exact distribution: every part is asked at every token."""
 
     def __init__(self, model: PMixedModel, rows: Rows) -> None:
@@ -292,7 +299,7 @@ class _DistributionRows(WrappingRows):
         self._distribution = self.model.released_token_distribution(self.rows.log_probs())
 
 
-class _DrawRows(Rows):
+class _PMixedDrawRows(Rows):
     """Rows that only answer draws, as the service does: each draw asks the public model and at most one member.
 
     With subset size n ~ Binomial(N, q), n = 0 draws from p0; else one uniformly chosen member with the radius for n
@@ -316,7 +323,7 @@ class _DrawRows(Rows):
 
     @torch.no_grad()
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        if not decoding.ancestral:
+        if not decoding.is_ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other")
         model, distribution = self.model, self.public.log_probs()
         # Channels: 0 draws the token, 1 the size of the subset, 2 the member. Channel 1 is -1 in a draw that no budget

@@ -12,17 +12,17 @@ from torch.nn import Dropout
 from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble_metadata
 from auditor.plugins.options import require_options_at_least
-from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
+from auditor.plugins.trainer import Trainer, TrainerCheckpoint, TrainingJob
 from auditor.training import loss_masks
-from auditor.training.finetune import FineTuningRecipe, check_schedule
+from auditor.training.finetune import FineTuningRecipe, check_epochs_and_learning_rate
 from auditor.training.members import (
-    Adapter,
     Layers,
-    Member,
-    assign_to_members,
-    inseparable_unit_names,
-    member_folder,
-    train_members,
+    LoraAdapterRecipe,
+    MemberToTrain,
+    assign_records_to_member_shards,
+    folder_of_trained_member,
+    inseparable_unit_of_each_record,
+    train_private_members,
 )
 
 _PROMISE = "none of its own: the members are private, and --defense pmixed promises something of its draws"
@@ -58,11 +58,11 @@ class PMixedTrainer(Trainer):
     def __post_init__(self) -> None:
         require_options_at_least(self, 1, "members", "rank", "alpha", "batch")
         require_options_at_least(self, 0, "together")
-        check_schedule(self.epochs, self.learning_rate)
+        check_epochs_and_learning_rate(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
         # Units that share a record count as one: in two shards it would void the claim of each.
-        whole = set(inseparable_unit_names(job.records))
+        whole = set(inseparable_unit_of_each_record(job.records))
         if len(whole) < self.members:
             raise AuditError(
                 f"expected at least one record or user for each of {self.members} members, got {len(whole)} that "
@@ -72,8 +72,12 @@ class PMixedTrainer(Trainer):
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Trains several members at once; an interruption keeps finished ones, the others end as they would have."""
         self.check(job)
-        base, units, given = job.load(), inseparable_unit_names(job.records), {record.unit for record in job.records}
-        members, whose = self._control_and_members(job), _unit_name(job)
+        base, units, given = (
+            job.load(),
+            inseparable_unit_of_each_record(job.records),
+            {record.unit for record in job.records},
+        )
+        members, whose = self._control_and_members(job), _protected_unit_name(job)
         most = self._train_shard_adapters(job, base, members, self.together, job.checkpoint)
         said = [
             f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard",
@@ -98,39 +102,54 @@ class PMixedTrainer(Trainer):
         self._train_shard_adapters(job, job.load(), [one], 1)
         return one.folder
 
-    def _control_and_members(self, job: TrainingJob) -> list[Member]:
+    def _control_and_members(self, job: TrainingJob) -> list[MemberToTrain]:
         """The control, where there is one, and behind it the members."""
         members = [
             # By index, not by who is trained beside it: `train_one` gives the same weights.
-            self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
-            for index, chosen in enumerate(assign_to_members(inseparable_unit_names(job.records), self.members))
+            self._ensemble_member_of_records(
+                job, folder_of_trained_member(job.out, index), chosen, job.seed + index, "member", index
+            )
+            for index, chosen in enumerate(
+                assign_records_to_member_shards(inseparable_unit_of_each_record(job.records), self.members)
+            )
         ]
         everything = list(range(len(job.records)))
-        whole = [self._member(job, job.out / WHOLE, everything, job.seed, "whole")] if self.control else []
+        whole = (
+            [self._ensemble_member_of_records(job, job.out / WHOLE, everything, job.seed, "whole")]
+            if self.control
+            else []
+        )
         return [*whole, *members]
 
     def _train_shard_adapters(
-        self, job: TrainingJob, base: Any, members: list[Member], together: int, checkpoint: Checkpoint | None = None
+        self,
+        job: TrainingJob,
+        base: Any,
+        members: list[MemberToTrain],
+        together: int,
+        checkpoint: TrainerCheckpoint | None = None,
     ) -> int:
-        return train_members(
+        return train_private_members(
             base,
-            Adapter(self.rank, self.alpha, self.layers),
+            LoraAdapterRecipe(self.rank, self.alpha, self.layers),
             members,
             FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end),
             together=together,
             stepped=partial(job.progress, f"{len(members)} adapters"),
             # With every member: whoever finds an interrupted ensemble finds what it is.
             written=lambda member: write_ensemble_metadata(
-                job.out, method=self.name, promise=_PROMISE, unit=_unit_name(job), members=self.members
+                job.out, method=self.name, promise=_PROMISE, unit=_protected_unit_name(job), members=self.members
             ),
             checkpoint=checkpoint,
         )
 
-    def _member(self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int) -> Member:
+    def _ensemble_member_of_records(
+        self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int
+    ) -> MemberToTrain:
         records = [job.records[i] for i in chosen]
         tokens = [loss_masks.tokens_with_loss_mask(record) for record in records]
-        return Member(folder, [record.text for record in records], tokens, seed, ("train", job.seed, *key))
+        return MemberToTrain(folder, [record.text for record in records], tokens, seed, ("train", job.seed, *key))
 
 
-def _unit_name(job: TrainingJob) -> str:
+def _protected_unit_name(job: TrainingJob) -> str:
     return "user" if job.users else "record"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
-from auditor.defenses.control_rows import Public
+from auditor.defenses.control_rows import PublicModelControl
 from auditor.defenses.private_training_controls import NoClipping, NoNoise
 from auditor.plugins.defense import Cause
 from auditor.plugins.trainer import TrainingJob
@@ -75,24 +75,27 @@ class PrivateTraining(PoissonTraining):
 
     # --- what it is judged beside ---
 
-    def chain(self) -> tuple[Cause, ...]:
+    def cause_chain(self) -> tuple[Cause, ...]:
         def needs(control: str, option: str) -> str:
             return f"audit train {control} makes it, -D {self.name}.{option}=DIR names it"
 
         recipe = "trained as the private model is (epochs, batches, optimizer, rate), without clipping and noise"
-        unclipped, unnoised = NoClipping(**self._control_options(self.no_clipping)), self.without_noise()
+        unclipped, unnoised = (
+            NoClipping(**self._options_shared_with_controls(self.no_clipping)),
+            self.no_noise_control(),
+        )
         return (
             Cause("training configuration", recipe, unclipped, needs(unclipped.name, "no_clipping")),
             Cause("clipping", self.clipping_changes, unnoised, needs(unnoised.name, "no_noise")),
             Cause("noise", self.noise_changes),
-            Cause("no private data", "the public model alone", Public(), "--public MODEL"),
+            Cause("no private data", "the public model alone", PublicModelControl(), "--public MODEL"),
         )
 
-    def without_noise(self) -> NoNoise:
+    def no_noise_control(self) -> NoNoise:
         """The same training without noise."""
-        return NoNoise(**self._control_options(self.no_noise), clip=self.clip)
+        return NoNoise(**self._options_shared_with_controls(self.no_noise), clip=self.clip)
 
-    def _control_options(self, model: str) -> dict[str, Any]:
+    def _options_shared_with_controls(self, model: str) -> dict[str, Any]:
         """The options that a control has in common with this training. model: the folder it was trained into."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(PoissonTraining)}
         return {**shared, "model": model, "gradient_canaries": 0}
@@ -122,7 +125,7 @@ class PrivateTraining(PoissonTraining):
         state = job.checkpoint.load()
         return str(state["key"]) if state is not None else secrets.token_hex(32)
 
-    def progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
+    def make_private_training_progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
         asked = math.inf if self.noise_multiplier else self.epsilon
         return _Progress(job, terms, asked, not self.promises)
 

@@ -67,14 +67,14 @@ class UniformMixing(Defense):
             raise AuditError("expected public_top_k >= 1 beside tail=public: without it no token is left out")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        mixing = self._mixing_parameters(scenario.target.vocab_size, scenario.public is not None)
+        mixing = self._uniform_mixture_for_vocabulary(scenario.target.vocab_size, scenario.public is not None)
         return UniformMixingModel(
             scenario.target, self.weight, mixing.epsilon(), scenario.public, top_k=mixing.top_k, tail=mixing.tail
         )
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        mixing = self._mixing_parameters(scenario.target.vocab_size, scenario.public is not None)
-        return _pure_dp_claim(mixing, scenario.queries or 1, scenario.answer_length, spent)
+        mixing = self._uniform_mixture_for_vocabulary(scenario.target.vocab_size, scenario.public is not None)
+        return _uniform_mixing_claim(mixing, scenario.queries or 1, scenario.answer_length, spent)
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         if scenario.queries:
@@ -84,11 +84,11 @@ class UniformMixing(Defense):
         )
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:
-        mixing = self._mixing_parameters(scenario.target.vocab_size, scenario.public is not None)
-        claim = _pure_dp_claim(mixing, scenario.queries, scenario.queries, 0)
+        mixing = self._uniform_mixture_for_vocabulary(scenario.target.vocab_size, scenario.public is not None)
+        claim = _uniform_mixing_claim(mixing, scenario.queries, scenario.queries, 0)
         return UniformMixingMasked(scenario.target, mixing, scenario.public), claim
 
-    def _mixing_parameters(self, vocab_size: int, public: bool) -> UniformMixture:
+    def _uniform_mixture_for_vocabulary(self, vocab_size: int, public: bool) -> UniformMixture:
         if self.public_top_k and not public:
             raise AuditError(
                 "public_top_k restricts the distribution to what a public model finds likeliest: give --public"
@@ -98,7 +98,7 @@ class UniformMixing(Defense):
         return UniformMixture(self.weight, vocab_size, self.public_top_k, self.tail == "public")
 
 
-def _pure_dp_claim(mixing: UniformMixture, queries: int, answer_length: int, spent: int) -> Claim:
+def _uniform_mixing_claim(mixing: UniformMixture, queries: int, answer_length: int, spent: int) -> Claim:
     top_k = mixing.top_k
     return Claim(
         epsilon={ANY_TWO: mixing.epsilon(queries)},
@@ -138,7 +138,7 @@ class UniformMixture:
         # T (log(1 + (k - 1) weight) - log(1 - weight)), k the size of the support (formulas B1).
         return uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
-    def of(self, distribution: Tensor, public: Tensor | None) -> Tensor:
+    def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
         """(..., V) nats, from the private distribution and, where it is needed, the public one.
 
         In float64: a small weight makes claims that float32's rounding would break.
@@ -190,7 +190,7 @@ class UniformMixingModel(WrappingModel):
         public = None
         if self.mixing.top_k:
             public = self._public_model_for_prompt(prompt).log_probs(contexts, last, prompt=prompt)
-        return self.mixing.of(self.model.log_probs(contexts, last, prompt=prompt), public)
+        return self.mixing.mix_next_token_distribution(self.model.log_probs(contexts, last, prompt=prompt), public)
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if self.mixing.top_k:
@@ -206,28 +206,30 @@ class UniformMixingModel(WrappingModel):
         return self.public
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
+    def divergence_checks(
+        self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
+    ) -> Sequence[DivergenceCheck]:
         """Neighbours: a model that is certain of the least likely token, the worst there is; and the public model.
 
         Divergences are pure, which bounds every order.
         """
         if self.claimed is None:
-            return super().check_claim(contexts, last, at, order)
+            return super().divergence_checks(contexts, last, at, order)
         distribution = self.log_probs(contexts, last)[:, at]
-        (others,) = self.neighbours(contexts, last, at)
+        (others,) = self.neighbour_distributions(contexts, last, at)
         # (B, positions, 1, V) against (B, positions, neighbours, V).
         realised = realised_pure_dp(distribution.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy())
         return [DivergenceCheck(others.relation, math.inf, self.claimed, torch.from_numpy(realised))]
 
     @torch.no_grad()
-    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """A model that is certain of this one's least likely token, the worst there is; and the public model."""
         # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is such a one.
-        others = [self.neighbour(_RELATION, index) for index in range(1 if self.public is None else 2)]
+        others = [self.neighbour_model(_RELATION, index) for index in range(1 if self.public is None else 2)]
         distributions = [other.log_probs(contexts, last)[:, at].double() for other in others]
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
 
-    def neighbour(self, relation: str, index: int) -> LanguageModel:
+    def neighbour_model(self, relation: str, index: int) -> LanguageModel:
         target = self.public if index else _LeastLikelyTokenModel(self)
         assert relation == _RELATION and target is not None
         other = copy.copy(self)  # its mixing, public model and name, around another target
@@ -241,7 +243,7 @@ class UniformMixingModel(WrappingModel):
         if self.mixing.top_k:
             assert public is not None
             outside = torch.ones_like(distribution, dtype=torch.bool)
-            outside = outside.scatter(-1, _top_k_token_ids(public, self.mixing.top_k), False)
+            outside = outside.scatter(-1, _public_top_k_token_ids(public, self.mixing.top_k), False)
             possible = possible.masked_fill(outside, math.inf)
         return torch.full_like(distribution, -math.inf).scatter(-1, possible.argmin(-1, keepdim=True), 0.0)
 
@@ -287,7 +289,9 @@ class _UniformMixingRows(WrappingRows):
         self.mixing, self.public = mixing, public
 
     def log_probs(self) -> Tensor:
-        return self.mixing.of(self.rows.log_probs(), self.public.log_probs() if self.public else None)
+        return self.mixing.mix_next_token_distribution(
+            self.rows.log_probs(), self.public.log_probs() if self.public else None
+        )
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
         if self.public is not None:
@@ -310,7 +314,7 @@ class UniformMixingMasked(MaskedModel):
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         public = self.public.log_probs(contexts, positions) if self.mixing.top_k and self.public else None
-        return self.mixing.of(self.target.log_probs(contexts, positions), public)
+        return self.mixing.mix_next_token_distribution(self.target.log_probs(contexts, positions), public)
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         if self.mixing.top_k:
@@ -334,7 +338,7 @@ def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top
 
     The other tokens have probability 0; with `tail`, the public one, and those of the top-k share the rest.
     """
-    kept = _top_k_token_ids(public, top_k)
+    kept = _public_top_k_token_ids(public, top_k)
     inside = distribution.gather(-1, kept)
     nowhere = (inside == -math.inf).all(-1, keepdim=True)
     inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)  # no mass on the support: uniform
@@ -345,7 +349,7 @@ def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top
     return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
 
 
-def _top_k_token_ids(public: Tensor, top_k: int) -> Tensor:
+def _public_top_k_token_ids(public: Tensor, top_k: int) -> Tensor:
     """(..., k) the likeliest tokens, the lower id first among equals: a function of the public distribution alone."""
     # `topk` promises no order among equals, and all neighbours must have the same support.
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

@@ -55,7 +55,7 @@ def advice(result: AuditResult, details: SecretDetails = NO_DETAILS, run: str = 
     is written in commands.
     """
     seen = assess_signals(result)
-    if not any(seen.tested(target) for target in seen.targets):
+    if not any(seen.tested_signals(target) for target in seen.targets):
         return ()
     return (
         *_advice_on_doubts(seen),
@@ -74,9 +74,9 @@ def _advice_on_doubts(seen: LeakAssessment) -> Iterator[Advice]:
 def _leak_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
     """Each kind that is shown of a target, once; and the rule by which a gate holds the next model to it."""
     for target in seen.targets:
-        for found in signals.group_signals_by_kind(seen.shown(target)):
-            best = signals.strongest_signal(found)
-            hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.gate_rule else ""
+        for found in signals.group_signals_by_kind(seen.shown_signals(target)):
+            best = signals.strongest_signal_to_report(found)
+            hold = f"; limit it in CI: {signals.gate_command_to_suggest(seen, best, run)}" if best.gate_rule else ""
             row = phrases.target_title(result, target) + (f" · {best.row.attack}" if best.row else "")
             yield Advice(LEAKS, f"{signals.describe_signals_of_one_kind(found)}{hold}", row)
 
@@ -84,12 +84,15 @@ def _leak_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterato
 def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
     """Targets of which nothing shows leakage, and what was not tested on which targets."""
     for target in filter(seen.shows_no_leakage, seen.targets):
-        tested, gated = len(signals.group_signals_by_kind(seen.tested(target))), seen.signal_for_gate(target)
-        keep = f"; keep it so in CI: {signals.gate_command(seen, gated, run)}" if gated else ""
-        of = len({s.kind for s in seen.of(target)})
+        tested, gated = (
+            len(signals.group_signals_by_kind(seen.tested_signals(target))),
+            seen.signal_for_gate(target),
+        )
+        keep = f"; keep it so in CI: {signals.gate_command_to_suggest(seen, gated, run)}" if gated else ""
+        of = len({s.kind for s in seen.signals_of_target(target)})
         said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
         yield Advice(CLEAR, said, phrases.target_title(result, target))
-    for targets, untested in signals.untested_kinds_by_targets(seen).items():
+    for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         # Personal data is measured by the attacks on verbatim text, which are named for that kind.
         told = [
             f"{phrases.lower_first(kind.title)} (--attack {' or '.join(found)})"
@@ -97,13 +100,13 @@ def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: s
             if kind is not PERSONAL and (found := result.methods_measuring(*kind.measured_by[:1]))
         ]
         if told:
-            on = ", ".join(signals.title_or_undefended(result, target) for target in targets)
+            on = ", ".join(signals.target_title_or_undefended(result, target) for target in targets)
             yield Advice(TEST, ", ".join(told), on or "audit run")
 
 
 def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tuple[Advice, ...]:
     """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was measured changes."""
-    known = _worst_row_with_members(result, details)
+    known = _strongest_attack_row_with_members(result, details)
     if known is None:
         return ()
     worst, members = known
@@ -112,20 +115,20 @@ def _verbatim_leakage_advice(result: AuditResult, details: SecretDetails) -> tup
     if _has_document_parts(details, members):
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
         return (Advice(WHERE, why, row),)
-    sits = (Advice(WHERE, said, row) for said in _concentration_sentences(members, facts))
+    sits = (Advice(WHERE, said, row) for said in _leak_concentration_sentences(members, facts))
     # One advice of all limits together: the inner `for` only gives them a name.
     copies = (
         Advice(COPIES, _copy_limits_sentence(limits, members), row)
-        for limits in [list(_predicted_recall_by_copy_limit(members))]
+        for limits in [list(_advised_copy_limits_with_predicted_recall(members))]
         if limits
     )
     return (*sits, *copies, *_defense_advice(result, details, worst, members))
 
 
-def _worst_row_with_members(result: AuditResult, details: SecretDetails) -> tuple[Finding, Outcome] | None:
+def _strongest_attack_row_with_members(result: AuditResult, details: SecretDetails) -> tuple[Finding, Outcome] | None:
     """The undefended model's configuration of highest recall, and its members; None: not kept, or nothing extracted."""
     worst = strongest_attack_row(result, UNDEFENDED)
-    seen = None if worst is None else details.rows.get(worst.key)
+    seen = None if worst is None else details.rows.get(worst.cell_key)
     if worst is None or seen is None or seen.outcome is None:
         return None
     members = seen.outcome.select_secrets(seen.outcome.member)
@@ -141,12 +144,12 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
 # --- where it sits ----------------------------------------------------------------------------------------------------
 
 
-def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
+def _leak_concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
     """By repeats, by group and by length: the part of the members that was extracted more than chance explains."""
     for parts in (
-        _member_masks_by_copies(members),
-        _member_masks_by_group(members, facts),
-        _member_masks_by_length(members, facts),
+        _member_masks_by_copies_phrase(members),
+        _member_masks_by_group_phrase(members, facts),
+        _member_masks_by_length_phrase(members, facts),
     ):
         if (one := copies_effect.most_concentrated_part(parts, members.hit, _LEVEL)) is not None:
             yield (
@@ -155,7 +158,7 @@ def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts])
             )
 
 
-def _member_masks_by_copies(members: Outcome) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_copies_phrase(members: Outcome) -> dict[str, NDArray[np.bool_]]:
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
@@ -163,14 +166,14 @@ def _member_masks_by_copies(members: Outcome) -> dict[str, NDArray[np.bool_]]:
     return {f"those trained on {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
-def _member_masks_by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_group_phrase(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     of = [facts[id].group if id in facts else None for id in members.ids]
     # A group of all members is never told: Fisher's test has nobody to hold it against.
     names = sorted({name for name in of if name is not None})
     return {f"of the group {escaping.to_printable_line(name)}": np.array([own == name for own in of]) for name in names}
 
 
-def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_length_phrase(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     # Unknown lengths count as 0. Split at the median: where that is the greatest, one half would be empty.
     lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])
     half = int(np.median(lengths))
@@ -183,7 +186,7 @@ def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) 
 # --- fewer copies -----------------------------------------------------------------------------------------------------
 
 
-def _predicted_recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]:
+def _advised_copy_limits_with_predicted_recall(members: Outcome) -> Iterator[tuple[int, Measurement]]:
     """Each count but the highest as a limit on copies, with the recall that is predicted then."""
     if None in members.repeats:
         return
@@ -207,11 +210,11 @@ def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> st
 
     "" where copies are not known, parts of documents were attacked, or nothing is extracted.
     """
-    known = _worst_row_with_members(result, details)
+    known = _strongest_attack_row_with_members(result, details)
     limits = (
         []
         if known is None or _has_document_parts(details, known[1])
-        else list(_predicted_recall_by_copy_limit(known[1]))
+        else list(_advised_copy_limits_with_predicted_recall(known[1]))
     )
     if not limits:
         return ""
@@ -223,18 +226,18 @@ def mildest_copy_limit_phrase(result: AuditResult, details: SecretDetails) -> st
     return f"at most {counted(most, 'copy', 'copies')} of a record: {kept} predicted, not measured"
 
 
-def predict_recall_with_copies_left(
+def undefended_row_and_recall_with_copies_left(
     result: AuditResult, details: SecretDetails, left: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
     """The undefended row of highest recall, and the recall predicted for it were `left(copies)` of each record left.
 
     None where nothing is extracted, parts of documents were attacked, or a count that would be left was not measured.
     """
-    known = _worst_row_with_members(result, details)
+    known = _strongest_attack_row_with_members(result, details)
     if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
         return None
     worst, members = known
-    whole = details.rows[worst.key].outcome
+    whole = details.rows[worst.cell_key].outcome
     assert whole is not None  # its members were taken from it
     # Non-members stand for a count of 0: records of which no copy would be left.
     times = [count for count in members.repeats if count is not None]
@@ -256,14 +259,14 @@ def _defense_advice(result: AuditResult, details: SecretDetails, worst: Finding,
 
     No control: it promises nothing.
     """
-    found = {finding.key: finding for finding in result.findings if not finding.not_applicable}
+    found = {finding.cell_key: finding for finding in result.findings if not finding.not_applicable}
     for target in result.targets:
-        finding = found.get(worst.key._replace(target=target.name))
+        finding = found.get(worst.cell_key._replace(target=target.name))
         aside = target.companion or target.name == UNDEFENDED
-        seen = None if finding is None or aside else details.rows.get(finding.key)
+        seen = None if finding is None or aside else details.rows.get(finding.cell_key)
         if finding is None or seen is None or seen.outcome is None:
             continue
-        pair = _paired_recall_differences(members, seen.outcome)
+        pair = _recall_changes_for_defense_advice(members, seen.outcome)
         if pair is None:
             continue
         (verbatim, near), row = pair, row_title_with_attack(result, finding)
@@ -276,7 +279,7 @@ def _defense_advice(result: AuditResult, details: SecretDetails, worst: Finding,
             yield Advice(HIDES, f"{said}: the words change, what they say may still be extracted", row)
 
 
-def _paired_recall_differences(members: Outcome, seen: Outcome) -> tuple[Measurement, Measurement] | None:
+def _recall_changes_for_defense_advice(members: Outcome, seen: Outcome) -> tuple[Measurement, Measurement] | None:
     """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were asked for."""
     place = {id: i for i, id in enumerate(members.ids)}
     own = [i for i, id in enumerate(seen.ids) if id in place]

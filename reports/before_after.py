@@ -45,7 +45,7 @@ class BeforeAfter:
         return Comparison(("before", "after"), self.compared.secrets, own)
 
 
-def terminal_summary_lines(found: BeforeAfter) -> Iterator[str]:
+def mitigation_terminal_lines(found: BeforeAfter) -> Iterator[str]:
     """At most 25 lines."""
     yield f"BEFORE AND AFTER {to_printable_line(found.by)}, trained in {phrases.format_duration(found.seconds)}"
     rows = [_metric_change_row(line) for line in found.undefended_comparison.lines]
@@ -55,7 +55,7 @@ def terminal_summary_lines(found: BeforeAfter) -> Iterator[str]:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST} more in the page"
-    for name, said in _severity_and_promise_facts(found):
+    for name, said in _severity_prediction_and_promise_facts(found):
         yield f"{name + ':':11} {said}"
 
 
@@ -72,7 +72,12 @@ def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
     name = f"{phrases.metric_label(line.metric)} ({to_printable_line(line.row.attack)}, {line.row.setting})"
     delta = phrases.difference_with_interval(after.delta) if after.delta else to_printable_line(after.why)
-    return name, phrases.value_with_interval(before.measured), phrases.value_with_interval(after.measured), delta
+    return (
+        name,
+        phrases.value_with_interval(before.measured),
+        phrases.value_with_interval(after.measured),
+        delta,
+    )
 
 
 def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
@@ -80,10 +85,17 @@ def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, 
     if before is None or after is None:
         return ()
     delta = phrases.difference_with_interval(found.perplexity) if found.perplexity else "not paired"
-    return [("Held-out perplexity", phrases.value_with_interval(before), phrases.value_with_interval(after), delta)]
+    return [
+        (
+            "Held-out perplexity",
+            phrases.value_with_interval(before),
+            phrases.value_with_interval(after),
+            delta,
+        )
+    ]
 
 
-def _severity_and_promise_facts(found: BeforeAfter) -> Facts:
+def _severity_prediction_and_promise_facts(found: BeforeAfter) -> Facts:
     before, after = (
         severity.severity_of_target(assess_signals(result), UNDEFENDED).word for result in (found.before, found.after)
     )
@@ -100,7 +112,7 @@ def _predicted_recall_sentence(found: BeforeAfter) -> str:
         return _NOT_PREDICTED
     row, expected = found.predicted
     said = f"recall {phrases.value_with_interval(expected)} ({to_printable_line(row.title)})"
-    measured = next((f for f in found.after.findings if f.key == row), None)
+    measured = next((f for f in found.after.findings if f.cell_key == row), None)
     recall = None if measured is None else measured.measurement("recall")
     if recall is None:
         return f"{said}; not measured after"
@@ -129,7 +141,7 @@ def _build_mitigation_document(found: BeforeAfter) -> Document:
     if perplexity := _perplexity_change_row(found):
         cost = Table("utility", "On text that neither model was trained on", names, (Group("", tuple(perplexity)),))
     told = (f"trained in {phrases.format_duration(found.seconds)}", *map(to_printable_line, found.told))
-    expected = FactList("", _severity_and_promise_facts(found))
+    expected = FactList("", _severity_prediction_and_promise_facts(found))
     deltas = [line.cells[1].delta for line in own.lines if line.cells[1].delta is not None]
     # Each at its own 95%: of twenty that did not change, one is expected to be counted.
     less, more = sum(one.high < 0 for one in deltas), sum(one.low > 0 for one in deltas)

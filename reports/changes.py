@@ -34,11 +34,11 @@ def change_counts_phrase(comparison: Comparison) -> str:
 def paired_change_table(comparison: Comparison) -> Table:
     """A row each (target, setting, attack): before, now, the paired difference, and what can be said of it."""
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
-    rows = tuple(map(_baseline_change_row, rows_leaking_more_first(comparison)))
+    rows = tuple(map(_baseline_change_row, table_rows_leaking_more_first(comparison)))
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
-def rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
+def table_rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
     """The lines as the table has them: what leaks more first."""
     return sorted(comparison.lines, key=lambda line: _ORDER.index(_change_direction_label(line.cells[-1])))
 

@@ -8,7 +8,13 @@ from __future__ import annotations
 import math
 
 from auditor.core.result import AuditResult
-from auditor.records.claims import CONSISTENT, CONTRADICTED, BoundAgainstClaim, ClaimEvidence, assess_claim
+from auditor.records.claims import (
+    CONSISTENT,
+    CONTRADICTED,
+    BoundAgainstClaim,
+    ClaimEvidence,
+    weigh_claim_against_audits,
+)
 from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
 from auditor.statistics.audit_power import detection_power_sentence
@@ -17,7 +23,7 @@ from auditor.statistics.bounds import LEVEL
 
 def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
     """How the claim stands of every target with a claim, a nominal ε or an audit."""
-    found = (assess_claim(result, target) for target in result.targets)
+    found = (weigh_claim_against_audits(result, target) for target in result.targets)
     return [stands for stands in found if stands.has_anything_to_report]
 
 

@@ -28,7 +28,7 @@ def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | T
     """A block of lines for each row: any number of runs fits a narrow terminal."""
     names = list(map(to_printable_line, comparison.runs))
     said = [
-        [(name, *_measured_and_difference_to_first_run(line, i)) for i, name in enumerate(names)]
+        [(name, *_run_table_cells_with_change_to_first(line, i)) for i, name in enumerate(names)]
         for line in comparison.lines
     ]
     # Over all blocks, so that columns line up from one to the next; what is wider than 30 may fold.
@@ -76,7 +76,7 @@ def side_by_side_table(comparison: Comparison) -> Table:
             to_printable_line(line.row.title),
             phrases.metric_label(to_printable_line(line.metric)),
             *(
-                "; ".join(filter(None, _measured_and_difference_to_first_run(line, i, "difference ")))
+                "; ".join(filter(None, _run_table_cells_with_change_to_first(line, i, "difference ")))
                 for i in range(len(line.cells))
             ),
         )
@@ -102,7 +102,7 @@ def _build_comparison_document(comparison: Comparison) -> Document:
     )
 
 
-def _measured_and_difference_to_first_run(line: ComparisonRow, i: int, what: str = "") -> tuple[str, str, str]:
+def _run_table_cells_with_change_to_first(line: ComparisonRow, i: int, what: str = "") -> tuple[str, str, str]:
     """Cells: the number; its difference to the first run behind `what`, or why there is none; whether it is best."""
     cell = line.cells[i]
     delta = f"{what}{phrases.value_with_interval(cell.delta)}" if cell.delta else to_printable_line(cell.why)

@@ -42,7 +42,7 @@ def decision_markdown(decision: Decision) -> str:
     if found := ruling_table_rows(decision):
         parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))]
     # The table has no column of reasons: they are needed where it has no numbers either.
-    said = [f"{r.cell_title}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
+    said = [f"{r.cell_title}: {r.reason}" for r in _rulings_in_report_order(decision) if not r.n][:_MOST_SAID]
     parts += [f"- {escape_for_markdown(_printable_and_shortened(text))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -53,14 +53,14 @@ def _printable_and_shortened(text: str) -> str:
 
 def ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
     """A row a ruling under HEAD, the worst first."""
-    return tuple(map(_ruling_cells, _rulings_worst_first(decision)))
+    return tuple(map(_ruling_table_cells, _rulings_in_report_order(decision)))
 
 
-def _rulings_worst_first(decision: Decision) -> list[Ruling]:
+def _rulings_in_report_order(decision: Decision) -> list[Ruling]:
     return sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
 
 
-def _ruling_cells(ruling: Ruling) -> tuple[str, ...]:
+def _ruling_table_cells(ruling: Ruling) -> tuple[str, ...]:
     measured = (f"{ruling.value:.4g}", f"{ruling.low:.4f} to {ruling.high:.4f}", f"{ruling.n:,}")
     missed = NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
     about = (to_printable_line(ruling.cell_title), to_printable_line(ruling.rule))
@@ -72,7 +72,7 @@ def decision_junit_xml(decision: Decision) -> str:
 
     Inconclusive: an error where it counts, skipped where it is let pass.
     """
-    cases = [_ruling_test_case(decision, ruling) for ruling in decision.rulings]
+    cases = [_ruling_junit_test_case(decision, ruling) for ruling in decision.rulings]
     # Programs that read JUnit take a suite without cases for passed.
     if not cases:
         cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
@@ -91,7 +91,7 @@ def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _ruling_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
+def _ruling_junit_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
     # XML 1.0 has no control characters, and ElementTree would write them all the same.
     row, rule, reason = map(to_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})

@@ -21,8 +21,8 @@ from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.decision_log import KeptDecision, load_decisions
-from auditor.records.claims import assess_claim
+from auditor.gate.decision_log import KeptDecision, load_gate_decisions
+from auditor.records.claims import weigh_claim_against_audits
 from auditor.records.leak_readings import PERSONAL
 from auditor.records.result_file import RESULT
 from auditor.records.signals import NOT_TESTED, LeakAssessment, assess_signals
@@ -67,7 +67,7 @@ class EdpbQuestion:
     otherwise: str = "no attack or probe of audit measures it"
     measured_by: tuple[str, ...] = ()
 
-    def what_would_answer(self, e: EdpbEvidence) -> str:
+    def answering_command_phrase(self, e: EdpbEvidence) -> str:
         """The command that would answer the question, or else `otherwise`."""
         found = [names[0] for what in self.measured_by if (names := e.result.methods_measuring(what))]
         return f"`audit run {' '.join(f'--attack {name}' for name in found)}` would" if found else self.otherwise
@@ -76,50 +76,48 @@ class EdpbQuestion:
 # --- what answers -----------------------------------------------------------------------------------------------------
 
 
-def _targets_without_companions(e: EdpbEvidence) -> list[TargetRecord]:
+def _targets_without_controls(e: EdpbEvidence) -> list[TargetRecord]:
     return [target for target in e.result.targets if not target.companion]
 
 
-def _valid_target_measurements(
+def _measurements_with_row(
     e: EdpbEvidence, target: TargetRecord, numbers: Callable[[Finding], Mapping[str, Measurement | None]]
 ) -> list[tuple[Measurement, str, Finding]]:
     """All measurements of a target's rows that hold a number, each with the name of its part and its row."""
     rows = [f for f in e.result.findings if f.target == target.name]
-    return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _is_number(m)]
+    return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _has_value(m)]
 
 
-def _highest_valued_measurement(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
+def _highest_measurement(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
     return max(seen, key=lambda one: one[0].value)
 
 
-def _answer_by_highest_values(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
+def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
     """Answers by each target's row with the highest value of each metric, beside what non-members give."""
     return lambda e: [
         said
-        for target in _targets_without_companions(e)
+        for target in _targets_without_controls(e)
         for metric in metrics
         if (said := _highest_value_sentence(e, target, metric))
     ]
 
 
 def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
-    if not (seen := _valid_target_measurements(e, target, lambda f: {metric: f.measurement(metric)})):
+    if not (seen := _measurements_with_row(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
-    m, _, row = _highest_valued_measurement(seen)
+    m, _, row = _highest_measurement(seen)
     floor = row.measurement(nonmember_metric_name(metric))
-    beside = (
-        f"; of records never trained on {_value_with_interval_and_count(floor)}" if floor and _is_number(floor) else ""
-    )
+    beside = f"; of records never trained on {_value_and_count_phrase(floor)}" if floor and _has_value(floor) else ""
     among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
-    number = f"{phrases.metric_label(metric)} {_value_with_interval_and_count(m)}"
+    number = f"{phrases.metric_label(metric)} {_value_and_count_phrase(m)}"
     return f"{row_title_with_attack(e.result, row)}: {number}{beside}{among}."
 
 
-def _is_number(m: Measurement) -> bool:
+def _has_value(m: Measurement) -> bool:
     return m.n > 0 and not math.isnan(m.value)
 
 
-def _value_with_interval_and_count(m: Measurement) -> str:
+def _value_and_count_phrase(m: Measurement) -> str:
     """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
     if find_metric(m.name).exact:
         return f"{phrases.format_share_without_interval(m)} {phrases.format_interval(m)}"
@@ -129,22 +127,22 @@ def _value_with_interval_and_count(m: Measurement) -> str:
 def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
     """Of each target, the repeat count and the row at which most is extracted."""
     found = []
-    for target in _targets_without_companions(e):
-        seen = _valid_target_measurements(e, target, lambda f: f.by_repeats)
+    for target in _targets_without_controls(e):
+        seen = _measurements_with_row(e, target, lambda f: f.by_repeats)
         # Names that are no numbers may be the data's own: they must not leave.
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
-            m, count, row = _highest_valued_measurement(groups)
+            m, count, row = _highest_measurement(groups)
             found.append(
-                f"{row_title_with_attack(e.result, row)}: at repeat count {count}, {_value_with_interval_and_count(m)}."
+                f"{row_title_with_attack(e.result, row)}: at repeat count {count}, {_value_and_count_phrase(m)}."
             )
     return found
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
     told = phrases.sort_by_repeats(e.result.benchmark.greedy_recall)
-    known = [(count, m) for count, m in told if (count.isdecimal() or count == "all") and _is_number(m)]
-    parts = [f"{count}: {_value_with_interval_and_count(m)}" for count, m in known]
+    known = [(count, m) for count, m in told if (count.isdecimal() or count == "all") and _has_value(m)]
+    parts = [f"{count}: {_value_and_count_phrase(m)}" for count, m in known]
     return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
 
 
@@ -170,11 +168,11 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
 
 def _signal_count_sentence(result: AuditResult, seen: LeakAssessment, target: str) -> str:
     title = phrases.target_title(result, target)
-    shown = [group[0].kind.title.lower() for group in signals.group_signals_by_kind(seen.shown(target))]
+    shown = [group[0].kind.title.lower() for group in signals.group_signals_by_kind(seen.shown_signals(target))]
     if shown:
         return f"{title}: leakage is shown by {', '.join(shown)}."
-    none = [s for s in seen.of(target) if s.status == NOT_TESTED]
-    tested, untested = (len(signals.group_signals_by_kind(found)) for found in (seen.tested(target), none))
+    none = [s for s in seen.signals_of_target(target) if s.status == NOT_TESTED]
+    tested, untested = (len(signals.group_signals_by_kind(found)) for found in (seen.tested_signals(target), none))
     what = signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
@@ -182,8 +180,8 @@ def _signal_count_sentence(result: AuditResult, seen: LeakAssessment, target: st
 def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
     """The epsilon of each claim with its terms, and whether an audit speaks against it."""
     found = []
-    for target in _targets_without_companions(e):
-        stands, claim = assess_claim(e.result, target), target.claim
+    for target in _targets_without_controls(e):
+        stands, claim = weigh_claim_against_audits(e.result, target), target.claim
         if claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
@@ -229,8 +227,8 @@ def _provenance_sentences(e: EdpbEvidence) -> list[str]:
 def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     """What each defense changed, of its row with the highest recall, and what it cost."""
     found = []
-    for target in _targets_without_companions(e):
-        seen = _valid_target_measurements(e, target, lambda f: {"recall": f.measurement("recall_difference")})
+    for target in _targets_without_controls(e):
+        seen = _measurements_with_row(e, target, lambda f: {"recall": f.measurement("recall_difference")})
         if seen:
             # In the order of `seen`, which holds differences of recall: the row is chosen by recall itself.
             recalls = [recall.value if (recall := f.measurement("recall")) else -1.0 for *_, f in seen]
@@ -247,11 +245,11 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
 def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
     """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
     found = []
-    for target in _targets_without_companions(e):
-        seen = [one for one in _valid_target_measurements(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
+    for target in _targets_without_controls(e):
+        seen = [one for one in _measurements_with_row(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
         for kind in dict.fromkeys(kind for _, kind, _ in seen):
-            m, _, row = _highest_valued_measurement(one for one in seen if one[1] == kind)
-            said = f"{personal.personal_kind_in_sentence(kind)} {personal.extracted_share_text(m)}"
+            m, _, row = _highest_measurement(one for one in seen if one[1] == kind)
+            said = f"{personal.personal_kind_in_sentence(kind)} {personal.personal_data_share_phrase(m)}"
             found.append(f"{row_title_with_attack(e.result, row)}: {said}.")
     return found
 
@@ -272,18 +270,18 @@ def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
     return found
 
 
-def _empty_answer(e: EdpbEvidence) -> list[str]:
+def _make_no_answer(e: EdpbEvidence) -> list[str]:
     return []
 
 
-def _answer_by_main_numbers(what: str) -> Callable[[EdpbEvidence], list[str]]:
+def _make_main_number_answer(what: str) -> Callable[[EdpbEvidence], list[str]]:
     """The main number of each row whose attack or probe declares to measure this."""
 
     def answer(e: EdpbEvidence) -> list[str]:
         rows = [(f, f.main) for f in e.result.findings if f.attack in e.result.methods_measuring(what)]
-        known = [(f, m) for f, m in rows if m and _is_number(m)]
+        known = [(f, m) for f, m in rows if m and _has_value(m)]
         return [
-            f"{row_title_with_attack(e.result, f)}: {phrases.metric_label(m.name)} {_value_with_interval_and_count(m)}."
+            f"{row_title_with_attack(e.result, f)}: {phrases.metric_label(m.name)} {_value_and_count_phrase(m)}."
             for f, m in known
         ]
 
@@ -302,14 +300,14 @@ QUESTIONS = (
     _opinion(
         "¶43 (i)",
         "How likely is personal data of the training records to be extracted directly, probabilities included?",
-        _answer_by_highest_values("extraction_probability", "near_verbatim_probability", "exposure"),
+        _make_highest_value_answer("extraction_probability", "near_verbatim_probability", "exposure"),
         f"{_MEAN} Of these suffixes, at this decoding.",
         measured_by=("probability",),
     ),
     _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
-        _answer_by_highest_values("recall", "near_verbatim_recall"),
+        _make_highest_value_answer("recall", "near_verbatim_recall"),
         f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
         measured_by=("verbatim",),
     ),
@@ -330,7 +328,7 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "Membership inference",
-        _answer_by_highest_values(auc_name(""), tpr_name("", FALSE_POSITIVES[0])),
+        _make_highest_value_answer(auc_name(""), tpr_name("", FALSE_POSITIVES[0])),
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
         measured_by=("membership",),
     ),
@@ -344,19 +342,19 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "Exfiltration by an attacker with many tries",
-        _answer_by_highest_values("any_of_k", "rank_bound"),
+        _make_highest_value_answer("any_of_k", "rank_bound"),
         f"{_LOWER} Of the model's outputs; theft of the weights is another matter.",
         measured_by=("verbatim",),
     ),
     *(
-        _opinion("¶55", asked, _answer_by_main_numbers(what), _OF_PLUGIN, measured_by=(what,))
+        _opinion("¶55", asked, _make_main_number_answer(what), _OF_PLUGIN, measured_by=(what,))
         for asked, what in (
             ("Attribute inference", "attribute inference"),
             ("Model inversion", "model inversion"),
             ("Reconstruction of records from nothing, or from gradients", "reconstruction"),
         )
     ),
-    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _empty_answer, "", _FOR_YOU),
+    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _make_no_answer, "", _FOR_YOU),
     _opinion(
         "¶58 (c), (d)",
         "Which technical measures lower the likelihood, and by how much?",
@@ -371,11 +369,11 @@ QUESTIONS = (
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
         "a model or a defense that claims one would: `audit list` says what each claims",
     ),
-    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _empty_answer, ""),
+    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _make_no_answer, ""),
     _opinion(
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
-        _answer_by_highest_values(
+        _make_highest_value_answer(
             "excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"
         ),
         "Beyond the baseline of records that were never trained on, if those are alike.",
@@ -388,8 +386,8 @@ QUESTIONS = (
         "By whom, the controller adds. The hashes tie this page to the run folder.",
         "",
     ),
-    _opinion("¶58 (f)", "What deployers and data subjects are told", _empty_answer, "", _FOR_YOU),
-    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _empty_answer, "", _FOR_YOU),
+    _opinion("¶58 (f)", "What deployers and data subjects are told", _make_no_answer, "", _FOR_YOU),
+    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _make_no_answer, "", _FOR_YOU),
     _assessment(
         "35(7)(c)",
         "Likelihood of the risk, by kind of personal data",
@@ -397,7 +395,7 @@ QUESTIONS = (
         "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
         "data with such texts in the attacked suffixes (`audit secrets`) would",
     ),
-    _assessment("35(7)(c)", "Severity of the risk for the person", _empty_answer, "", _FOR_YOU),
+    _assessment("35(7)(c)", "Severity of the risk for the person", _make_no_answer, "", _FOR_YOU),
     _assessment(
         "35(7)(d)",
         "Was the residual risk held to a limit?",
@@ -417,7 +415,9 @@ def edpb_document_from_run_folder(folder: Path) -> Document:
     for row, why in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of nothing")
     digest = hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
-    return edpb_document(EdpbEvidence(phrases.clean_result(run.result), digest, load_decisions(folder)))
+    return edpb_document(
+        EdpbEvidence(phrases.result_with_printable_strings(run.result), digest, load_gate_decisions(folder))
+    )
 
 
 def edpb_document(e: EdpbEvidence) -> Document:
@@ -443,5 +443,5 @@ def edpb_document(e: EdpbEvidence) -> Document:
 def _question_table_rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
-        said = " ".join(answer) or f"{_NOT}: {question.what_would_answer(e)}."
+        said = " ".join(answer) or f"{_NOT}: {question.answering_command_phrase(e)}."
         yield question.where, question.asked, said, question.limit if answer else phrases.NOTHING

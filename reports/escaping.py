@@ -73,19 +73,19 @@ def to_printable_line(text: str) -> str:
     """One printable line of at most LONGEST characters: nothing that repaints a terminal or reorders a report."""
     # Escape sequences whole before their first character goes as a control: else the rest stays as text.
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
-    return _cut_to_longest(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
+    return _cut_text_to_report_limit(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
 
 def show_invisible_characters(text: str) -> str:
     """Private text on one line, every character in sight: a line end as `↵`, others that are not seen as `‹U+202E›`."""
-    return _cut_to_longest(_UNSEEN.sub(_visible_character, text))
+    return _cut_text_to_report_limit(_UNSEEN.sub(_show_invisible_character, text))
 
 
-def _visible_character(match: re.Match[str]) -> str:
+def _show_invisible_character(match: re.Match[str]) -> str:
     return "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"  # control pictures are in few fonts
 
 
-def _cut_to_longest(text: str) -> str:
+def _cut_text_to_report_limit(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     end = f"… ({len(text):,} characters)"

@@ -15,7 +15,7 @@ from auditor.records.disagreements import EXACT
 from auditor.records.secret_details import Reliability, SecretDetails
 from auditor.reports import figures, phrases
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import CHECK, Topic, figures_block, group_rows_by_target, row_title_with_attack
+from auditor.reports.topics import CHECK, Topic, figures_blocks, row_title_with_attack, table_groups_by_target
 from auditor.reports.verdict import strongest_attack_row, verdict_by_question
 from auditor.statistics.extraction import any_sample_probability
 from auditor.statistics.roc import AUC
@@ -41,7 +41,7 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
     if not result.findings:
         return [Paragraph("The run has no rows.")]
     head = ("Target", "Attack", "Verbatim recall", "Non-members", "Excess", "PPL", "Decoding", "Claim applies")
-    groups = group_rows_by_target(result, partial(_result_row, result))
+    groups = table_groups_by_target(result, partial(_result_table_row, result))
     caption, units = "Recall of each target, setting and attack", {f.main.unit for f in result.findings if f.main}
     note = _NOTE + "".join(text for unit, text in _NOTES.items() if unit in units)
     table = Table("results-table", caption, head, groups, frozenset({2, 3, 4, 5}))
@@ -51,54 +51,56 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
 def _effect_causes_tables(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
     chains = [
-        (f"{row_title_with_attack(result, f)}{phrases.note_above_nonmembers(f.chain.whole)}", f.target, f.chain)
-        for f in phrases.findings_undefended_first(result)
+        (f"{row_title_with_attack(result, f)}{phrases.above_nonmembers_phrase(f.chain.whole)}", f.target, f.chain)
+        for f in phrases.findings_in_report_order(result)
         if f.chain
     ]
     chains += [(f"{t.title} · {phrases.MORE_LIKELY}", t.name, t.likelihood) for t in result.targets if t.likelihood]
-    groups = tuple(Group(title, tuple(_control_chain_rows(result, target, chain))) for title, target, chain in chains)
+    groups = tuple(
+        Group(title, tuple(_control_chain_table_rows(result, target, chain))) for title, target, chain in chains
+    )
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
     return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))] if groups else []
 
 
-def _control_chain_rows(result: AuditResult, target: str, chain: Chain) -> Iterator[tuple[str, ...]]:
-    for step in phrases.steps_that_change_target(phrases.chain_steps_to_target(chain, target)):
-        yield _control_step_row(result, step)
+def _control_chain_table_rows(result: AuditResult, target: str, chain: Chain) -> Iterator[tuple[str, ...]]:
+    for step in phrases.chain_steps_worth_reporting(phrases.chain_steps_of_target(chain, target)):
+        yield _control_step_table_row(result, step)
     whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
-    yield (*whole, *_difference_cells(chain.whole), "")
-    for step in phrases.chain_steps_to_target(chain, target, beyond=True):
-        yield _control_step_row(result, step)
+    yield (*whole, *_difference_table_cells(chain.whole), "")
+    for step in phrases.chain_steps_of_target(chain, target, beyond=True):
+        yield _control_step_table_row(result, step)
 
 
-def _control_step_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
+def _control_step_table_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
     row = (
-        phrases.join_step_causes(step),
+        phrases.chain_step_causes_phrase(step),
         *_titles_before_and_after(result, step.before, step.after),
         "; ".join(step.causes.values()),
     )
     if step.difference is None:
         return (*row, f"no step: {step.note}")
-    shown = "yes" if phrases.is_step_significant(step) else "not significant"
-    return (*row, *_difference_cells(step.difference), shown + (f" ({step.note})" if step.note else ""))
+    shown = "yes" if phrases.is_chain_step_significant(step) else "not significant"
+    return (*row, *_difference_table_cells(step.difference), shown + (f" ({step.note})" if step.note else ""))
 
 
 def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tuple[str, str]:
     return phrases.target_title(result, before), phrases.target_title(result, after) or phrases.NOTHING
 
 
-def _difference_cells(m: Measurement) -> tuple[str, str, str]:
-    return phrases.difference_in_points(m), phrases.format_interval(m), f"{m.n:,}"
+def _difference_table_cells(m: Measurement) -> tuple[str, str, str]:
+    return phrases.format_difference_in_points(m), phrases.format_interval(m), f"{m.n:,}"
 
 
-def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
+def _result_table_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
     title = phrases.row_title(result, finding)
     if finding.not_applicable:
         return (title, finding.attack, f"not applicable: {finding.not_applicable}")
     return (
         title,
         finding.attack,
-        *phrases.main_number_and_baseline(finding),
+        *phrases.main_baseline_excess_table_cells(finding),
         phrases.target_perplexity_text(result, finding.target),
         finding.decoding,
         phrases.claim_applies_phrase(finding),
@@ -106,14 +108,14 @@ def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
 
 
 def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
-    return figures_block(figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH)
+    return figures_blocks(figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH)
 
 
 def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     shown = [
         (f, name, r)
-        for f in phrases.findings_undefended_first(result)
-        for name, r in _score_reliabilities(result, details, f)
+        for f in phrases.findings_in_report_order(result)
+        for name, r in _titled_calibrations_of_scores(result, details, f)
     ]
     if not shown:
         return []
@@ -122,7 +124,7 @@ def _calibration_blocks(result: AuditResult, details: SecretDetails) -> list[Blo
         Series(name, tuple(PlotPoint(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins), f.setting)
         for f, name, r in plain
     )
-    groups = tuple(_reliability_bin_rows(f"{name} · {f.setting}", r) for f, name, r in shown)
+    groups = tuple(_reliability_bin_row_group(f"{name} · {f.setting}", r) for f, name, r in shown)
     title = "What a score foretells, and what came true"
     text = (
         "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
@@ -144,34 +146,36 @@ def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) 
     return Table("reliability-table", caption, head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
-def _reliability_bin_rows(title: str, r: Reliability) -> Group:
+def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
     error, brier = phrases.format_percent(r.error), phrases.format_number(r.brier)
     rows = tuple((f"{phrases.format_percent(b.score)}%", *phrases.value_interval_n_cells(b.right)[:2]) for b in r.bins)
     return Group(f"{title}: calibration error {error}%, Brier score {brier}, n = {r.n:,}", rows)
 
 
-def _score_reliabilities(
+def _titled_calibrations_of_scores(
     result: AuditResult, details: SecretDetails, finding: Finding
 ) -> list[tuple[str, Reliability]]:
     """How well a score that is a probability foretells hits; of a sampling attack also the exact probability."""
-    seen = details.rows.get(finding.key)
+    seen = details.rows.get(finding.cell_key)
     if seen is None or seen.outcome is None:
         return []
     title, o, found = phrases.target_title(result, finding.target), seen.outcome.select_secrets(seen.outcome.member), []
     if seen.score_is_probability and len(o.ids):
         # A sum of probabilities may end a rounding above 1.
-        found.append((f"{title} · {finding.attack}", detailed.score_calibration(o.score.clip(max=1.0), o.hit)))
-    p = _exact_chance_in_samples(result, details, finding)
+        found.append(
+            (f"{title} · {finding.attack}", detailed.calibration_of_guess_scores(o.score.clip(max=1.0), o.hit))
+        )
+    p = _calibration_chance_by_secret(result, details, finding)
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
         # (known secrets,), in the order of o.ids as o.any_hit[known] is.
         foretold = np.array([p[id] for id in o.ids if id in p])
         name = f"{title} · extraction probability"
-        found.append((name, detailed.score_calibration(foretold, o.any_hit[known])))
+        found.append((name, detailed.calibration_of_guess_scores(foretold, o.any_hit[known])))
     return found
 
 
-def _exact_chance_in_samples(result: AuditResult, details: SecretDetails, finding: Finding) -> Mapping[str, float]:
+def _calibration_chance_by_secret(result: AuditResult, details: SecretDetails, finding: Finding) -> Mapping[str, float]:
     """The exact chance of each secret to be among the attack's samples, where these are drawn behind its prefix alone.
 
     Empty for all but the first of the attacks that share their samples.
@@ -180,7 +184,7 @@ def _exact_chance_in_samples(result: AuditResult, details: SecretDetails, findin
     asked = (finding.target, finding.setting, finding.decoding)
     alike = [f for f in result.findings if (f.target, f.setting, f.decoding) == asked]
     # The probe of exact probabilities at the same target, access and decoding.
-    probe = next((seen for f in alike if (seen := details.rows.get(f.key)) and EXACT in seen.values), None)
+    probe = next((seen for f in alike if (seen := details.rows.get(f.cell_key)) and EXACT in seen.values), None)
     first = next((f for f in alike if f.samples == finding.samples), None)
     if probe is None or not finding.samples or first is not finding:
         return {}

@@ -72,46 +72,44 @@ class Sheet:
 def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
     """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
     rows = [
-        (*_row_and_claim_values(result, finding), *measured)
-        for result in map(phrases.clean_result, results)
-        for finding in phrases.findings_undefended_first(result)
-        for measured in _measurement_rows(finding)
+        (*_sheet_row_and_claim_values(result, finding), *measured)
+        for result in map(phrases.result_with_printable_strings, results)
+        for finding in phrases.findings_in_report_order(result)
+        for measured in _measurement_sheet_rows(finding)
     ]
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
 
-def _row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
+def _sheet_row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     """Under the columns of _ABOUT, then of _CLAIM."""
-    target = phrases.find_target(result, f.target)
+    target = phrases.find_target_to_report(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
-    run = (result.benchmark.name, result.seed, result.name, *f.key)
+    run = (result.benchmark.name, result.seed, result.name, *f.cell_key)
     cost = (perplexity.value if perplexity else None, f.drawn, f.rows, f.seconds)
     about = (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
     if claim is None:
         return (*about, *(None,) * len(_CLAIM))
-    promised = (phrases.claimed_epsilon(claim), claim.delta, claim.relation, claim.unit, claim.queries)
+    promised = (phrases.claimed_epsilon_to_report(claim), claim.delta, claim.relation, claim.unit, claim.queries)
     return (*about, *promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
 
 
-def _measurement_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
+def _measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
         yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)  # the last column of _MEASURED
     for m in finding.measurements:
-        yield _measurement_column_values(m)
+        yield _measurement_sheet_values(m)
     for repeats, m in phrases.sort_by_repeats(finding.by_repeats):
-        yield _measurement_column_values(m, repeats)
+        yield _measurement_sheet_values(m, repeats)
     for kind, m in (*finding.by_kind.items(), *finding.by_kind_nonmembers.items()):
-        yield _measurement_column_values(m, kind=kind)
+        yield _measurement_sheet_values(m, kind=kind)
 
 
-def _measurement_column_values(
-    m: Measurement, repeats: str | None = None, kind: str | None = None
-) -> tuple[Value, ...]:
+def _measurement_sheet_values(m: Measurement, repeats: str | None = None, kind: str | None = None) -> tuple[Value, ...]:
     # In the order of _MEASURED, whose last column is for rows without numbers.
     return (m.name, repeats, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
-def read_run_with_aliases(folder: Path) -> RunOutcomes:
+def read_run_for_export_with_aliases(folder: Path) -> RunOutcomes:
     """A run whose secrets have the aliases of its reports in place of their ids.
 
     Raises AuditError where it holds nothing by secret.
@@ -168,11 +166,11 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules, for \\input."""
     grids = [
         grid
-        for result in map(phrases.clean_result, results)
+        for result in map(phrases.result_with_printable_strings, results)
         for grid in (_recall_row_table(result), _epsilon_claims_row_table(result))
         if grid.rows
     ]
-    return "\n\\par\\bigskip\n".join(map(tables.to_latex, grids))
+    return "\n\\par\\bigskip\n".join(map(tables.row_table_to_latex, grids))
 
 
 def _recall_row_table(result: AuditResult) -> tables.RowTable:
@@ -183,11 +181,15 @@ def _recall_row_table(result: AuditResult) -> tables.RowTable:
         (
             phrases.row_title(result, f),
             f.attack,
-            *(("not applicable", nothing, nothing) if f.not_applicable else phrases.main_number_and_baseline(f)),
+            *(
+                ("not applicable", nothing, nothing)
+                if f.not_applicable
+                else phrases.main_baseline_excess_table_cells(f)
+            ),
             phrases.target_perplexity_text(result, f.target),
             applies[f.claim_applies],
         )
-        for f in phrases.findings_undefended_first(result)
+        for f in phrases.findings_in_report_order(result)
     )
     return tables.RowTable(f"{result.name}: recall with 95% intervals", head, rows)
 

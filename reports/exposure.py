@@ -18,8 +18,8 @@ from auditor.statistics.exposure import null_exposure_tail_bound
 def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     members = {secret.id for secret in details.secrets if secret.member}  # any other shows the null, not the model
     shown = []
-    for f in phrases.findings_undefended_first(result):
-        of = details.exposure.get(f.key, {})
+    for f in phrases.findings_in_report_order(result):
+        of = details.exposure.get(f.cell_key, {})
         if values := [bits for id, bits in of.items() if id in members and math.isfinite(bits)]:
             shown.append((f, values))
     if not shown:

@@ -19,20 +19,20 @@ _FIRST = frozenset({0})  # the column without numbers: it names what the others 
 def all_figures(result: AuditResult) -> list[Figure]:
     """Every figure of a result, setting by setting."""
     figures: list[Figure] = []
-    measured = [f for f in phrases.findings_undefended_first(result) if not f.not_applicable]
+    measured = [f for f in phrases.findings_in_report_order(result) if not f.not_applicable]
     for setting in phrases.SETTINGS:
         own = tuple(f for f in measured if f.setting == setting)
-        figures += _recall_by_repeats_figure(result, setting, own)
+        figures += _recall_by_repeats_figures(result, setting, own)
         if shown := tuple(f for f in own if f.curve):
-            figures.append(_recall_by_errors_figure(result, setting, shown))
-        if shown := tuple(f for f in own if phrases.any_of_n_recall(f)):
+            figures.append(_recall_by_wrong_guesses_figure(result, setting, shown))
+        if shown := tuple(f for f in own if phrases.any_of_n_recall_to_report(f)):
             figures.append(_any_of_n_samples_figure(result, setting, shown))
-        if shown := tuple(f for f in own if phrases.exposure_by_insertions(f)):
+        if shown := tuple(f for f in own if phrases.exposure_by_insertions_to_report(f)):
             figures.append(_exposure_figure(result, setting, shown))
     return figures
 
 
-def _recall_by_repeats_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
+def _recall_by_repeats_figures(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     """One attack only, the one that did best against the undefended model: error bars of all would hide each other."""
     best = strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
@@ -49,22 +49,24 @@ def _recall_by_repeats_figure(result: AuditResult, setting: str, findings: Seque
     counted = "by how many copies of each --data holds, which may not be what was trained on, with 95% intervals"
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
     description = f"{seen}, {counted}."
-    groups = tuple(repeat_count_rows(phrases.row_title(result, f), f.by_repeats) for f in shown)
+    groups = tuple(repeat_count_row_group(phrases.row_title(result, f), f.by_repeats) for f in shown)
     head = ("Repetitions", what, "95% interval", "n")
     return [Figure(f"repeats-{setting}", "repeats", title, description, head, groups, shown, text=_FIRST)]
 
 
-def repeat_count_rows(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
+def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
     """A row a repeat count: the number, its interval and n."""
     rows = ((count, *phrases.value_interval_n_cells(m)) for count, m in phrases.sort_by_repeats(by_repeats))
     return Group(title, tuple(rows))
 
 
-def _recall_by_errors_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
+def _recall_by_wrong_guesses_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
     title = f"Recall by wrong guesses allowed, {setting}"
     description = "Share of secrets completed when guesses are taken surest first, until so many of them were wrong."
     head = ("Wrong guesses allowed", "Recall")
-    groups = tuple(Group(row_title_with_attack(result, f), tuple(_recall_by_errors_rows(f.curve))) for f in shown)
+    groups = tuple(
+        Group(row_title_with_attack(result, f), tuple(_recall_by_wrong_guesses_table_rows(f.curve))) for f in shown
+    )
     return Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)
 
 
@@ -73,8 +75,8 @@ def _any_of_n_samples_figure(result: AuditResult, setting: str, shown: tuple[Fin
     description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
     groups = []
     for f in shown:
-        floor, cell = phrases.any_of_n_recall(f, "_nonmembers"), phrases.value_with_interval
-        rows = ((f"{n:,}", cell(m), cell(floor.get(n))) for n, m in phrases.any_of_n_recall(f).items())
+        floor, cell = phrases.any_of_n_recall_to_report(f, "_nonmembers"), phrases.value_with_interval
+        rows = ((f"{n:,}", cell(m), cell(floor.get(n))) for n, m in phrases.any_of_n_recall_to_report(f).items())
         groups.append(Group(phrases.row_title(result, f), tuple(rows)))
     head = ("Samples", "Members", "Non-members")
     return Figure(f"any-of-{setting}", "any_of_n", title, description, head, tuple(groups), shown)
@@ -89,7 +91,7 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
     )
     labels = tuple((f.target, phrases.target_title_with_costs(result, f.target)) for f in shown)
     groups = tuple(
-        repeat_count_rows(label, dict(phrases.exposure_by_insertions(f)))
+        repeat_count_row_group(label, dict(phrases.exposure_by_insertions_to_report(f)))
         for (_, label), f in zip(labels, shown, strict=True)
     )
     head = ("Insertions", "Exposure, bits", "95% interval", "n")
@@ -97,7 +99,7 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
     return Figure(f"exposure-{setting}", plot, title, description, head, groups, shown, text=_FIRST, labels=labels)
 
 
-def _recall_by_errors_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
+def _recall_by_wrong_guesses_table_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
     """Few points: the first at 0, 1, 2, 5, 10, … wrong guesses or more, and the last. result.json has all."""
     wanted = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     # A count that no point reaches gives -1, which the modulo makes the last point.

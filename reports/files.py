@@ -23,22 +23,22 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
     reveal: whether the reports show the private text that lies in the folder.
     """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    _write_rendered(folder, result, None, reveal)
+    _render_and_write_run_reports(folder, result, None, reveal)
     # Before the result, from the bytes it will have: whoever finds a result finds its manifest.
     manifest.write_manifest(folder, text.encode())
     disk.replace_atomically(folder / RESULT, text, sync=True)
 
 
-def render_all(folder: Path, since: Comparison | None = None, reveal: bool = False) -> tuple[Path, ...]:
+def rewrite_run_reports(folder: Path, since: Comparison | None = None, reveal: bool = False) -> tuple[Path, ...]:
     """Renders the reports of a run folder anew from the folder alone; returns their paths, the HTML first.
 
     since: another run and this one, to tell what changed. reveal: also show the private text that lies in the folder.
     """
-    _write_rendered(folder, read_result(folder), since, reveal)
+    _render_and_write_run_reports(folder, read_result(folder), since, reveal)
     return folder / HTML, folder / MARKDOWN
 
 
-def _write_rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> None:
+def _render_and_write_run_reports(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> None:
     from auditor.records import private_texts, secret_details
     from auditor.reports import frontier, html, markdown, phrases  # jinja2 and matplotlib: only for who renders
 
@@ -51,10 +51,10 @@ def _write_rendered(folder: Path, result: AuditResult, since: Comparison | None,
     for name, report in rendered.items():
         disk.replace_atomically(folder / name, report)
     if result.frontiers:
-        frontier.write_frontier_files(folder, phrases.clean_result(result).frontiers)
+        frontier.write_frontier_files(folder, phrases.result_with_printable_strings(result).frontiers)
 
 
-def append_to_job_summary(path: Path, text: str) -> None:
+def append_report_to_job_summary(path: Path, text: str) -> None:
     """Adds to a file that others write too, as a job summary is."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:

@@ -11,7 +11,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import outcomes
-from auditor.records.leak_kinds import bonferroni_widened_measurement
+from auditor.records.leak_kinds import bonferroni_widened_leak_measurement
 from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
@@ -32,14 +32,14 @@ _NOTE = (
 def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     names = [deployed_form_name(form) for form in result.plan.get("forms", ())]
     groups, spans = list[Group](), list[ForestSpan | None]()
-    for finding in phrases.findings_undefended_first(result):
+    for finding in phrases.findings_in_report_order(result):
         if finding.target != UNDEFENDED or finding.main is None:
             continue
         rows = []
         for name in names:
-            change = _change_from_full_model(details, finding, name)
+            change = _leak_change_of_deployed_form(details, finding, name)
             delta = phrases.difference_with_interval(change) if change else phrases.NOTHING
-            rows.append((*_form_and_full_cells(result, finding, finding.main, name), delta))
+            rows.append((*_deployed_form_table_cells(result, finding, finding.main, name), delta))
             spans.append(forest_span(change) if change and change.unit in (*SHARES, AUC) else None)
         title = f"{phrases.metric_label(finding.main.name)} · {finding.attack} ({finding.setting})"
         groups.append(Group(title, tuple(rows)))
@@ -47,37 +47,39 @@ def _deployed_form_blocks(result: AuditResult, details: SecretDetails) -> list[B
         return []
     costs = []
     for name in names:
-        m = _perplexity_ratio(result, details, name)
+        m = _deployed_form_perplexity_ratio(result, details, name)
         cells = ("", "", f"× {phrases.value_with_interval(m)}") if m else ("", _NOT_ASKED, phrases.NOTHING)
         costs.append((phrases.target_title(result, name), *cells))
     groups.append(Group("Held-out perplexity", tuple(costs)))
     head = ("Form", "Full", "Form's", "Change")
     table = Table("forms-table", "Deployed forms against the audited model", head, tuple(groups), frozenset({1, 2, 3}))
     drawn = Forest.of_differences(table, (*spans, *(None for _ in costs)))
-    return [Paragraph(" ".join((*_leak_change_sentences(result, details, names), _NOTE))), drawn]
+    return [Paragraph(" ".join((*_deployed_form_leak_sentences(result, details, names), _NOTE))), drawn]
 
 
-def _form_and_full_cells(result: AuditResult, full: Finding, main: Measurement, name: str) -> tuple[str, str, str]:
+def _deployed_form_table_cells(
+    result: AuditResult, full: Finding, main: Measurement, name: str
+) -> tuple[str, str, str]:
     """The form's title, the full model's main number, and the form's own."""
-    rows = [f for f in result.findings if f.key == full.key._replace(target=name)]
+    rows = [f for f in result.findings if f.cell_key == full.cell_key._replace(target=name)]
     own = rows[0].measurement(main.name) if rows and not rows[0].not_applicable else None
     number = phrases.value_with_interval(own) if own else _NOT_ASKED
     return phrases.target_title(result, name), phrases.value_with_interval(main), number
 
 
-def _change_from_full_model(details: SecretDetails, full: Finding, name: str) -> Measurement | None:
+def _leak_change_of_deployed_form(details: SecretDetails, full: Finding, name: str) -> Measurement | None:
     assert full.main is not None
-    own, base = details.rows.get(full.key._replace(target=name)), details.rows.get(full.key)
+    own, base = details.rows.get(full.cell_key._replace(target=name)), details.rows.get(full.cell_key)
     # Changes are paired by secret: rows about different secrets have none.
     if own is None or base is None or set(own.ids) != set(base.ids):
         return None
-    seen = outcomes.paired_metric_difference(full.main.name, None, own, base)
+    seen = outcomes.paired_row_difference_or_reason(full.main.name, None, own, base)
     if isinstance(seen, str):
         return None
     return bounds.measurement_from_evidence(f"{full.main.name}_difference", seen, full.main.unit)
 
 
-def _perplexity_ratio(result: AuditResult, details: SecretDetails, name: str) -> Measurement | None:
+def _deployed_form_perplexity_ratio(result: AuditResult, details: SecretDetails, name: str) -> Measurement | None:
     full, own = details.heldout.get(UNDEFENDED), details.heldout.get(name)
     if full is None or own is None or not np.isfinite(own["perplexity"]).all():
         return None
@@ -87,17 +89,17 @@ def _perplexity_ratio(result: AuditResult, details: SecretDetails, name: str) ->
     return perplexity_ratios(nll[None], tokens, base)[0]
 
 
-def _leak_change_sentences(result: AuditResult, details: SecretDetails, names: Sequence[str]) -> Iterator[str]:
+def _deployed_form_leak_sentences(result: AuditResult, details: SecretDetails, names: Sequence[str]) -> Iterator[str]:
     """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
-    rows = [f for f in phrases.findings_undefended_first(result) if f.target == UNDEFENDED and f.main is not None]
+    rows = [f for f in phrases.findings_in_report_order(result) if f.target == UNDEFENDED and f.main is not None]
     changes = [
         (name, f, change)
         for name in names
         for f in rows
-        if (change := _change_from_full_model(details, f, name)) is not None
+        if (change := _leak_change_of_deployed_form(details, f, name)) is not None
     ]
     # Bonferroni over all changes, so that "leaks more" is wrong of any form in 5% of runs at most.
-    wide = [bonferroni_widened_measurement(change, len(changes)) for *_, change in changes]
+    wide = [bonferroni_widened_leak_measurement(change, len(changes)) for *_, change in changes]
     told_of = [
         f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.difference_with_interval(c)})"
         for n, f, c in changes

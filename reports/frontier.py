@@ -33,7 +33,9 @@ def frontier_sentence(f: Frontier) -> str:
     held = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
     most = phrases.format_percent(f.margin)
-    unproven = f" Not shown to be within {most}%, nor beyond: {_grouped_model_names(unsure)}." if unsure else ""
+    unproven = (
+        f" Not shown to be within {most}%, nor beyond: {_models_grouped_by_defense_phrase(unsure)}." if unsure else ""
+    )
     leak = _leak_metric_label(f)
     if held == [f.points[0]]:
         return f"{leak}: nothing but the undefended model is shown to be at perplexity within {most}%.{unproven}"
@@ -49,15 +51,15 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     beside = "" if first is base else f"; undefended {phrases.value_with_interval(base.leak)}"
     number = f"({phrases.value_with_interval(first.leak)}{beside})"
     if not equal:
-        rest = f"{_grouped_model_names(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
+        rest = f"{_models_grouped_by_defense_phrase(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
         return f"{first.label} leaks least {number}: {rest}"
     verb = "does" if len(equal) == 1 else "do"
-    same = f"{_grouped_model_names(equal)} {verb} not differ significantly from it"
+    same = f"{_models_grouped_by_defense_phrase(equal)} {verb} not differ significantly from it"
     told = f"{first.label} measures least {number}; {same}"
     if base in least:
         told += ", so that no defense is shown to help there"
     if others:
-        told += f"; shown to leak more than the least: {_grouped_model_names(others)}"
+        told += f"; shown to leak more than the least: {_models_grouped_by_defense_phrase(others)}"
     return told
 
 
@@ -67,7 +69,7 @@ def _leak_metric_label(f: Frontier) -> str:
     return f"{phrases.metric_label(f.metric)}{how}"
 
 
-def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
+def _models_grouped_by_defense_phrase(points: Sequence[FrontierPoint]) -> str:
     """`Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
     names = []
     # groupby joins neighbours alone: sorted by where each line is first seen.
@@ -77,7 +79,7 @@ def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _frontier_comparison_basis(f: Frontier) -> str:
+def _frontier_basis_sentences(f: Frontier) -> str:
     """How many secrets, seeds and models stand behind `frontier_sentence`, and how it was tested."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     models = counted(sum(p.within == "shown" for p in f.points), "model")
@@ -133,7 +135,7 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
         frontier_sentence(f),
         grid.head,
         (Group("", grid.rows),),
-        series=tuple(_defense_line_series(f, lines)),
+        series=tuple(_frontier_plot_series_by_defense(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
         of=f", of {f.points[0].leak.n:,} secrets",
         axes=("Held-out perplexity, × undefended", phrases.metric_label(f.metric)),
@@ -141,7 +143,7 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
     )
 
 
-def _defense_line_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
+def _frontier_plot_series_by_defense(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
     """Of each line its finite points, a series for each stretch of one kind, or an empty series; last, the corners."""
     shown = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
@@ -158,7 +160,7 @@ def _defense_line_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
     yield Series(CORNERS, tuple(PlotPoint(p.ratio.value, p.leak.value) for p in corners), CORNERS)
 
 
-def _model_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
+def _frontier_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
     """A row a model, under HEAD."""
     return tuple(
         (
@@ -210,7 +212,7 @@ def frontier_row_table(f: Frontier) -> tables.RowTable:
     """A row a model, for people and for LaTeX; its note says who leaks least."""
     title, head = f"{_leak_metric_label(f)}, at what perplexity", (*HEAD[:3], phrases.metric_label(f.metric), *HEAD[4:])
     return tables.RowTable(
-        title, head, _model_table_rows(f), f"{frontier_sentence(f)}\n{_frontier_comparison_basis(f)}"
+        title, head, _frontier_table_rows(f), f"{frontier_sentence(f)}\n{_frontier_basis_sentences(f)}"
     )
 
 
@@ -242,14 +244,15 @@ def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
     grids = [frontier_row_table(f) for f in found]
     alt = escaping.to_printable_line(" ".join(map(frontier_sentence, found)))
     texts = {
-        ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
+        ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n"
+        + "\n".join(map(tables.row_table_to_markdown, grids)),
         ".csv": frontier_csv(found),
-        ".tex": "\n\\par\\bigskip\n".join(map(tables.to_latex, grids)),
+        ".tex": "\n\\par\\bigskip\n".join(map(tables.row_table_to_latex, grids)),
         ".json": json.dumps(to_json(list(found)), indent=1, allow_nan=False) + "\n",
     }
     for ending, text in texts.items():
         disk.replace_atomically(folder / f"{NAME}{ending}", text)
     pictures = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
     for path in pictures:
-        plot_files.save_frontier(path, frontier_figures(found), alt)
+        plot_files.save_frontier_plot(path, frontier_figures(found), alt)
     return [*pictures, *(folder / f"{NAME}{ending}" for ending in texts)]

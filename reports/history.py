@@ -19,7 +19,7 @@ from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.gate.decision_log import KeptDecision
-from auditor.gate.history import By, ComparableRuns, Entry, History
+from auditor.gate.history import By, ComparableRuns, History, HistoryEntry
 from auditor.gate.rulings import EXIT_CODES
 from auditor.records.signals import assess_signals
 from auditor.reports import changes, decision, files, html, phrases, signals, verdict
@@ -58,7 +58,7 @@ _READING = (
 class _ShownRun:
     """A run as the page has it. result: cleaned; label: its place in the order; link: to its report, if any."""
 
-    entry: Entry
+    entry: HistoryEntry
     change: Comparison | None
     result: AuditResult
     label: str
@@ -72,7 +72,7 @@ class _ShownRun:
     def date(self) -> str:
         return f"{self.entry.at:%Y-%m-%d %H:%M}"
 
-    def change_since_run_before(self, row: CellKey, metric: str) -> str:
+    def change_since_run_before_phrase(self, row: CellKey, metric: str) -> str:
         """How this metric of this row changed since the run before, or why there is no telling."""
         for line in self.change.lines if self.change else ():
             # Comparisons hold names as they were written, `result` has them cleaned.
@@ -93,25 +93,25 @@ def render_history_page(history: History, beside: Path) -> str:
 
 def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
     shown = []
-    for entry, change, label in zip(line.entries, line.changes, _plot_axis_labels(by, line.entries), strict=True):
+    for entry, change, label in zip(line.entries, line.changes, _run_tick_labels(by, line.entries), strict=True):
         report = entry.folder / files.HTML
         # Both resolved: behind a symbolic link `..` would lead elsewhere.
         link = Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix() if report.is_file() else ""
-        cleaned = phrases.clean_result(entry.run.result)
+        cleaned = phrases.result_with_printable_strings(entry.run.result)
         shown.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
     return shown
 
 
-def _plot_axis_labels(by: By, entries: Sequence[Entry]) -> list[str]:
+def _run_tick_labels(by: By, entries: Sequence[HistoryEntry]) -> list[str]:
     """As short as they can be under a plot: days where no two are of one day, times where all are."""
     if by != "date":
-        return [_abbreviated_commit(entry.label) if by == "commit" else entry.label for entry in entries]
+        return [_abbreviated_commit_label(entry.label) if by == "commit" else entry.label for entry in entries]
     days = {entry.at.date() for entry in entries}
     form = "%Y-%m-%d" if len(days) == len(entries) else "%H:%M" if len(days) == 1 else "%m-%d %H:%M"
     return [f"{entry.at:{form}}" for entry in entries]
 
 
-def _abbreviated_commit(commit: str) -> str:
+def _abbreviated_commit_label(commit: str) -> str:
     """The commit's first nine digits, and `-dirty` where the tree had uncommitted changes."""
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
@@ -120,12 +120,12 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     # The first line is what the page is about; the others could not be compared with it.
     first, last = lines[0], lines[0][-1]
     sections = [
-        Section("course", "Leakage", tuple(_leakage_course_blocks(history.by, first, 0))),
+        Section("course", "Leakage", tuple(_leakage_over_runs_blocks(history.by, first, 0))),
         Section("runs", "Runs", (_runs_table(first, "runs-table"),)),
         *_gate_rulings_section(lines),
     ]
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
-        course = _leakage_course_blocks(history.by, runs, i) if len(runs) > 1 else ()
+        course = _leakage_over_runs_blocks(history.by, runs, i) if len(runs) > 1 else ()
         blocks = (Paragraph(f"{to_printable_line(line.why)}."), *course, _runs_table(runs, f"apart-{i}-runs"))
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{more}", blocks))
@@ -140,7 +140,7 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     )
     model = last.result.plan.get("model")
     return Document(
-        title="The built-in lab" if model is None else _last_path_part(str(model)),
+        title="The built-in lab" if model is None else _last_path_part_label(str(model)),
         facts=_timeline_header_facts(lines, history),
         headline=verdict.headline(last.result),
         verdict=" ".join(text for _, text in answers),
@@ -165,26 +165,26 @@ def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: Histor
     )
 
 
-def _last_path_part(path: str) -> str:
+def _last_path_part_label(path: str) -> str:
     return PurePosixPath(path.replace("\\", "/")).name or path
 
 
 # --- leakage over the runs --------------------------------------------------------------------------------------------
 
 
-def _leakage_course_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
+def _leakage_over_runs_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
     """A figure for each main number and setting, white-box first; in it a line for each row."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
-        for finding in phrases.findings_undefended_first(run.result):
+        for finding in phrases.findings_in_report_order(run.result):
             # A run without the number has no point, and the others keep their places.
             main = finding.main
             if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
                 rows = kinds.setdefault((finding.setting, main.name), {})
-                rows.setdefault(finding.key, []).append(_MainNumber(i, run, finding, main))
+                rows.setdefault(finding.cell_key, []).append(_MainNumber(i, run, finding, main))
     worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
     figures = tuple(
-        _leakage_course_figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
+        _leakage_over_runs_figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
         for n, (setting, metric) in enumerate(worst_first)
     )
     yield Figures(figures) if figures else Paragraph("Nothing was measured.")
@@ -202,12 +202,12 @@ class _MainNumber:
     @property
     def history_table_cells(self) -> tuple[str, ...]:
         floor = self.finding.measurement(nonmember_metric_name(self.main.name))
-        since = self.run.change_since_run_before(self.finding.key, self.main.name)
+        since = self.run.change_since_run_before_phrase(self.finding.cell_key, self.main.name)
         number = (*phrases.value_interval_n_cells(self.main), phrases.value_with_interval(floor))
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
 
-def _leakage_course_figure(
+def _leakage_over_runs_figure(
     by: By, runs: Sequence[_ShownRun], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_MainNumber]], id: str
 ) -> Figure:
     label, unit = phrases.metric_label(metric), next(iter(rows.values()))[0].main.unit
@@ -255,10 +255,10 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
 def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
     """The strongest signal of each kind that is shown; if none is, the first kind that was tested, and the verdict."""
     seen = assess_signals(result)
-    shown, tested = seen.shown(target), seen.tested(target)
+    shown, tested = seen.shown_signals(target), seen.tested_signals(target)
     if not tested:
         return phrases.NOTHING
-    strongest = map(signals.strongest_signal, signals.group_signals_by_kind(shown or tested[:1]))
+    strongest = map(signals.strongest_signal_to_report, signals.group_signals_by_kind(shown or tested[:1]))
     told = "; ".join(map(signals.describe_signal_number, strongest))
     if shown:
         return told
@@ -269,13 +269,13 @@ def _model_identity_label(result: AuditResult) -> str:
     """`checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`: what tells it from the model of another run."""
     plan, commit = result.plan, result.environment.get("commit")
     own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
-    parts = [own if plan.get("model") is None else _last_path_part(str(plan["model"]))]
+    parts = [own if plan.get("model") is None else _last_path_part_label(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
     digest = hashlib.sha256(json.dumps(sorted(result.weights.items())).encode()).hexdigest()[
         :8
     ]  # of all files together
     parts += [f"weights {digest}"] if result.weights else []
-    return " · ".join(parts + ([f"commit {_abbreviated_commit(commit)}"] if commit else []))
+    return " · ".join(parts + ([f"commit {_abbreviated_commit_label(commit)}"] if commit else []))
 
 
 def _gate_decisions_label(run: _ShownRun) -> str:
@@ -288,7 +288,7 @@ def _gate_decisions_label(run: _ShownRun) -> str:
 
 
 def _gate_baseline_label(kept: KeptDecision) -> str:
-    return f" (baseline {_last_path_part(kept.decision.baseline)})" if kept.decision.baseline else ""
+    return f" (baseline {_last_path_part_label(kept.decision.baseline)})" if kept.decision.baseline else ""
 
 
 def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:

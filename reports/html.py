@@ -51,7 +51,7 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
         script = path.read_text(encoding="utf-8")
     # What a content security policy names the script by: no other one runs, whatever a text may have smuggled in.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    template = _template_environment().get_template("report.html")
+    template = _html_template_environment().get_template("report.html")
     return template.render(doc=doc, plot=plot, data=_script_safe_json, script=Markup(script), script_hash=digest)
 
 
@@ -64,11 +64,11 @@ def _script_safe_json(values: Mapping[str, Any]) -> Markup:
 
 
 @cache
-def _template_environment() -> Environment:
+def _html_template_environment() -> Environment:
     return Environment(
         loader=PackageLoader("auditor.reports", "templates"),
         autoescape=True,
-        finalize=_finalize_template_value,
+        finalize=_finalize_html_template_value,
         # A misspelt name in a template raises, where jinja would print nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -76,6 +76,6 @@ def _template_environment() -> Environment:
     )
 
 
-def _finalize_template_value(value: object) -> object:
+def _finalize_html_template_value(value: object) -> object:
     """What every expression of a template goes through, so that none can be forgotten; escaping comes after it."""
     return escaping.strip_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -14,26 +14,30 @@ from auditor.records.private_texts import SecretText
 from auditor.records.secret_details import SecretDetails
 from auditor.reports import escaping, figures, personal, phrases, secrets
 from auditor.reports.blocks import Block, Figure, Forest, ForestSpan, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import MEND, Topic, figures_block, forest_span, row_title_with_attack
-from auditor.reports.verdict import strongest_attack_row, strongest_by_access
+from auditor.reports.topics import MEND, Topic, figures_blocks, forest_span, row_title_with_attack
+from auditor.reports.verdict import strongest_attack_row, strongest_rows_to_report_by_access
 
 _DOCUMENTS = 20  # documents that their table names for each row
 _POSITIONS = 400  # tokens of a suffix that the figure by place shows
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
 
-def _strongest_rows(result: AuditResult, details: SecretDetails) -> list[tuple[Finding, RowValuesBySecret]]:
+def _strongest_rows_to_report_with_outcomes(
+    result: AuditResult, details: SecretDetails
+) -> list[tuple[Finding, RowValuesBySecret]]:
     """The row that did best against each target, where its outcomes are kept."""
     best = (strongest_attack_row(result, target.name) for target in result.targets)
-    return [(finding, details.rows[finding.key]) for finding in best if finding and finding.key in details.rows]
+    return [
+        (finding, details.rows[finding.cell_key]) for finding in best if finding and finding.cell_key in details.rows
+    ]
 
 
 def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
-    rows = _strongest_rows(result, details)
-    beside = [*_recall_by_length_figures(result, details, rows), *_probability_by_place_figures(result, details)]
+    rows = _strongest_rows_to_report_with_outcomes(result, details)
+    beside = [*_recall_by_length_figures(result, details, rows), *_probability_by_position_figures(result, details)]
     return [
-        *figures_block(f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH),
-        *figures_block(beside),
+        *figures_blocks(f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH),
+        *figures_blocks(beside),
         *_recall_by_group_blocks(result, details, rows),
         *_worst_document_blocks(result, details, rows),
     ]
@@ -41,8 +45,8 @@ def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[
 
 def _personal_data_blocks(result: AuditResult) -> list[Block]:
     """What the attacks with the highest recall extract of personal data."""
-    best = [f for target in result.targets for f in strongest_by_access(result, target.name)]
-    return personal.extracted_by_kind_blocks(result, best)
+    best = [f for target in result.targets for f in strongest_rows_to_report_by_access(result, target.name)]
+    return personal.personal_data_by_kind_blocks(result, best)
 
 
 def _recall_by_group_blocks(
@@ -50,7 +54,7 @@ def _recall_by_group_blocks(
 ) -> list[Block]:
     tables, spans = list[Group](), list[ForestSpan | None]()
     for finding, seen in rows:
-        if groups := detailed.recall_by_group(details, seen):
+        if groups := detailed.verbatim_recall_by_secret_group(details, seen):
             told = ((escaping.to_printable_line(name), m) for name, m in groups.items())
             shares = tuple((name, phrases.format_share_with_interval(m)) for name, m in told)
             tables.append(Group(row_title_with_attack(result, finding), shares))
@@ -67,7 +71,7 @@ def _worst_document_blocks(
     """Documents that several secrets are parts of: in each row those with the longest extracted block."""
     groups = []
     for finding, seen in rows:
-        if found := detailed.extraction_by_document(details, seen):
+        if found := detailed.extraction_counts_by_document(details, seen):
             told = [(name, f"{block:,}", f"{out:,} of {of:,}") for name, (block, out, of) in found.items() if block]
             groups.append(Group(row_title_with_attack(result, finding), tuple(told[:_DOCUMENTS])))
     caption = f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
@@ -81,7 +85,7 @@ def _recall_by_length_figures(
 ) -> list[Figure]:
     series, groups = [], []
     for f, seen in rows:
-        if lengths := detailed.prefix_accuracy_by_length(details, seen):
+        if lengths := detailed.first_suffix_tokens_accuracy_by_length(details, seen):
             points = tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items())
             series.append(Series(phrases.target_title(result, f.target), points))
             told = tuple((f"{L:,}", *phrases.value_interval_n_cells(m)[:2]) for L, m in lengths.items())
@@ -96,12 +100,12 @@ def _recall_by_length_figures(
     return [figure] if groups else []
 
 
-def _probability_by_place_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
+def _probability_by_position_figures(result: AuditResult, details: SecretDetails) -> list[Figure]:
     """Where in the suffix: how likely the true token is at each place, over the members."""
     series, groups = [], []
     for t in result.targets:
         if suffixes := details.tokens.get(t.name):
-            means = list(enumerate(_mean_probability_by_place(suffixes.values()), 1))
+            means = list(enumerate(_plotted_mean_probability_by_position(suffixes.values()), 1))
             series.append(Series(t.title, tuple(PlotPoint(i, p) for i, p in means)))
             groups.append(Group(t.title, tuple((f"{i:,}", f"{phrases.format_percent(p)}%") for i, p in means)))
     title = "Probability of the true token, by its place in the suffix"
@@ -111,7 +115,7 @@ def _probability_by_place_figures(result: AuditResult, details: SecretDetails) -
     return [figure] if groups else []
 
 
-def _mean_probability_by_place(suffixes: Iterable[Sequence[float]]) -> list[float]:
+def _plotted_mean_probability_by_position(suffixes: Iterable[Sequence[float]]) -> list[float]:
     """Mean probability by position, of the suffixes that reach it."""
     # `Details.tokens` holds log-probabilities, in nats.
     rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
@@ -127,8 +131,8 @@ def _per_secret_blocks(result: AuditResult, details: SecretDetails, texts: Mappi
 def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     """What each row extracted of the members: what the list below adds up to."""
     rows = []
-    for finding in phrases.findings_undefended_first(result):
-        seen = details.rows.get(finding.key)
+    for finding in phrases.findings_in_report_order(result):
+        seen = details.rows.get(finding.cell_key)
         if seen is None or seen.outcome is None:
             continue
         o = seen.outcome.select_secrets(seen.outcome.member)
@@ -144,10 +148,10 @@ def _extraction_count_blocks(result: AuditResult, details: SecretDetails) -> lis
 
 def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
     """Private text, the secrets that most rows gave away first; what is beyond _REVEALED_AT_MOST is left out."""
-    titles = {str(f.key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings}
+    titles = {str(f.cell_key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings}
     best = strongest_attack_row(result, UNDEFENDED)
     # Private texts name rows by the text of their key.
-    row = str(best.key) if best else ""
+    row = str(best.cell_key) if best else ""
     rows, left = [], _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
         given = ", ".join(titles.get(name, name) for name in text.verbatim) or phrases.NOTHING
@@ -177,7 +181,7 @@ TOPICS = (
         MEND,
         1,
         6,
-        lambda m: figures_block(figures.all_figures(m.result)),  # the page shows some with the evidence
+        lambda m: figures_blocks(figures.all_figures(m.result)),  # the page shows some with the evidence
     ),
     Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=17),
     Topic("secrets", "Secret by secret", lambda m: _per_secret_blocks(m.result, m.details, m.texts or {}), MEND, 3),

@@ -55,7 +55,7 @@ def render_markdown_report(
     since: of a baseline with this run. texts: the private text to show, by id; none by default. details: what the run
     kept secret by secret.
     """
-    result = phrases.clean_result(result)
+    result = phrases.result_with_printable_strings(result)
     doc = markdown_document(result, details, texts)
     shown = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
@@ -69,7 +69,7 @@ def render_markdown_report(
     parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
     parts += [escape(doc.rule)]
     for section in shown:
-        parts += [f"### {escape(section.title)}", *_unfolded_section_parts(section)]
+        parts += [f"### {escape(section.title)}", *_unfolded_section_markdown_parts(section)]
     parts += [escape(phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
     for lines in _claim_violation_lines(result), _epsilon_claim_lines(result):
         parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_CLAIM) for line in lines[:_MOST_CLAIMS])]
@@ -83,7 +83,7 @@ def render_markdown_report(
     # Of the sections seen at once, tables and lists stand above: their paragraphs come last, folded.
     notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
-    return _fitted_document_text(parts, [*folded, Section("reading", "How to read this", notes)])
+    return _markdown_fitted_to_comment(parts, [*folded, Section("reading", "How to read this", notes)])
 
 
 def _target_severity_line(standing: TargetSummary) -> str:
@@ -92,7 +92,7 @@ def _target_severity_line(standing: TargetSummary) -> str:
     return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
 
 
-def _unfolded_section_parts(section: Section) -> list[str]:
+def _unfolded_section_markdown_parts(section: Section) -> list[str]:
     """A section's tables, cut, and the first points of its lists: what is not folded."""
     parts = list[str]()
     for block in section.blocks:
@@ -108,7 +108,7 @@ def _unfolded_section_parts(section: Section) -> list[str]:
     return parts
 
 
-def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
+def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> str:
     """The parts, then the sections folded, block by block as far as there is room; last, the titles of cut ones."""
     parts, left = list(filter(None, parts)), []
     for section in folded:
@@ -133,7 +133,7 @@ def _claim_violation_lines(result: AuditResult) -> list[str]:
     """What a probe saw of a broken claim: nobody should have to unfold it."""
     return [
         f"{phrases.row_title(result, finding)}, {finding.attack}: {violation}"
-        for finding in phrases.findings_undefended_first(result)
+        for finding in phrases.findings_in_report_order(result)
         for violation in phrases.violation_warnings(finding)
     ]
 
@@ -177,16 +177,16 @@ def _block_markdown(block: Block) -> str:
         case Bullets():
             return _bullet_list_markdown(block.items)
         case FactList():
-            return _body_under_heading(block.title, _facts_bullet_list(block.facts))
+            return _body_under_heading_markdown(block.title, _facts_bullet_list(block.facts))
         case Code():
             longest = max((len(run) for run in re.findall("`+", block.text)), default=0)
             fence = "`" * max(3, longest + 1)  # more than the text holds in a row
-            return _body_under_heading(block.title, f"{fence}\n{block.text}\n{fence}")
+            return _body_under_heading_markdown(block.title, f"{fence}\n{block.text}\n{fence}")
         case Table():
             return _captioned_table_markdown(block)
         case Figures():
             return "\n\n".join(
-                _body_under_heading(f.title, f"{escape(f.description)}\n\n{table_rows_markdown(f.table)}")
+                _body_under_heading_markdown(f.title, f"{escape(f.description)}\n\n{table_rows_markdown(f.table)}")
                 for f in block.figures
             )
         case Forest():
@@ -194,7 +194,7 @@ def _block_markdown(block: Block) -> str:
         case Secrets():
             return _bullet_list_markdown(block.notes)
         case Cards():
-            return "\n\n".join(_body_under_heading(card.title, _card_markdown(card)) for card in block.cards)
+            return "\n\n".join(_body_under_heading_markdown(card.title, _card_markdown(card)) for card in block.cards)
 
 
 def _card_markdown(card: Card) -> str:
@@ -203,7 +203,7 @@ def _card_markdown(card: Card) -> str:
     )
 
 
-def _body_under_heading(title: str, body: str) -> str:
+def _body_under_heading_markdown(title: str, body: str) -> str:
     return f"### {escape(title)}\n\n{body}" if title and body else body
 
 

@@ -11,7 +11,7 @@ from auditor.core.result import AuditResult, Finding
 from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.figures import repeat_count_rows
+from auditor.reports.figures import repeat_count_row_group
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
@@ -33,19 +33,19 @@ _NOTE = (
 )
 
 
-def membership_probe_rows(result: AuditResult) -> list[Finding]:
+def membership_rows_to_report(result: AuditResult) -> list[Finding]:
     """The rows that a membership probe measured."""
-    return [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(auc_name(""))]
+    return [finding for finding in phrases.findings_in_report_order(result) if finding.measurement(auc_name(""))]
 
 
 def _membership_tables(result: AuditResult) -> list[Block]:
-    shown = membership_probe_rows(result)
+    shown = membership_rows_to_report(result)
     if not shown:
         return []
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
     found = (f"Found at {rate}% false positives" for rate in rates)
     head = ("Score", "AUC", *found, f"Mean up to {100 * BELOW:g}%", f"Counts behind the {rates[0]}%")
-    groups = tuple(Group(row_title_with_attack(result, f), tuple(_membership_score_rows(f))) for f in shown)
+    groups = tuple(Group(row_title_with_attack(result, f), tuple(_membership_score_table_rows(f))) for f in shown)
     table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3, 4}))
     return [table, *_reversed_score_blocks(result, shown), *_auc_by_copies_blocks(result, shown), Paragraph(_NOTE)]
 
@@ -64,7 +64,7 @@ def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Bl
     return [Paragraph(f"{'; '.join(said)}. A gate reads an AUC either way.")] if found else []
 
 
-def _membership_score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     main = finding.measurement(auc_name(""))
     for name, title in {"": f"main: {main.note if main else ''}", **CONTROLS, **SCORES}.items():
         auc = finding.measurement(auc_name(name))
@@ -73,7 +73,9 @@ def _membership_score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         found = [finding.measurement(tpr_name(name, rate)) for rate in FALSE_POSITIVES]
         partial = finding.measurement(partial_auc_name(name))
         cells = [
-            phrases.value_with_interval(m) if m else f"needs {roc.nonmembers_for_rate(rate):,} non-members"
+            phrases.value_with_interval(m)
+            if m
+            else f"needs {roc.fewest_nonmembers_for_fpr_threshold(rate):,} non-members"
             for m, rate in zip(found, FALSE_POSITIVES, strict=True)
         ]
         cells.append(phrases.value_with_interval(partial))
@@ -81,7 +83,9 @@ def _membership_score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
 
 
 def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    groups = tuple(repeat_count_rows(row_title_with_attack(result, f), f.by_repeats) for f in shown if f.by_repeats)
+    groups = tuple(
+        repeat_count_row_group(row_title_with_attack(result, f), f.by_repeats) for f in shown if f.by_repeats
+    )
     caption = "The main score, by copies of members in the data; each against all non-members"
     head = ("Repetitions", "AUC", "95% interval", "n")
     return [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))] if groups else []
@@ -92,7 +96,9 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
 
 def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
     drawn = [
-        (f, name, points) for f in membership_probe_rows(result) for name, points in _roc_curves_of_scores(details, f)
+        (f, name, points)
+        for f in membership_rows_to_report(result)
+        for name, points in _plotted_roc_curves_by_score(details, f)
     ]
     if not drawn:
         return []
@@ -103,7 +109,10 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
         for f, name, points in drawn
     )
     groups = tuple(
-        Group(f"{row_title_with_attack(result, f)} · {_membership_score_title(f, name)}", tuple(_roc_step_rows(points)))
+        Group(
+            f"{row_title_with_attack(result, f)} · {_membership_score_title(f, name)}",
+            tuple(_roc_step_table_rows(points)),
+        )
         for f, name, points in drawn
     )
     title = "Members found by non-members mistaken for them"
@@ -117,9 +126,11 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
     return [Figures((Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes),))]
 
 
-def _roc_curves_of_scores(details: SecretDetails, finding: Finding) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+def _plotted_roc_curves_by_score(
+    details: SecretDetails, finding: Finding
+) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     """The main score's curve and the blind baseline's; of the undefended model the stacked one's too."""
-    seen = details.rows.get(finding.key)
+    seen = details.rows.get(finding.cell_key)
     wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if seen is None:
         return
@@ -136,7 +147,7 @@ def _membership_score_title(finding: Finding, name: str) -> str:
     return {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
 
 
-def _roc_step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
+def _roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
     """The first steps one by one, as few false positives are what counts; then fewer."""
     at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)}) if points else []
     for i in at:

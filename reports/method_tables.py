@@ -10,7 +10,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.reports import claims, phrases
 from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, group_rows_by_target, row_title_with_attack
+from auditor.reports.topics import CHECK, Topic, row_title_with_attack, table_groups_by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
@@ -30,7 +30,9 @@ def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
     held = claims.claim_audit_table(result)
     evidence: list[Block] = [] if held is None else [held, Paragraph(_NEVER)]
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
-    groups = tuple(Group(f"{title}: {claim.theorem}", _claim_rows_by_relation(claim)) for title, claim in promised)
+    groups = tuple(
+        Group(f"{title}: {claim.theorem}", _claim_table_rows_by_relation(claim)) for title, claim in promised
+    )
     if not groups:
         return evidence
     head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
@@ -41,7 +43,7 @@ def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
     return [table, *([Paragraph(_TRANSCRIPT)] if drawn else []), *evidence]
 
 
-def _token_budget_cells(claim: Claim) -> tuple[str, str, str]:
+def _claimed_tokens_table_cells(claim: Claim) -> tuple[str, str, str]:
     """Covered, drawn, left. A model that was trained privately may be asked without end."""
     if claim.queries is None:
         return "any number", phrases.NOTHING, "any number"
@@ -49,8 +51,8 @@ def _token_budget_cells(claim: Claim) -> tuple[str, str, str]:
     return f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn"
 
 
-def _claim_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
-    tokens = _token_budget_cells(claim)
+def _claim_table_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
+    tokens = _claimed_tokens_table_cells(claim)
     return tuple(
         (
             phrases.relation_label(name) + (" (set up for)" if name == claim.relation else ""),
@@ -71,7 +73,7 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
     if not explained:
         return []
-    findings = phrases.findings_undefended_first(result)
+    findings = phrases.findings_in_report_order(result)
     names = tuple(dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access))))
     columns = (phrases.ACCESS.get(name, phrases.to_label(name)) for name in names)
     head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
@@ -120,7 +122,7 @@ def _near_duplicates_label(n: BenchmarkRecord) -> str:
 
 
 def _greedy_recall_table(n: BenchmarkRecord) -> Table:
-    names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.repeats_sort_key)
+    names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.report_sort_key_of_repeats)
     rows = tuple(
         (name, f"{n.repeats.get(name, 0):,}", phrases.format_share_with_interval(n.greedy_recall.get(name)))
         for name in names
@@ -131,7 +133,7 @@ def _greedy_recall_table(n: BenchmarkRecord) -> Table:
 
 
 def _target_card_blocks(result: AuditResult) -> list[Block]:
-    shared = _common_to_all_lists([target.notes for target in result.targets])
+    shared = _notes_shared_by_all([target.notes for target in result.targets])
     cards = (
         Card(
             t.title,
@@ -145,7 +147,7 @@ def _target_card_blocks(result: AuditResult) -> list[Block]:
     return [*of_all, Cards(tuple(cards))] if result.targets else []
 
 
-def _common_to_all_lists(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _notes_shared_by_all(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """What stands in all of several lists, in the order of the first: said once."""
     # With one list alone there is nothing to say once for all.
     first, *others = each or [()]
@@ -200,7 +202,7 @@ def _measurement_blocks(result: AuditResult) -> list[Block]:
             f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)}",
             tuple((phrases.metric_label(m.name), *phrases.value_interval_n_cells(m), m.note) for m in f.measurements),
         )
-        for f in phrases.findings_undefended_first(result)
+        for f in phrases.findings_in_report_order(result)
         if f.measurements
     )
     head, caption = ("Measurement", "Value", "95% interval", "n", "Note"), "Every measurement of every row"
@@ -209,31 +211,33 @@ def _measurement_blocks(result: AuditResult) -> list[Block]:
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
     """How each configuration was run: once what holds for all, then a row for each with the rest."""
-    rows = phrases.findings_undefended_first(result)
+    rows = phrases.findings_in_report_order(result)
     attacks = {
-        f.attack: _common_to_all_lists([_option_settings(g) for g in rows if g.attack == f.attack]) for f in rows
+        f.attack: _notes_shared_by_all([_row_option_phrases(g) for g in rows if g.attack == f.attack]) for f in rows
     }
     options = (f"{attack}: {', '.join(shared)}" for attack, shared in attacks.items() if shared)
-    notes = _common_to_all_lists([_row_notes(f) for f in rows])
+    notes = _notes_shared_by_all([_row_notes(f) for f in rows])
     of_all = (*options, *(f"in all of them: {note}" for note in notes))
     head = ("Target", "Attack", "Options of its own", "Tokens drawn", "Forward rows", "Time", "Notes of its own")
-    groups = group_rows_by_target(result, lambda f: _cost_row(result, f, attacks[f.attack], notes))
+    groups = table_groups_by_target(result, lambda f: _row_cost_table_row(result, f, attacks[f.attack], notes))
     table = Table("rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5}))
     return [table, *([Bullets(of_all)] if of_all else [])]
 
 
-def _option_settings(f: Finding) -> tuple[str, ...]:
+def _row_option_phrases(f: Finding) -> tuple[str, ...]:
     return tuple(f"{name}={option}" for name, option in f.options.items())
 
 
 def _row_notes(f: Finding) -> tuple[str, ...]:
-    return (f"not applicable: {f.not_applicable}",) if f.not_applicable else phrases.violations_and_notes(f)
+    return (f"not applicable: {f.not_applicable}",) if f.not_applicable else phrases.violation_and_note_sentences(f)
 
 
-def _cost_row(result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
+def _row_cost_table_row(
+    result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]
+) -> tuple[str, ...]:
     """One row. options, notes: those that are said once for all rows, and not here again."""
     cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
-    own, said = _notes_not_shared(_option_settings(f), options), _notes_not_shared(_row_notes(f), notes)
+    own, said = _notes_not_shared(_row_option_phrases(f), options), _notes_not_shared(_row_notes(f), notes)
     return (phrases.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))
 
 

@@ -8,12 +8,12 @@ from auditor.gate.compare import Comparison
 from auditor.reports import changes, phrases, signals
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
 from auditor.reports.topics import BEFORE, DECIDE, Topic, forest_span
-from auditor.reports.verdict import fewest_members_attacked
+from auditor.reports.verdict import fewest_attacked_member_count
 
 
 def _changes_since_blocks(since: Comparison) -> list[Block]:
     """Every row's change, paired by secret, and its interval on one scale. The last run is this one."""
-    deltas = [line.cells[-1].delta for line in changes.rows_leaking_more_first(since)]
+    deltas = [line.cells[-1].delta for line in changes.table_rows_leaking_more_first(since)]
     spans = [forest_span(delta) if delta else None for delta in deltas]
     note = Paragraph(
         "Left of the line in the middle less leaks than before, right of it more; a bar that crosses it shows neither."
@@ -22,11 +22,11 @@ def _changes_since_blocks(since: Comparison) -> list[Block]:
 
 
 def _limitations_blocks(result: AuditResult) -> list[Block]:
-    n, claims = fewest_members_attacked(result), [target.claim for target in result.targets if target.claim]
+    n, claims = fewest_attacked_member_count(result), [target.claim for target in result.targets if target.claim]
     unseen = (
         f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} attacked, the fewest of any "
-        f"target here, none extracted still leaves up to {phrases.format_percent(phrases.zero_hits_bound(n))}% "
-        "possible (upper end of the 95% interval)."
+        f"target here, none extracted still leaves up to "
+        f"{phrases.format_percent(phrases.recall_bound_at_zero_hits(n))}% possible (upper end of the 95% interval)."
     )
     limits = [
         *([unseen] if n else []),

@@ -8,7 +8,7 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.secret_details import SecretDetails, extracted_records_by_person
+from auditor.records.secret_details import SecretDetails, extracted_and_asked_counts_by_person
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import MEND, Topic, forest_span, row_title_with_attack
@@ -42,7 +42,7 @@ def _extraction_by_person_blocks(result: AuditResult, details: SecretDetails) ->
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
     found = [
         f"{row_title_with_attack(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
-        for f in phrases.findings_undefended_first(result)
+        for f in phrases.findings_in_report_order(result)
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
     what = "Whether somebody's data is in it, told from records of theirs that were not trained on (0.5: chance)."
@@ -51,7 +51,11 @@ def _person_inference_blocks(result: AuditResult) -> list[Block]:
 
 def _spread_over_people_blocks(result: AuditResult, details: SecretDetails, rows: Sequence[Finding]) -> list[Block]:
     """People by the share of their records that was extracted, and who is hit worst."""
-    by_row = [(f, extracted_records_by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
+    by_row = [
+        (f, extracted_and_asked_counts_by_person(details, details.rows[f.cell_key]))
+        for f in rows
+        if f.cell_key in details.rows
+    ]
     groups, spans, worst = [], [], []
     for finding, found in by_row:
         # (people,): of each the share of their attacked records.
@@ -63,7 +67,7 @@ def _spread_over_people_blocks(result: AuditResult, details: SecretDetails, rows
         groups.append(Group(row_title_with_attack(result, finding), told))
         spans += [forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
-            # `extracted_records_by_person` has who is hit worst first.
+            # `extracted_and_asked_counts_by_person` has who is hit worst first.
             worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][:_WORST]
     if not groups:
         return []

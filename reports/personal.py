@@ -31,28 +31,28 @@ def personal_kind_in_sentence(kind: str) -> str:
     return personal_kind_title(kind) if kind == "iban" else phrases.lower_first(personal_kind_title(kind))
 
 
-def extracted_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
+def personal_data_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
     """A table of what these rows extracted, by kind of personal data; no block where the data hold none."""
     shown = [finding for finding in findings if finding.by_kind]
     if not shown:  # there is personal data, but none that an attack could have extracted
-        return [Paragraph(_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []
+        return [Paragraph(_personal_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []
     groups, spans = list[Group](), list[ForestSpan | None]()
     for f in shown:
         rows = []
-        for kind, m in _kinds_by_extracted_share(f):
+        for kind, m in _personal_kinds_most_extracted_first(f):
             floor = f.by_kind_nonmembers.get(kind)
             rows.append(
                 (
                     personal_kind_title(kind),
-                    extracted_share_text(m),
-                    extracted_share_text(floor) if floor else phrases.NOTHING,
+                    personal_data_share_phrase(m),
+                    personal_data_share_phrase(floor) if floor else phrases.NOTHING,
                 )
             )
             spans.append(forest_span(m, floor.value if floor else None))
         groups.append(Group(row_title_with_attack(result, f), tuple(rows)))
     caption, head = "Personal data extracted, letter for letter, with 95% intervals", ("Extracted", "Non-members")
     table = Table("kinds-table", caption, ("Personal data", *head), tuple(groups), frozenset({1, 2}))
-    return [Forest(table, tuple(spans)), Paragraph(f"{_NOTE} {_kind_counts_sentence(result)}")]
+    return [Forest(table, tuple(spans)), Paragraph(f"{_NOTE} {_personal_kind_counts_sentence(result)}")]
 
 
 _NOTE = (
@@ -61,32 +61,32 @@ _NOTE = (
 )
 
 
-def _kinds_by_extracted_share(finding: Finding) -> list[tuple[str, Measurement]]:
+def _personal_kinds_most_extracted_first(finding: Finding) -> list[tuple[str, Measurement]]:
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
 
 
-def extracted_share_text(m: Measurement) -> str:
+def personal_data_share_phrase(m: Measurement) -> str:
     """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
     return (
         phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)} of {m.n:,}"
     )
 
 
-def _kind_counts_sentence(result: AuditResult) -> str:
+def _personal_kind_counts_sentence(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
-    told = "; ".join(f"{personal_kind_in_sentence(kind)} {_kind_count_label(count)}" for kind, count in kinds)
+    told = "; ".join(f"{personal_kind_in_sentence(kind)} {_personal_kind_count_label(count)}" for kind, count in kinds)
     what = "Counted: texts that lie whole in the suffix of a member and not in its prefix."
-    return f"{what} {told}. {unmarked_kinds_sentence(result)}".rstrip()
+    return f"{what} {told}. {unmarked_personal_kinds_sentence(result)}".rstrip()
 
 
-def unmarked_kinds_sentence(result: AuditResult) -> str:
+def unmarked_personal_kinds_sentence(result: AuditResult) -> str:
     """What no rule recognises and the data did not mark; "" where they did."""
     left = [personal_kind_in_sentence(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds]
     # `capitalize` lowers all other letters too: no kind among these is an abbreviation.
     return f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize() if left else ""
 
 
-def _kind_count_label(count: KindCount) -> str:
+def _personal_kind_count_label(count: KindCount) -> str:
     left_out = (
         (count.held, "already in the prefix"),
         (count.cut, "cut by the end of prefix or suffix"),
@@ -96,16 +96,17 @@ def _kind_count_label(count: KindCount) -> str:
     return f"{count.members:,}" + (f" (left out: {', '.join(said)})" if said else "")
 
 
-def extracted_by_kind_phrase(finding: Finding) -> str:
+def personal_data_by_kind_phrase(finding: Finding) -> str:
     """`card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
     return ", ".join(
-        f"{personal_kind_in_sentence(kind)} {extracted_share_text(m)}" for kind, m in _kinds_by_extracted_share(finding)
+        f"{personal_kind_in_sentence(kind)} {personal_data_share_phrase(m)}"
+        for kind, m in _personal_kinds_most_extracted_first(finding)
     )
 
 
-def extracted_counts_phrase(finding: Finding) -> str:
+def personal_data_counts_phrase(finding: Finding) -> str:
     """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
     return ", ".join(
         f"{personal_kind_in_sentence(kind)} {phrases.hit_count_text(m)}"
-        for kind, m in _kinds_by_extracted_share(finding)
+        for kind, m in _personal_kinds_most_extracted_first(finding)
     )

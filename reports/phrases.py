@@ -31,20 +31,20 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 # --- text that came from users --------------------------------------------------------------------------------------
 
 
-def clean_result(result: AuditResult) -> AuditResult:
+def result_with_printable_strings(result: AuditResult) -> AuditResult:
     """The same result with every string cleaned, so that no renderer can forget one."""
     # By way of JSON, where each string is reached whatever record it is in.
-    cleaned_result: AuditResult = from_json(AuditResult, _clean_values(to_json(result)))
+    cleaned_result: AuditResult = from_json(AuditResult, _with_printable_strings(to_json(result)))
     return cleaned_result
 
 
-def _clean_values(value: Any) -> Any:
+def _with_printable_strings(value: Any) -> Any:
     if isinstance(value, str):
         return to_printable_line(value)
     if isinstance(value, Mapping):
-        return {to_printable_line(str(key)): _clean_values(item) for key, item in value.items()}
+        return {to_printable_line(str(key)): _with_printable_strings(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clean_values(item) for item in value]
+        return [_with_printable_strings(item) for item in value]
     return value
 
 
@@ -107,15 +107,15 @@ def format_share_with_interval(m: Measurement | None) -> str:
     """`166/320 (52% [46–57])`: a share with the count that stands behind it."""
     if m is None or math.isnan(m.value) or m.n == 0:
         return NOTHING
-    return f"{hits(m):,}/{m.n:,} ({value_with_interval(m)})"
+    return f"{hit_count_of_share(m):,}/{m.n:,} ({value_with_interval(m)})"
 
 
 def hit_count_text(m: Measurement) -> str:
     """`15/80`; where nothing is counted `15% of 80`."""
-    return f"{hits(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
+    return f"{hit_count_of_share(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
 
 
-def hits(m: Measurement) -> int:
+def hit_count_of_share(m: Measurement) -> int:
     # Records hold the share: times n it is a rounding away from the count.
     return 0 if math.isnan(m.value) else round(m.value * m.n)
 
@@ -124,8 +124,8 @@ def format_share_without_interval(m: Measurement) -> str:
     """How a measurement is written where its interval and n have columns of their own: `166/320 = 52%`."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
-    counted = abs(m.value * m.n - hits(m)) <= 1e-6 * m.n  # else a mean of shares
-    return f"{hits(m):,}/{m.n:,} = {format_value(m)}" if counted else format_value(m)
+    counted = abs(m.value * m.n - hit_count_of_share(m)) <= 1e-6 * m.n  # else a mean of shares
+    return f"{hit_count_of_share(m):,}/{m.n:,} = {format_value(m)}" if counted else format_value(m)
 
 
 def value_interval_n_cells(m: Measurement) -> tuple[str, str, str]:
@@ -165,7 +165,7 @@ def format_memory(megabytes: float) -> str:
     return f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1000:.1f} GB"
 
 
-def zero_hits_bound(n: int) -> float:
+def recall_bound_at_zero_hits(n: int) -> float:
     """The upper end of the two-sided 95% Clopper-Pearson interval of 0 hits among n."""
     # (1 - p)^n = 0.025, solved for p.
     return 1 - 0.025 ** (1 / n) if n else 1.0
@@ -179,12 +179,12 @@ def metric_label(name: str) -> str:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def find_target(result: AuditResult, name: str) -> TargetRecord | None:
+def find_target_to_report(result: AuditResult, name: str) -> TargetRecord | None:
     return next((target for target in result.targets if target.name == name), None)
 
 
 def target_title(result: AuditResult, name: str) -> str:
-    found = find_target(result, name)
+    found = find_target_to_report(result, name)
     return found.title if found else name
 
 
@@ -194,7 +194,7 @@ def row_title(result: AuditResult, finding: Finding) -> str:
     return f"{title}, white-box" if finding.setting == "white-box" else title
 
 
-def findings_undefended_first(result: AuditResult) -> tuple[Finding, ...]:
+def findings_in_report_order(result: AuditResult) -> tuple[Finding, ...]:
     """The findings as they are shown: undefended first, then in the order of the result."""
     return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
 
@@ -204,7 +204,7 @@ def decoding_label(finding: Finding) -> str:
     return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
 
 
-def main_number_and_baseline(finding: Finding) -> tuple[str, str, str]:
+def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
     """The row's main number, that of the non-members, and what is left between the two: `–` where there is none."""
     main = finding.main
     if main is None:
@@ -214,16 +214,16 @@ def main_number_and_baseline(finding: Finding) -> tuple[str, str, str]:
     if main.unit == "share":
         return format_share_with_interval(main), format_share_with_interval(floor), excess
     short = metrics.find_metric(main.name).short or to_label(main.name).lower()
-    return f"{short} {value_or_bracket(finding, main)}", value_or_bracket(finding, floor), excess
+    return f"{short} {value_or_bracket_phrase(finding, main)}", value_or_bracket_phrase(finding, floor), excess
 
 
-def value_or_bracket(finding: Finding, m: Measurement | None) -> str:
+def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
     """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55% [48–60]`."""
     upper = finding.measurement(metrics.upper_bound_metric_name(m.name)) if m else None
     return value_with_interval(m) if upper is None else f"{value_with_interval(m)} to {value_with_interval(upper)}"
 
 
-def any_of_n_recall(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
+def any_of_n_recall_to_report(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
     """Expected recall of any of n samples by n, rising; empty where the row has none."""
     # removesuffix("") takes nothing away: for members, names of non-members then match no number.
     numbers = metrics.EXPECTED_ANY_OF.numbers_in_metric_name
@@ -252,15 +252,15 @@ def attack_budget_phrase(finding: Finding, secrets: int) -> str:
 
 def sort_by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
     """Repeat counts in rising order; names that are not numbers keep their order behind them."""
-    return sorted(measured.items(), key=lambda item: repeats_sort_key(item[0]))
+    return sorted(measured.items(), key=lambda item: report_sort_key_of_repeats(item[0]))
 
 
-def exposure_by_insertions(finding: Finding) -> list[tuple[str, Measurement]]:
+def exposure_by_insertions_to_report(finding: Finding) -> list[tuple[str, Measurement]]:
     """Exposure by insertions, in rising order; empty where the row has none."""
     return [item for item in sort_by_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
-def chain_steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
+def chain_steps_of_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
     """The steps of a target's chain up to its own row; beyond: those behind it."""
     found = chain.steps
     # A chain that does not name the target is all its own.
@@ -268,39 +268,39 @@ def chain_steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tu
     return found[own:] if beyond else found[:own]
 
 
-def steps_that_change_target(found: Iterable[ChainStep]) -> list[ChainStep]:
+def chain_steps_worth_reporting(found: Iterable[ChainStep]) -> list[ChainStep]:
     """The steps that lead to another target: a control that is the undefended target itself changes nothing."""
     return [step for step in found if step.before != step.after]
 
 
-def chain_step_effect(step: ChainStep) -> str:
+def chain_step_effect_phrase(step: ChainStep) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
     if step.difference is None:
-        return f"{join_step_causes(step)}: {step.note}"
-    shown = "" if is_step_significant(step) else ", not significant"
-    return f"{join_step_causes(step)} {difference_with_interval(step.difference)}{shown}"
+        return f"{chain_step_causes_phrase(step)}: {step.note}"
+    shown = "" if is_chain_step_significant(step) else ", not significant"
+    return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}{shown}"
 
 
-def chain_step_effect_briefly(step: ChainStep) -> str:
+def brief_chain_step_effect_phrase(step: ChainStep) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that was measured."""
     assert step.difference is not None
-    if is_step_significant(step):
-        return f"{join_step_causes(step)} {difference_with_interval(step.difference)}"
-    return f"{join_step_causes(step)}: not significant {format_interval(step.difference)}"
+    if is_chain_step_significant(step):
+        return f"{chain_step_causes_phrase(step)} {difference_with_interval(step.difference)}"
+    return f"{chain_step_causes_phrase(step)}: not significant {format_interval(step.difference)}"
 
 
-def chain_step_effect_in_full(step: ChainStep) -> str:
-    """`chain_step_effect`, and why several causes are one step."""
-    return chain_step_effect(step) + (f" ({step.note})" if step.difference and step.note else "")
+def full_chain_step_effect_phrase(step: ChainStep) -> str:
+    """`chain_step_effect_phrase`, and why several causes are one step."""
+    return chain_step_effect_phrase(step) + (f" ({step.note})" if step.difference and step.note else "")
 
 
-def join_step_causes(step: ChainStep) -> str:
+def chain_step_causes_phrase(step: ChainStep) -> str:
     """`training configuration, clipping and noise`"""
     *others, last = step.causes
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def is_step_significant(step: ChainStep) -> bool:
+def is_chain_step_significant(step: ChainStep) -> bool:
     """Whether the interval of its difference leaves zero out."""
     m = step.difference
     return m is not None and (m.low > 0 or m.high < 0)
@@ -311,34 +311,36 @@ MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 
 def difference_with_interval(m: Measurement) -> str:
     """A difference with its interval: `−12 points [−16 to −8]`, `−3.10 bits [−4.00 to −2.20]`."""
-    return f"{difference_in_points(m)} {format_interval(m)}"
+    return f"{format_difference_in_points(m)} {format_interval(m)}"
 
 
-def note_above_nonmembers(m: Measurement) -> str:
+def above_nonmembers_phrase(m: Measurement) -> str:
     """`, above non-members` of a difference that what non-members changed by is taken off; "" of any other."""
     return f", {m.note}" if m.note == compare.ABOVE else ""
 
 
-def difference_in_points(m: Measurement) -> str:
+def format_difference_in_points(m: Measurement) -> str:
     return f"{format_percent(m.value)} points" if m.unit in metrics.SHARES else f"{format_value(m)} {m.unit}"
 
 
-def repeats_sort_key(repeats: str) -> float:
+def report_sort_key_of_repeats(repeats: str) -> float:
     return float(repeats) if repeats.isdecimal() else math.inf
 
 
 def target_perplexity_text(result: AuditResult, target: str) -> str:
-    found = find_target(result, target)
+    found = find_target_to_report(result, target)
     return format_value(found.perplexity if found else None)
 
 
 def target_title_with_costs(result: AuditResult, target: str) -> str:
     """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is compared with others."""
-    record = find_target(result, target)
+    record = find_target_to_report(result, target)
     if record is None:
         return target
     parts, claim = [record.title, f"PPL {format_value(record.perplexity)}"], record.claim
-    if claim is not None and claimed_epsilon(claim) > 0:  # 0: nothing was drawn that it could promise anything about
+    if (
+        claim is not None and claimed_epsilon_to_report(claim) > 0
+    ):  # 0: nothing was drawn that it could promise anything about
         parts.append(f"{'' if claim.sound else 'claimed '}ε {promised_epsilon_with_unit(claim)}")
     return " · ".join(parts)
 
@@ -350,14 +352,14 @@ def relation_label(name: str) -> str:
     return _RELATIONS.get(name, name.replace("_", " "))
 
 
-def claimed_epsilon(claim: Claim) -> float:
+def claimed_epsilon_to_report(claim: Claim) -> float:
     """The epsilon of the relation the defense was set up for; NaN where the claim does not state it."""
     return claim.epsilon.get(claim.relation, math.nan)
 
 
 def promised_epsilon_with_unit(claim: Claim) -> str:
     """`8 (shard)`: an epsilon beside numbers about records is never without its unit."""
-    return f"{format_number(claimed_epsilon(claim))} ({claim.unit})"
+    return f"{format_number(claimed_epsilon_to_report(claim))} ({claim.unit})"
 
 
 def epsilon_line(claim: Claim) -> str:
@@ -368,7 +370,7 @@ def epsilon_line(claim: Claim) -> str:
     covered = "" if claim.queries is None else f"T {claim.queries:,}"
     parts = [f"{claim.unit}, {relation_label(claim.relation)}", others, f"δ {format_number(claim.delta)}", covered]
     terms = "; ".join(filter(None, parts))
-    return f"ε {format_number(claimed_epsilon(claim))} ({terms}) · spent {spent_budget_phrase(claim)}"
+    return f"ε {format_number(claimed_epsilon_to_report(claim))} ({terms}) · spent {spent_budget_phrase(claim)}"
 
 
 def covered_tokens_phrase(claim: Claim) -> str:
@@ -402,7 +404,7 @@ def violation_warnings(finding: Finding) -> tuple[str, ...]:
     return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
 
 
-def violations_and_notes(finding: Finding) -> tuple[str, ...]:
+def violation_and_note_sentences(finding: Finding) -> tuple[str, ...]:
     """All that a reader must know about a row, violations first."""
     return (*violation_warnings(finding), *finding.notes)
 

@@ -22,9 +22,9 @@ from auditor.reports.plot_style import (
     MARKERS,
     METADATA,
     add_grid_and_labels,
-    draw_line_at_100,
+    draw_line_at_100_wrong_guesses,
     set_percent_axis,
-    styled_figure,
+    styled_figure_context,
 )
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
 
 def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
     """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for another ending."""
-    with _axes_saved_to_file(path) as (_, axes):
+    with _plot_axes_saved_on_exit(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
-        draw_line_at_100(axes, LIGHT[GRID])
+        draw_line_at_100_wrong_guesses(axes, LIGHT[GRID])
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0, right=max(1, points[-1][0]))
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -56,11 +56,11 @@ class TradeoffLine:
     faint: bool = False
 
 
-def save_perplexity_tradeoff(
+def save_perplexity_tradeoff_plot(
     path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
 ) -> None:
     """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended: the dotted line."""
-    with _axes_saved_to_file(path) as (figure, axes):
+    with _plot_axes_saved_on_exit(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
             colour = "#8b95a3" if line.faint else _TRADEOFF[i % len(_TRADEOFF)]
@@ -77,7 +77,7 @@ def save_perplexity_tradeoff(
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
 
 
-def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
+def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
     """The pictures side by side under one legend, as .svg or .png. alt: what a reader who sees none is told."""
 
     def paint(colour: str) -> str:
@@ -85,7 +85,7 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
     columns = min(2, len(blocks))
     lines = -(-len(blocks) // columns)
-    with _axes_saved_to_file(path) as (figure, first):
+    with _plot_axes_saved_on_exit(path) as (figure, first):
         first.remove()  # the axes that every styled figure begins with
         figure.set_size_inches(5.2 * columns, 3.6 * lines)
         for i, block in enumerate(blocks):
@@ -103,13 +103,13 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
 
 @contextmanager
-def _axes_saved_to_file(path: Path) -> Iterator[tuple[Figure, Axes]]:
+def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
     """Axes in the page's light colours, written when done. Raises AuditError for another ending than .svg or .png."""
     if path.suffix.lower() not in METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
     if not path.parent.is_dir():
         raise AuditError(f"cannot write {str(path)!r}: no such folder as {str(path.parent)!r}")
-    with styled_figure(LIGHT_STYLE) as (figure, axes):
+    with styled_figure_context(LIGHT_STYLE) as (figure, axes):
         yield figure, axes
         ending = path.suffix.lower()
         with disk.atomic_replacement_file(path) as scratch:  # its owner's only, and whole

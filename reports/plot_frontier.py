@@ -15,7 +15,7 @@ from auditor.reports.plot_style import (
     add_grid_and_labels,
     distinct_in_order,
     error_bar_lengths,
-    target_style,
+    plot_style_of_target,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     names = distinct_in_order(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
         own = [s for s in block.series if s.label == name and s.kind != CORNERS]
-        points, style = [p for s in own for p in s.points], target_style(i)
+        points, style = [p for s in own for p in s.points], plot_style_of_target(i)
         colour = paint(style["color"])
         axes.plot([p.x for p in points], [p.y for p in points], color=colour, linewidth=0.9, alpha=0.55)
         for s in own:
@@ -46,7 +46,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
             axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
     corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
     shape = {**_CORNERS, "color": paint(INK)}
-    axes.plot(*zip(*_points_between_corners(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
+    axes.plot(*zip(*_frontier_line_between_corners(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
     axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
     _set_ratio_axis(axes, block)
     # After the axis has its limits, which are where the shade begins.
@@ -57,7 +57,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     add_grid_and_labels(axes, *block.axes)
 
 
-def _points_between_corners(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _frontier_line_between_corners(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Points on the lines between corners, straight over log x: what a choice between two models by lot would give."""
     found = [corners[0]]
     # Such a lot averages the leaks of the two and, over held-out texts, their log-perplexities.
@@ -67,7 +67,7 @@ def _points_between_corners(corners: Sequence[tuple[float, float]]) -> list[tupl
     return found
 
 
-def _root_of_log_ratio(ratio: Any) -> Any:
+def _axis_place_of_ratio(ratio: Any) -> Any:
     """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from it."""
     import numpy as np
 
@@ -75,7 +75,7 @@ def _root_of_log_ratio(ratio: Any) -> Any:
     return np.sign(logs) * np.sqrt(np.abs(logs))
 
 
-def _inverse_root_of_log(place: Any) -> Any:
+def _ratio_at_axis_place(place: Any) -> Any:
     import numpy as np
 
     return np.exp(np.sign(place) * np.square(place))
@@ -84,16 +84,16 @@ def _inverse_root_of_log(place: Any) -> Any:
 def _set_ratio_axis(axes: Axes, block: Block) -> None:
     ends = [end for s in block.series for p in s.points for end in (p.x, p.left, p.right) if math.isfinite(end)]
     # The undefended model, at 1, and the margin are always in sight.
-    low, high = float(_root_of_log_ratio(min(*ends, 0.99))), float(_root_of_log_ratio(max(*ends, block.until)))
+    low, high = float(_axis_place_of_ratio(min(*ends, 0.99))), float(_axis_place_of_ratio(max(*ends, block.until)))
     room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
-    axes.set_xscale("function", functions=(_root_of_log_ratio, _inverse_root_of_log))
-    axes.set_xlim(float(_inverse_root_of_log(low - room)), float(_inverse_root_of_log(high + room)))
+    axes.set_xscale("function", functions=(_axis_place_of_ratio, _ratio_at_axis_place))
+    axes.set_xlim(float(_ratio_at_axis_place(low - room)), float(_ratio_at_axis_place(high + room)))
     kept: list[float] = []
     # 1 and the margin take their places first, then marks by how near to 1 they are.
     for mark in sorted(_RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))):
-        place = float(_root_of_log_ratio(mark))
+        place = float(_axis_place_of_ratio(mark))
         if low - room <= place <= high + room and all(
-            abs(place - float(_root_of_log_ratio(other))) > far for other in kept
+            abs(place - float(_axis_place_of_ratio(other))) > far for other in kept
         ):
             kept.append(mark)
     axes.set_xticks(kept, [f"{mark:g}" for mark in kept])
@@ -113,7 +113,7 @@ def frontier_legend_entries(blocks: Sequence[Block], paint: Callable[[str], str]
     shown, handles = [name for name in names if name in kinds], list[Any]()
     for name in shown:
         hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
-        handles.append(key(**target_style(names.index(name)), **hollow, linewidth=0.9))
+        handles.append(key(**plot_style_of_target(names.index(name)), **hollow, linewidth=0.9))
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))

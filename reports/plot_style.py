@@ -58,7 +58,7 @@ LIGHT_STYLE: Any = {name: LIGHT.get(value, value) for name, value in STYLE.items
 
 
 @contextmanager
-def styled_figure(style: Any) -> Iterator[tuple[Figure, Axes]]:
+def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
     """One pair of axes in our style, without pyplot's state and whatever a user's matplotlibrc says."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -73,7 +73,7 @@ def styled_figure(style: Any) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.subplots()
 
 
-def draw_line_at_100(axes: Axes, colour: str) -> None:
+def draw_line_at_100_wrong_guesses(axes: Axes, colour: str) -> None:
     if axes.get_xlim()[1] > 100:
         axes.axvline(100, color=colour, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
 
@@ -100,15 +100,19 @@ def error_bar_lengths(points: Sequence[PlotPoint]) -> list[list[float]]:
     return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 
-def finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def plot_styles_of_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Colour and marker say the target, the line says the attack."""
-    targets, attacks = distinct_in_order(f.target for f in findings), distinct_in_order(f.attack for f in findings)
+    targets, attacks = (
+        distinct_in_order(f.target for f in findings),
+        distinct_in_order(f.attack for f in findings),
+    )
     return [
-        {**target_style(targets.index(f.target)), "linestyle": line_style(attacks.index(f.attack))} for f in findings
+        {**plot_style_of_target(targets.index(f.target)), "linestyle": line_style(attacks.index(f.attack))}
+        for f in findings
     ]
 
 
-def target_style(i: int) -> dict[str, Any]:
+def plot_style_of_target(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % SERIES], "marker": MARKERS[i % len(MARKERS)]}
 
 
@@ -116,13 +120,16 @@ def line_style(i: int) -> Any:
     return LINES[i % len(LINES)]
 
 
-def series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
+def plot_styles_of_series(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Colour and marker say the label, line and hollow markers the kind."""
-    labels, kinds = distinct_in_order(s.label for s in series), distinct_in_order(s.kind for s in series)
-    return [{**target_style(labels.index(s.label)), **kind_style(kinds.index(s.kind))} for s in series]
+    labels, kinds = (
+        distinct_in_order(s.label for s in series),
+        distinct_in_order(s.kind for s in series),
+    )
+    return [{**plot_style_of_target(labels.index(s.label)), **plot_style_of_kind(kinds.index(s.kind))} for s in series]
 
 
-def kind_style(i: int) -> dict[str, Any]:
+def plot_style_of_kind(i: int) -> dict[str, Any]:
     return {"linestyle": line_style(i), **({"markerfacecolor": "none"} if i else {})}
 
 

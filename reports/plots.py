@@ -27,14 +27,14 @@ from auditor.reports.plot_style import (
     STYLE,
     add_grid_and_labels,
     distinct_in_order,
-    draw_line_at_100,
+    draw_line_at_100_wrong_guesses,
     error_bar_lengths,
-    finding_styles,
-    kind_style,
-    series_styles,
+    plot_style_of_kind,
+    plot_style_of_target,
+    plot_styles_of_findings,
+    plot_styles_of_series,
     set_percent_axis,
-    styled_figure,
-    target_style,
+    styled_figure_context,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _TICKS = 5  # dates that find room beside each other under a plot
 
 def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
     """The block as one `<svg>` element. titles: of the targets, by name."""
-    with styled_figure(STYLE) as (figure, axes):
+    with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
             handles, labels = plot_frontier.frontier_legend_entries([block])
@@ -71,15 +71,15 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
     return _inline_svg_element(text.getvalue(), block)
 
 
-def _draw_recall_by_errors(axes: Axes, block: Block) -> None:
+def _draw_recall_by_wrong_guesses(axes: Axes, block: Block) -> None:
     """One line a finding: recall while so many wrong guesses are allowed, guesses taken surest first."""
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
-    for finding, style in zip(findings, finding_styles(findings), strict=True):
-        points = _thin_curve(finding.curve, budget)
+    for finding, style in zip(findings, plot_styles_of_findings(findings), strict=True):
+        points = _thin_plot_curve(finding.curve, budget)
         every = max(1, len(points) // (6 if len(findings) <= 12 else 2))
         axes.plot(*zip(*points, strict=True), markevery=every, **style)
-    draw_line_at_100(axes, GRID)
+    draw_line_at_100_wrong_guesses(axes, GRID)
     axes.set_xlim(left=0)
     axes.set(xlabel="Wrong guesses allowed", ylabel="Recall")
     set_percent_axis(axes)
@@ -105,9 +105,9 @@ def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
 
 def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     # Evenly spaced by rank, as counts may be 1 and 1,000, and some are names.
-    names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.repeats_sort_key)
+    names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.report_sort_key_of_repeats)
     apart = min(0.1, 0.7 / len(findings))
-    for i, (finding, style) in enumerate(zip(findings, finding_styles(findings), strict=True)):
+    for i, (finding, style) in enumerate(zip(findings, plot_styles_of_findings(findings), strict=True)):
         shift = apart * (i - (len(findings) - 1) / 2)
         measured = phrases.sort_by_repeats(finding.by_repeats)
         points = [PlotPoint(names.index(name) + shift, m.value, m.low, m.high) for name, m in measured]
@@ -115,10 +115,13 @@ def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
 
 
-def _plot_any_of_n_samples(axes: Axes, block: Block) -> None:
+def _draw_recall_by_number_of_samples(axes: Axes, block: Block) -> None:
     """Two lines a finding, members and non-members, over a logarithmic number of samples."""
-    for finding, style in zip(block.findings, finding_styles(block.findings), strict=True):
-        members, others = phrases.any_of_n_recall(finding), phrases.any_of_n_recall(finding, "_nonmembers")
+    for finding, style in zip(block.findings, plot_styles_of_findings(block.findings), strict=True):
+        members, others = (
+            phrases.any_of_n_recall_to_report(finding),
+            phrases.any_of_n_recall_to_report(finding, "_nonmembers"),
+        )
         for measured, own in ((members, style), (others, {**style, **FLOOR})):
             axes.plot(list(measured), [m.value for m in measured.values()], **own)
     axes.set_xscale("log")
@@ -154,7 +157,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
         axes.plot(bits, chance, color=INK, **FLOOR)
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
-    for series, style in zip(block.series, series_styles(block.series), strict=True):
+    for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
         x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
         # y is the share with at least x: it holds up to x, and falls behind it.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
@@ -183,7 +186,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
     """One line a series over runs in their order, a little apart so that error bars stand side by side."""
     apart = min(0.12, 0.6 / len(block.series))
-    for i, (series, style) in enumerate(zip(block.series, series_styles(block.series), strict=True)):
+    for i, (series, style) in enumerate(zip(block.series, plot_styles_of_series(block.series), strict=True)):
         shift = apart * (i - (len(block.series) - 1) / 2)
         _draw_with_error_bars(axes, [replace(p, x=p.x + shift) for p in series.points], style)
     every = -(-len(block.ticks) // _TICKS)
@@ -208,8 +211,8 @@ def _draw_roc(axes: Axes, block: Block) -> None:
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
-    for series, style in zip(block.series, series_styles(block.series), strict=True):
-        points = _thin_points(series, block)
+    for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
+        points = _thin_plot_points(series, block)
         x, y = [max(p.x, least) for p in points], [max(p.y, lowest) for p in points]
         # "post": what is found at a rate of false positives is found up to the next rate.
         axes.step(x, y, where="post", markevery=max(1, len(x) // 8), **style)
@@ -223,8 +226,8 @@ def _draw_roc(axes: Axes, block: Block) -> None:
 
 
 def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
-    for series, style in zip(block.series, series_styles(block.series), strict=True):
-        points = _thin_points(series, block)
+    for series, style in zip(block.series, plot_styles_of_series(block.series), strict=True):
+        points = _thin_plot_points(series, block)
         if all(math.isnan(p.low) for p in points):
             every = max(1, len(points) // 12)
             axes.plot([p.x for p in points], [p.y for p in points], **{**style, **more}, markevery=every)
@@ -233,8 +236,8 @@ def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
     axes.set(xlabel=block.axes[0], ylabel=block.axes[1])
 
 
-def _thin_points(series: Series, block: Block) -> Sequence[PlotPoint]:
-    return _thin_curve(series.points, max(2, POINTS // len(block.series)))
+def _thin_plot_points(series: Series, block: Block) -> Sequence[PlotPoint]:
+    return _thin_plot_curve(series.points, max(2, POINTS // len(block.series)))
 
 
 def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any]) -> None:
@@ -242,7 +245,7 @@ def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[s
     axes.errorbar(x, y, yerr=error_bar_lengths(points), elinewidth=1.1, capsize=2, **style)
 
 
-def _thin_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
+def _thin_plot_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
     """At most `most` points of the curve, evenly spaced, the first and the last among them."""
     if len(curve) <= most:
         return curve
@@ -250,9 +253,9 @@ def _thin_curve(curve: Sequence[_Point], most: int) -> Sequence[_Point]:
 
 
 PLOTS: dict[str, Callable[[Axes, Block], None]] = {
-    "errors": _draw_recall_by_errors,
+    "errors": _draw_recall_by_wrong_guesses,
     "repeats": _draw_recall_by_copies,
-    "any_of_n": _plot_any_of_n_samples,
+    "any_of_n": _draw_recall_by_number_of_samples,
     "shares": _draw_share_series,
     "calibration": _draw_calibration,
     "exposure": _draw_exposure_tail,
@@ -274,13 +277,15 @@ def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any],
     labels, kinds = (distinct_in_order(names) for names in zip(*drawn, strict=True))
     labels = labels if block.series else [titles.get(name, name) for name in labels]
     line = {"linestyle": ""} if block.plot == "tradeoff" else {}
-    handles = [Line2D([], [], **{**target_style(i), **line}) for i in range(len(labels))]
+    handles = [Line2D([], [], **{**plot_style_of_target(i), **line}) for i in range(len(labels))]
     if len(kinds) > 1:
         marked = {"marker": "o"} if line else {}
-        handles += [Line2D([], [], color=INK, **{**kind_style(i), **line, **marked}) for i in range(len(kinds))]
+        handles += [Line2D([], [], color=INK, **{**plot_style_of_kind(i), **line, **marked}) for i in range(len(kinds))]
         labels += kinds
     # Without non-members there is no dotted line to explain.
-    alone = block.plot == "any_of_n" and not any(phrases.any_of_n_recall(f, "_nonmembers") for f in block.findings)
+    alone = block.plot == "any_of_n" and not any(
+        phrases.any_of_n_recall_to_report(f, "_nonmembers") for f in block.findings
+    )
     if block.plot in _REFERENCES and not alone:
         style, name = _REFERENCES[block.plot]
         handles.append(Line2D([], [], **style))

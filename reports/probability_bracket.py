@@ -23,26 +23,31 @@ _NOTE = (
 
 
 def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
-    asked = [f for f in phrases.findings_undefended_first(result) if f.options.get("bracket")]
+    asked = [f for f in phrases.findings_in_report_order(result) if f.options.get("bracket")]
     shown = [finding for finding in asked if finding.measurement("rank_bound")]
     if not shown:
         return []
     head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
     groups = []
     for f in shown:
-        title = f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)} · 1 in {_one_in_n_threshold(f):,}"
-        groups.append(Group(title, tuple(_probability_bracket_rows(f))))
+        title = (
+            f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)} · 1 in {_reported_one_in_threshold(f):,}"
+        )
+        groups.append(Group(title, tuple(_probability_bracket_table_rows(f))))
     caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
     table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
     return [*(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
 
 
-def _one_in_n_threshold(finding: Finding) -> int:
+def _reported_one_in_threshold(finding: Finding) -> int:
     return int(finding.options["one_in"])
 
 
 def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
-    one_in, mean = _one_in_n_threshold(finding), phrases.value_with_interval(finding.measurement("rank_bound"))
+    one_in, mean = (
+        _reported_one_in_threshold(finding),
+        phrases.value_with_interval(finding.measurement("rank_bound")),
+    )
     above = phrases.format_share_with_interval(finding.measurement(f"rank_bound_1_in_{one_in}"))
     floor = finding.measurement(nonmember_metric_name("rank_bound"))
     beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
@@ -54,7 +59,7 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     )
 
 
-def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
     near = finding.options["near_distance"]
     # By title: the metric of the mean, and what the metric of the share above the threshold begins with.
@@ -69,7 +74,7 @@ def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         **{f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "") for n in windows},
     }
     for title, (mean, above) in kinds.items():
-        share = f"{above}_1_in_{_one_in_n_threshold(finding)}"
+        share = f"{above}_1_in_{_reported_one_in_threshold(finding)}"
         means = (phrases.value_with_interval(finding.measurement(name)) for name in (mean, nonmember_metric_name(mean)))
         above_it = (finding.measurement(name) for name in (share, nonmember_metric_name(share)))
         yield (title, *means, *map(phrases.format_share_with_interval, above_it))

@@ -25,7 +25,7 @@ from auditor.records.claims import CONTRADICTED
 from auditor.records.leak_readings import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
 from auditor.reports import advice, claims, escaping, personal, phrases, severity, signals, unlearning
-from auditor.reports.verdict import strongest_attack_row, strongest_row_with_control_chain
+from auditor.reports.verdict import strongest_attack_row, strongest_row_with_chain
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
@@ -59,25 +59,27 @@ class CommandRemarks:
 def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks: CommandRemarks | None = None) -> Text:
     """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
     remarks = remarks or CommandRemarks()
-    result, width = phrases.clean_result(result), max(_NARROWEST, min(width, WIDTH))
+    result, width = phrases.result_with_printable_strings(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_secret_details(folder)
     doubt = _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
-    above = _lines_of_entries((_result_entry(result, seen, width), doubt), width)
+    above = _screen_lines_of_entries((_result_screen_entry(result, seen, width), doubt), width)
     shown = (
-        _other_signals_entry(result, seen),
-        _extraction_by_copies_entry(result, seen),
-        _personal_data_entry(result, seen),
-        _effect_of_changes_entry(result),
+        _other_signals_screen_entry(result, seen),
+        _extraction_by_copies_screen_entry(result, seen),
+        _personal_data_screen_entry(result, seen),
+        _defense_causes_screen_entry(result),
         _Entry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " "),
     )
     stand = sorted(claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED)
     claimed = _Entry("CLAIM", tuple(map(claims.claim_summary_phrase, stand)), 2)
     report = _Entry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)
-    after = (_next_step_entry(result, seen, known, folder, remarks, width), report)
+    after = (_next_step_screen_entry(result, seen, known, folder, remarks, width), report)
     # With room for every row: how long the table is if nothing is left out.
     whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
-        below = _lines_of_entries((*shown, claimed, _limitations_entry(result, seen, remarks, most), *after), width)
+        below = _screen_lines_of_entries(
+            (*shown, claimed, _limitations_screen_entry(result, seen, remarks, most), *after), width
+        )
         if len(above) + len(whole) + len(below) <= LINES:
             return Text("\n").join([*above, *whole, *below])
     rows = _verbatim_extraction_lines(result, seen, width, LINES - len(above) - len(below))
@@ -87,16 +89,16 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
 # --- laying out -------------------------------------------------------------------------------------------------------
 
 
-def _lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
+def _screen_lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
     found = []
     for entry in entries:
         style = "bold" if entry.label == RESULT else ""
-        for i, line in enumerate(_lines_that_fit(entry, width - _GUTTER) if entry.items else ()):
+        for i, line in enumerate(_screen_lines_that_fit(entry, width - _GUTTER) if entry.items else ()):
             found.append(Text.assemble((f"{'' if i else entry.label:{_GUTTER}}", "bold"), (line, style)))
     return found
 
 
-def _lines_that_fit(entry: _Entry, width: int) -> list[str]:
+def _screen_lines_that_fit(entry: _Entry, width: int) -> list[str]:
     """As many items as fit into `entry.most` lines, and how many are left out; a single one is cut."""
     # From all items down: only wrapping tells how many lines they take.
     for kept in range(len(entry.items), 0, -1):
@@ -119,19 +121,19 @@ def _cut_to_width(text: str, width: int) -> str:
 
 
 def _short_target_title(result: AuditResult, target: str) -> str:
-    return _cut_to_width(signals.title_or_undefended(result, target), _LONGEST)
+    return _cut_to_width(signals.target_title_or_undefended(result, target), _LONGEST)
 
 
 # --- what leaks, and what may have hidden a leak ----------------------------------------------------------------------
 
 
-def _result_entry(result: AuditResult, seen: LeakAssessment, width: int) -> _Entry:
+def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> _Entry:
     """A sentence for all targets of which the same is to be said, those that leak first.
 
     Where sentences are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
     """
-    told = [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
-    states = [(*_leak_state_and_signals(seen, target), i, target) for i, target in enumerate(told)]
+    told = [target for target in seen.targets if target == UNDEFENDED or seen.tested_signals(target)]
+    states = [(*_leak_state_and_signals_label(seen, target), i, target) for i, target in enumerate(told)]
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
@@ -149,10 +151,10 @@ def _result_entry(result: AuditResult, seen: LeakAssessment, width: int) -> _Ent
     return entry if fits else _Entry(RESULT, sentences(1, 2), 4, " ")
 
 
-def _leak_state_and_signals(seen: LeakAssessment, target: str) -> tuple[int, str]:
+def _leak_state_and_signals_label(seen: LeakAssessment, target: str) -> tuple[int, str]:
     """The state of a target, 0 the most worrying, and the signals that it rests on."""
-    tested = seen.tested(target)
-    if shown := seen.shown(target):
+    tested = seen.tested_signals(target)
+    if shown := seen.shown_signals(target):
         kinds = {s.kind for s in shown}
         few = _signal_names_label([s for s in tested if s.suspected and s.kind not in kinds])
         return _LEAKS, _signal_names_label(shown) + (f"; seen, not significant: {few}" if few else "")
@@ -171,7 +173,7 @@ def _leak_state_sentence(
     result: AuditResult, seen: LeakAssessment, state: Sequence[object], targets: Sequence[str], names: int
 ) -> str:
     level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
-    named = _first_titles_label([signals.title_or_undefended(result, target) for target in targets], names)
+    named = _first_titles_label([signals.target_title_or_undefended(result, target) for target in targets], names)
     cost = _perplexity_cost_label(result, targets)
     if level == _LEAKS:
         words = [severity.severity_of_target(seen, target).word for target in targets]
@@ -198,9 +200,9 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
     own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
     if len(targets) > 1 or targets[0] == UNDEFENDED or own is None or base is None or not base.value > 0:
         return ""
-    told, beside = strongest_row_with_control_chain(result, targets[0]), ""
+    told, beside = strongest_row_with_chain(result, targets[0]), ""
     if told is not None and told.chain is not None:
-        for step in phrases.chain_steps_to_target(told.chain, targets[0], beyond=True)[-1:]:
+        for step in phrases.chain_steps_of_target(told.chain, targets[0], beyond=True)[-1:]:
             if end := costs.get(step.after):
                 beside = (
                     f" ({_short_target_title(result, step.after)}: {phrases.format_number(end.value / base.value)}x)"
@@ -219,13 +221,13 @@ def _verbatim_extraction_lines(result: AuditResult, seen: LeakAssessment, width:
     found = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
     if not found:
         return []
-    below = _lines_of_entries((_Entry("", (_nonmember_baseline_label(result, found),), 2),), width)
+    below = _screen_lines_of_entries((_Entry("", (_nonmember_baseline_label(result, found),), 2),), width)
     most = max(1, room - 1 - len(below))
     # Where rows are left out, one line of the room says how many.
-    kept = found if len(found) <= most else sorted(found, key=_most_worrying_first_key)[: max(1, most - 1)]
+    kept = found if len(found) <= most else sorted(found, key=_most_worrying_first_screen_sort_key)[: max(1, most - 1)]
     rows = []
     for _, own in groupby((s for s in found if s in kept), key=lambda s: s.target):
-        rows += [_verbatim_extraction_cells(result, s, first=i == 0) for i, s in enumerate(own)]
+        rows += [_verbatim_extraction_screen_cells(result, s, first=i == 0) for i, s in enumerate(own)]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
     # Columns: 0 target, 1 access, 2 count, 3 share, 4 interval, 5 remark, 6 perplexity.
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -240,18 +242,18 @@ def _verbatim_extraction_lines(result: AuditResult, seen: LeakAssessment, width:
     return [*lines, *below]
 
 
-def _most_worrying_first_key(signal: LeakSignal) -> tuple[bool, bool, float]:
+def _most_worrying_first_screen_sort_key(signal: LeakSignal) -> tuple[bool, bool, float]:
     assert signal.measured is not None
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 
 
-def _verbatim_extraction_cells(result: AuditResult, signal: LeakSignal, first: bool) -> tuple[str, ...]:
+def _verbatim_extraction_screen_cells(result: AuditResult, signal: LeakSignal, first: bool) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(filter(None, (of, "not significant" if signal.suspected else "")))
     cost = phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING) if first else ""
-    counts = f"{phrases.hits(m):,}/{m.n:,}"
+    counts = f"{phrases.hit_count_of_share(m):,}/{m.n:,}"
     title = _short_target_title(result, signal.target) if first else ""
     return title, signal.setting, counts, phrases.format_value(m), phrases.format_interval(m), remark, cost
 
@@ -270,29 +272,32 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) 
     """`of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`"""
     used = {s.row for s in found}
     # An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts.
-    named = {f.key: f"{f.attack}{', greedy decoding' if f.decodes_greedily else ''}" for f in result.findings}
+    named = {f.cell_key: f"{f.attack}{', greedy decoding' if f.decodes_greedily else ''}" for f in result.findings}
     attacks = ", ".join(dict.fromkeys(name for key, name in named.items() if key in used))
     how = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
     if not highest:
         return f"no non-members: what guessing alone would extract is not known {how}"
-    told = (f"{phrases.hits(m):,}/{m.n:,} {_short_target_title(result, target)}" for target, m in highest.items())
+    told = (
+        f"{phrases.hit_count_of_share(m):,}/{m.n:,} {_short_target_title(result, target)}"
+        for target, m in highest.items()
+    )
     return f"of non-members: {', '.join(told)} {how}"
 
 
 # --- below the table --------------------------------------------------------------------------------------------------
 
 
-def _other_signals_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
+def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
     """All other signals, those that are shown first. Personal data that the entry WHAT tells are left out."""
-    what = _highest_recall_row(result, seen)
+    what = _highest_recall_row_for_screen(result, seen)
     told = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
-        for group in signals.group_signals_by_kind(seen.tested(target)):
+        for group in signals.group_signals_by_kind(seen.tested_signals(target)):
             listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
             if group[0].kind is not VERBATIM and not listed:
-                worst = min(map(_most_worrying_first_key, group))[:2]
+                worst = min(map(_most_worrying_first_screen_sort_key, group))[:2]
                 told.append((worst, _short_target_title(result, target), signals.describe_signals_of_one_kind(group)))
     alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
@@ -302,7 +307,7 @@ def _other_signals_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
     return _Entry("TESTED" if alone else "ALSO", tuple(said), 3)
 
 
-def _highest_recall_row(result: AuditResult, seen: LeakAssessment) -> Finding | None:
+def _highest_recall_row_for_screen(result: AuditResult, seen: LeakAssessment) -> Finding | None:
     """The configuration of highest recall: of the undefended model, or else of the first target that has one."""
     return next((best for target in seen.targets if (best := strongest_attack_row(result, target))), None)
 
@@ -312,9 +317,9 @@ def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
     return f"({own}{finding.setting})"
 
 
-def _extraction_by_copies_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
+def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
     """Extraction by copies, and exposure by insertions of canaries."""
-    best, items = _highest_recall_row(result, seen), list[str]()
+    best, items = _highest_recall_row_for_screen(result, seen), list[str]()
     if best is not None and len(best.by_repeats) > 1:
         groups = phrases.sort_by_repeats(best.by_repeats)
         told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
@@ -323,41 +328,41 @@ def _extraction_by_copies_entry(result: AuditResult, seen: LeakAssessment) -> _E
         if open_:
             items[0] += f"; {phrases.hit_count_text(open_)} leaves up to {phrases.format_percent(open_.high)}% possible"
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions(finding)):
+        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions_to_report(finding)):
             told = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
             few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
             items.append(f"exposure of canaries by copies {told}{few}")
     return _Entry("WHERE", tuple(items), 2)
 
 
-def _personal_data_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
-    best = _highest_recall_row(result, seen)
+def _personal_data_screen_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
+    best = _highest_recall_row_for_screen(result, seen)
     if best is None or not best.by_kind:
         return _Entry("WHAT", (), 2)
     shown = {s.row for s in seen.signals if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN}
-    if shown and best.key not in shown:  # another attack extracts them
-        best = next(finding for finding in result.findings if finding.key in shown)
+    if shown and best.cell_key not in shown:  # another attack extracts them
+        best = next(finding for finding in result.findings if finding.cell_key in shown)
     none = not any(m.value for m in best.by_kind.values())
     remark = "" if shown else ": none extracted" if none else ", not significant"
-    counts = personal.extracted_counts_phrase(best)
+    counts = personal.personal_data_counts_phrase(best)
     return _Entry("WHAT", (f"{counts} {_target_and_access_label(result, best)}{remark}",), 2)
 
 
-def _effect_of_changes_entry(result: AuditResult) -> _Entry:
+def _defense_causes_screen_entry(result: AuditResult) -> _Entry:
     """What each step between control rows changed alone, of each defense that has them."""
     items = []
     for target in result.targets:
-        told = strongest_row_with_control_chain(result, target.name)
+        told = strongest_row_with_chain(result, target.name)
         if told is not None and told.chain is not None:
-            found = phrases.chain_steps_to_target(told.chain, target.name)
-            steps = [phrases.chain_step_effect_briefly(step) for step in found if step.difference is not None]
-            n, above = told.chain.whole.n, phrases.note_above_nonmembers(told.chain.whole)
+            found = phrases.chain_steps_of_target(told.chain, target.name)
+            steps = [phrases.brief_chain_step_effect_phrase(step) for step in found if step.difference is not None]
+            n, above = told.chain.whole.n, phrases.above_nonmembers_phrase(told.chain.whole)
             whose = f"{_cut_to_width(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return _Entry("WHY", tuple(items), 2, ". ")
 
 
-def _limitations_entry(result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int) -> _Entry:
+def _limitations_screen_entry(result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int) -> _Entry:
     """What nothing extracted of the fewest secrets leaves open, what was not tested, and what no run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
@@ -369,18 +374,22 @@ def _limitations_entry(result: AuditResult, seen: LeakAssessment, remarks: Comma
         f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}." for f, row in stopped
     )
     items += remarks.limits
-    for targets, untested in signals.untested_kinds_by_targets(seen).items():
-        titles = dict.fromkeys(signals.title_or_undefended(result, target) for target in targets)  # some share one
+    for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
+        titles = dict.fromkeys(
+            signals.target_title_or_undefended(result, target) for target in targets
+        )  # some share one
         on = f" on {_first_titles_label(list(titles), 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += (
-        ["Synthetic lab data."] if result.benchmark.is_of_builtin_lab else [personal.unmarked_kinds_sentence(result)]
+        ["Synthetic lab data."]
+        if result.benchmark.is_of_builtin_lab
+        else [personal.unmarked_personal_kinds_sentence(result)]
     )
     told = tuple(filter(None, items)) or ("An attack gives a lower bound.",)
     return _Entry("LIMITS", told, most + bool(remarks.limits), " ")
 
 
-def _next_step_entry(
+def _next_step_screen_entry(
     result: AuditResult,
     seen: LeakAssessment,
     known: detailed.SecretDetails,
@@ -391,7 +400,7 @@ def _next_step_entry(
     """What to do and the command for it, whole on a line, so that it can be copied."""
     if remarks.your_own:
         return _Entry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
-    command = next_command(seen, folder)
+    command = next_command_to_suggest(seen, folder)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.mildest_copy_limit_phrase(result, known)
@@ -399,9 +408,9 @@ def _next_step_entry(
     return _Entry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)
 
 
-def next_command(seen: LeakAssessment, folder: Path) -> str:
+def next_command_to_suggest(seen: LeakAssessment, folder: Path) -> str:
     """Advice where something leaks or stands in doubt; else a gate, so that it stays as it is."""
     where, gated = shlex.quote(escaping.to_printable_line(str(folder))), seen.signal_for_gate()
-    if gated is None or signals.all_doubts(seen) or any(map(seen.shown, seen.targets)):
+    if gated is None or signals.all_doubts(seen) or any(map(seen.shown_signals, seen.targets)):
         return f"audit advise {where}"
-    return signals.gate_command(seen, gated, where)
+    return signals.gate_command_to_suggest(seen, gated, where)

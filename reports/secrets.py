@@ -37,7 +37,7 @@ OUTCOMES = {
 }
 
 
-def encode_log_probs(log_probs: Sequence[float]) -> str:
+def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
     """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last is below 1e-11."""
     # 1 - p^(1/6): the first code is p = 1, the last p = 0.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
@@ -52,15 +52,15 @@ def secret_list_block(
     texts: the private text to show, by secret.
     """
     own = {secret.id for secret in details.secrets}  # rows of generations are about none of them
-    kept = [f for f in phrases.findings_undefended_first(result) if f.key in details.rows]
-    measured = [f for f in kept if own.intersection(details.rows[f.key].ids)]
+    kept = [f for f in phrases.findings_in_report_order(result) if f.cell_key in details.rows]
+    measured = [f for f in kept if own.intersection(details.rows[f.cell_key].ids)]
     if not details.secrets or not measured:
         return None
-    facts = _secret_columns(details)
-    left, rows, notes = _ROWS - _json_byte_count(facts), [], []
+    facts = _page_columns_of_secrets(details)
+    left, rows, notes = _ROWS - _page_json_byte_count(facts), [], []
     for finding in measured:
-        row = _row_outcomes_and_scores(result, details, finding)
-        if (left := left - _json_byte_count(row)) < 0:
+        row = _page_outcomes_and_scores_of_row(result, details, finding)
+        if (left := left - _page_json_byte_count(row)) < 0:
             break
         rows.append(row)
     if len(rows) < len(measured):
@@ -68,7 +68,9 @@ def secret_list_block(
             f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to keep the page small; "
             "secrets.parquet has them."
         )
-    tokens, shown, known = _token_view_by_target(result, details, texts or {}, BUDGET - _json_byte_count([facts, rows]))
+    tokens, shown, known = _page_token_view_by_target(
+        result, details, texts or {}, BUDGET - _page_json_byte_count([facts, rows])
+    )
     if shown < known:
         notes.append(
             f"The token view shows the {shown:,} secrets that the undefended model gives away most, of {known:,}; "
@@ -80,11 +82,11 @@ def secret_list_block(
     return Secrets(data, tuple(notes))
 
 
-def _json_byte_count(value: Any) -> int:
+def _page_json_byte_count(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))  # a lone surrogate has no UTF-8
 
 
-def _secret_columns(details: SecretDetails) -> dict[str, Any]:
+def _page_columns_of_secrets(details: SecretDetails) -> dict[str, Any]:
     told = details.secrets
     own = [None if s.group is None else escaping.to_printable_line(s.group) for s in told]
     groups = [name for name in dict.fromkeys(own) if name is not None]
@@ -98,8 +100,8 @@ def _secret_columns(details: SecretDetails) -> dict[str, Any]:
     }
 
 
-def _row_outcomes_and_scores(result: AuditResult, details: SecretDetails, finding: Finding) -> dict[str, Any]:
-    seen = details.rows[finding.key]
+def _page_outcomes_and_scores_of_row(result: AuditResult, details: SecretDetails, finding: Finding) -> dict[str, Any]:
+    seen = details.rows[finding.cell_key]
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
     found = seen.outcome
@@ -114,12 +116,12 @@ def _row_outcomes_and_scores(result: AuditResult, details: SecretDetails, findin
         "setting": finding.setting,
         "attack": finding.attack,
         "outcome": "".join("-" if i is None else codes[i] for i in order),
-        "score": [None if i is None else _three_significant_digits(float(scores[i])) for i in order],
+        "score": [None if i is None else _page_number_in_three_digits(float(scores[i])) for i in order],
         "lead": [] if lead is None else [None if i is None else int(lead[i]) for i in order],
     }
 
 
-def _three_significant_digits(value: float) -> float | int | None:
+def _page_number_in_three_digits(value: float) -> float | int | None:
     """Three significant digits; None for what JSON has no word for."""
     if not math.isfinite(value):
         return None
@@ -127,7 +129,7 @@ def _three_significant_digits(value: float) -> float | int | None:
     return int(short) if short.is_integer() else short
 
 
-def _token_view_by_target(
+def _page_token_view_by_target(
     result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
     """By target: a string of codes a secret, and the bits of its whole suffix; then how many are shown, and known.
@@ -144,7 +146,7 @@ def _token_view_by_target(
     shown: set[str] = set()
     for id in ranked:
         # A character a token; 12 more for quotes, comma and the bits.
-        text = _json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
+        text = _page_json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
         if (budget := budget - sum(len(distribution.get(id, ())) + 12 for distribution in distributions) - text) < 0:
             break
         shown.add(id)
@@ -153,8 +155,8 @@ def _token_view_by_target(
     for target, of in zip(targets, distributions, strict=True):
         # Nats of the tokens add up to those of the suffix; over ln 2 they are bits.
         bits = [round(-sum(of[id]) / math.log(2), 1) if id in of else math.nan for id in told]
-        codes = [encode_log_probs(of[id]) if id in of else "" for id in told]
-        columns.append({"target": target.title, "codes": codes, "bits": list(map(_three_significant_digits, bits))})
+        codes = [encode_log_probs_for_page(of[id]) if id in of else "" for id in told]
+        columns.append({"target": target.title, "codes": codes, "bits": list(map(_page_number_in_three_digits, bits))})
     pieces = [_visible_suffix_tokens(texts, id) for id in told] if texts else []
     return {"tokens": columns, "texts": pieces}, len(shown), len(ids)
 

@@ -45,7 +45,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     if signal.kind is PERSONAL:
-        return f"{personal.personal_kind_in_sentence(signal.part)} {personal.extracted_share_text(m)}"
+        return f"{personal.personal_kind_in_sentence(signal.part)} {personal.personal_data_share_phrase(m)}"
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
     if m.name in signal.kind.counted:
@@ -88,7 +88,7 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     shown = [s for s in of_a_kind if s.status == signals.SHOWN]
     suspected = [s for s in of_a_kind if s.suspected]
     if shown or suspected:
-        best = strongest_signal(shown or suspected)
+        best = strongest_signal_to_report(shown or suspected)
         access = f", {best.setting}" if best.setting else ""
         beside = "; ".join(filter(None, ("" if shown else "not significant", describe_signal_baseline(best))))
         return f"{describe_signal_number(best)}{access}{_bracketed(beside)}"
@@ -99,7 +99,7 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     assert m is not None  # it was tested
     if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
-    if not all(map(_counts_secrets_and_found_none, of_a_kind)):
+    if not all(map(_has_counted_secrets_and_found_none, of_a_kind)):
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
         return f"{describe_signal_number(worst)}{access} (not above {describe_signal_baseline(worst) or 'zero'}{never})"
     found = f"{worst.kind.counted[m.name]}{access}"
@@ -114,12 +114,12 @@ def not_ruled_out_phrase(none: LeakSignal) -> str:
     return f"{what} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
-def _counts_secrets_and_found_none(signal: LeakSignal) -> bool:
+def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
 
 
-def gate_command(seen: LeakAssessment, signal: LeakSignal, run: str) -> str:
+def gate_command_to_suggest(seen: LeakAssessment, signal: LeakSignal, run: str) -> str:
     """A gate on what this signal measures, of its own target: without --target one judges defended targets first."""
     named = {s.target for s in seen.signals}
     judged = named - {UNDEFENDED} or named
@@ -127,7 +127,7 @@ def gate_command(seen: LeakAssessment, signal: LeakSignal, run: str) -> str:
     return f"audit gate {run} --max {shlex.quote(signal.gate_rule)}{only}"
 
 
-def strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
+def strongest_signal_to_report(found: Sequence[LeakSignal]) -> LeakSignal:
     """Of signals of one kind, whatever their access."""
 
     def strength(signal: LeakSignal) -> float:
@@ -144,7 +144,7 @@ def strongest_signal(found: Sequence[LeakSignal]) -> LeakSignal:
 
 def no_leakage_phrase(seen: LeakAssessment, *targets: str) -> str:
     """The reassuring words: said where `LeakAssessment.shows_no_leakage`, and nowhere else."""
-    whole = all(len(seen.tested(target)) == len(seen.of(target)) for target in targets)
+    whole = all(len(seen.tested_signals(target)) == len(seen.signals_of_target(target)) for target in targets)
     return f"no leakage seen{'' if whole else ' in what was tested'}"
 
 
@@ -156,7 +156,7 @@ def group_signals_by_kind(found: Sequence[LeakSignal]) -> list[list[LeakSignal]]
 def _signal_sentences_by_status(seen: LeakAssessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
     """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
     shown, suspected, clear = list[str](), list[str](), list[list[LeakSignal]]()
-    for group in group_signals_by_kind(seen.tested(target)):
+    for group in group_signals_by_kind(seen.tested_signals(target)):
         # One access that shows it is enough for the whole kind.
         if any(s.status == signals.SHOWN for s in group):
             shown.append(describe_signals_of_one_kind(group))
@@ -164,7 +164,9 @@ def _signal_sentences_by_status(seen: LeakAssessment, target: str) -> tuple[list
             suspected.append(describe_signals_of_one_kind(group))
         else:
             clear.append(group)
-    untested = [phrases.lower_first(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
+    untested = [
+        phrases.lower_first(s.kind.title) for s in seen.signals_of_target(target) if s.status == signals.NOT_TESTED
+    ]
     return shown, suspected, _not_shown_sentences(clear), untested
 
 
@@ -175,7 +177,7 @@ def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
     none = [
         g
         for g, n in zip(clear, counts, strict=True)
-        if g[0].kind in _EXTRACTION and all(map(_counts_secrets_and_found_none, g)) and n == counts[0]
+        if g[0].kind in _EXTRACTION and all(map(_has_counted_secrets_and_found_none, g)) and n == counts[0]
     ]
     others = [describe_signals_of_one_kind(group) for group in clear if group not in none]
     if len(none) < 2:
@@ -191,7 +193,7 @@ def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
 
 def target_summary(result: AuditResult, seen: LeakAssessment, target: str) -> str:
     """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
-    named = title_or_undefended(result, target)
+    named = target_title_or_undefended(result, target)
     shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     if shown:
         none = [text for text in clear[:1] if text.startswith("none of")]  # that it is not told verbatim, beside
@@ -213,14 +215,14 @@ def target_signals_paragraph(result: AuditResult, seen: LeakAssessment, target: 
     sentences += _least_detectable_sentences(seen, target)
     sentences += [f"Not tested: {', '.join(untested)}."] if untested else []
     if not (shown or suspected or clear):
-        why = dict.fromkeys(s.why for s in seen.of(target) if s.why)
+        why = dict.fromkeys(s.why for s in seen.signals_of_target(target) if s.why)
         return f"Nothing was measured{_bracketed('; '.join(why))}, so this run supports no conclusion about it."
     return " ".join(sentences)
 
 
 def _least_detectable_sentences(seen: LeakAssessment, target: str) -> list[str]:
     """From which number on each signal that is not shown would have been."""
-    clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
+    clear = (s for s in seen.tested_signals(target) if s.status == signals.NOT_SHOWN)
     from_on = {s.kind.title: text for s in clear if (text := least_detectable_text(s)) != phrases.NOTHING}
     told = ", ".join(f"{phrases.lower_first(kind)} {number}" for kind, number in from_on.items())
     return [f"It would have been shown from: {told}."] if told else []
@@ -238,9 +240,9 @@ def least_detectable_text(signal: LeakSignal) -> str:
     return f"{text}{_UNITS.get(m.unit, '')}"
 
 
-def untested_kinds_by_targets(seen: LeakAssessment) -> dict[tuple[str, ...], list[LeakKind]]:
+def untested_kinds_to_report_by_targets(seen: LeakAssessment) -> dict[tuple[str, ...], list[LeakKind]]:
     """The kinds that were not tested, by the targets on which they were not; () first: those tested on no target."""
-    measured = [target for target in seen.targets if seen.tested(target)]
+    measured = [target for target in seen.targets if seen.tested_signals(target)]
     # () is there from the start, so that it stays first.
     found: dict[tuple[str, ...], list[LeakKind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in seen.signals):
@@ -257,9 +259,9 @@ def all_doubts(seen: LeakAssessment) -> tuple[Doubt, ...]:
     return tuple(dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ())))))
 
 
-def title_or_undefended(result: AuditResult, target: str) -> str:
+def target_title_or_undefended(result: AuditResult, target: str) -> str:
     """The target's title; "Undefended" also where that model is not in the result."""
-    found = phrases.find_target(result, target)
+    found = phrases.find_target_to_report(result, target)
     return found.title if found else "Undefended" if target == UNDEFENDED else target
 
 
@@ -270,14 +272,14 @@ def signals_forest_table(result: AuditResult, seen: LeakAssessment) -> Forest:
     """A row a signal and access, target by target."""
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
-        found = seen.of(target)
-        groups.append(Group(phrases.target_title_with_costs(result, target), tuple(map(_signal_row, found))))
-        spans += map(_confidence_span, found)
+        found = seen.signals_of_target(target)
+        groups.append(Group(phrases.target_title_with_costs(result, target), tuple(map(_signal_table_row, found))))
+        spans += map(_signal_forest_span, found)
     caption = "What is shown, what is not, and what was not tested; 95% intervals"
     return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
 
 
-def _signal_row(s: LeakSignal) -> tuple[str, ...]:
+def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
     status = "seen, not significant" if s.suspected else s.status
@@ -296,11 +298,11 @@ def _measured_text(s: LeakSignal) -> str:
 
 def _baseline_text(b: Measurement | float | None) -> str:
     if isinstance(b, Measurement):
-        return f"{phrases.hits(b):,}/{b.n:,}" if b.unit == "share" else phrases.format_value(b)
+        return f"{phrases.hit_count_of_share(b):,}/{b.n:,}" if b.unit == "share" else phrases.format_value(b)
     return phrases.NOTHING if b is None else phrases.format_number(b)
 
 
-def _confidence_span(s: LeakSignal) -> ForestSpan | None:
+def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
     m, b = s.measured, s.baseline
     if m is None or m.unit not in ("share", "probability"):
         return None
@@ -310,6 +312,6 @@ def _confidence_span(s: LeakSignal) -> ForestSpan | None:
 def signals_section_blocks(result: AuditResult) -> list[Block]:
     """The table and how to read it; nothing where nothing was measured."""
     seen = assess_signals(result)
-    if not any(seen.tested(target) for target in seen.targets):
+    if not any(seen.tested_signals(target) for target in seen.targets):
         return []
     return [signals_forest_table(result, seen), Paragraph(_NOTE)]

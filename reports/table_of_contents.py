@@ -21,7 +21,7 @@ from auditor.records.signals import assess_signals
 from auditor.reports import escaping, phrases, severity, signals, subject_line
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
-from auditor.reports.verdict import doubt_sentences, headline, summary_by_target, verdict_paragraph
+from auditor.reports.verdict import doubt_sentences, headline, summary_sentence_by_target, verdict_paragraph
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 READING = (
@@ -47,9 +47,9 @@ def markdown_document(
 
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
-    material = ReportMaterial(phrases.clean_result(result), details or SecretDetails(), texts=texts)
+    material = ReportMaterial(phrases.result_with_printable_strings(result), details or SecretDetails(), texts=texts)
     told = sorted((topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn)
-    made = ((t, (t.brief or t.make)(material)) for t in (*told, *_plugin_topics(material.result)))
+    made = ((t, (t.brief or t.make)(material)) for t in (*told, *_plugin_report_topics(material.result)))
     sections = tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks)
     source = "Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl"
     return replace(_build_report_document(material, sections), source=source)
@@ -65,8 +65,8 @@ def page_document(
 
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
-    material = ReportMaterial(phrases.clean_result(result), details or SecretDetails(), since, texts)
-    made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_topics(material.result)))
+    material = ReportMaterial(phrases.result_with_printable_strings(result), details or SecretDetails(), since, texts)
+    made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_report_topics(material.result)))
     sections = tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks)
     return _build_report_document(material, sections)
 
@@ -87,7 +87,7 @@ def _build_report_document(material: ReportMaterial, sections: tuple[Section, ..
     )
 
 
-def _plugin_topics(result: AuditResult) -> list[Topic]:
+def _plugin_report_topics(result: AuditResult) -> list[Topic]:
     """The sections that plug-ins brought, behind all others."""
     found = []
     for i, (name, own) in enumerate(result.sections.items()):
@@ -116,9 +116,9 @@ def _report_header_facts(result: AuditResult) -> Facts:
 
 
 def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
-    seen, said = assess_signals(result), summary_by_target(result)
+    seen, said = assess_signals(result), summary_sentence_by_target(result)
     stand = {target: severity.severity_of_target(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
     return tuple(
-        TargetSummary(signals.title_or_undefended(result, target), found.word, found.why, said.get(target, ""))
+        TargetSummary(signals.target_title_or_undefended(result, target), found.word, found.why, said.get(target, ""))
         for target, found in stand.items()
     )

@@ -25,7 +25,7 @@ class RowTable:
     machine_rows: tuple[tuple[object, ...], ...] = field(default=())
 
 
-def to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
+def row_table_to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """A rich table; `styles`: one a row."""
     clean = escaping.escape_for_terminal
     note = Text("\n").join(map(clean, grid.note.split("\n"))) if grid.note else None
@@ -37,23 +37,25 @@ def to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     return table
 
 
-def to_markdown(grid: RowTable) -> str:
+def row_table_to_markdown(grid: RowTable) -> str:
     note = [escaping.escape_for_markdown(grid.note), ""] if grid.note else []
-    return "\n".join([f"# {escaping.escape_for_markdown(grid.title)}", "", *note, *markdown_lines(grid)]) + "\n"
+    return (
+        "\n".join([f"# {escaping.escape_for_markdown(grid.title)}", "", *note, *row_table_markdown_lines(grid)]) + "\n"
+    )
 
 
-def markdown_lines(grid: RowTable) -> list[str]:
+def row_table_markdown_lines(grid: RowTable) -> list[str]:
     """The rows under their head, as lines of Markdown."""
     head, *rows = (list(map(escaping.escape_for_markdown, cells)) for cells in (grid.head, *grid.rows))
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def to_csv(grid: RowTable) -> str:
+def row_table_to_csv(grid: RowTable) -> str:
     """The rows for programs where there are some, else what people read."""
     return escaping.csv_text(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
-def to_latex(grid: RowTable) -> str:
+def row_table_to_latex(grid: RowTable) -> str:
     """A `tabular` with booktabs rules, for \\input; columns with sentences in them are paragraphs."""
     widest = [max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)]
     columns = "".join(r"p{0.25\linewidth}" if width > _SENTENCE else "l" for width in widest)

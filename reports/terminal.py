@@ -19,8 +19,8 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.records.signals import assess_signals
 from auditor.reports import claims, escaping, personal, phrases, signals, unlearning
-from auditor.reports.screen import next_command
-from auditor.reports.verdict import headline, strongest_attack_row, strongest_row_with_control_chain
+from auditor.reports.screen import next_command_to_suggest
+from auditor.reports.verdict import headline, strongest_attack_row, strongest_row_with_chain
 
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room
@@ -29,7 +29,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def terminal_run_summary(result: AuditResult, folder: Path | None = None) -> TerminalRunSummary:
     """The screen of `--verbose`. folder: the run folder to point at, where there is one."""
-    return TerminalRunSummary(phrases.clean_result(result), folder)
+    return TerminalRunSummary(phrases.result_with_printable_strings(result), folder)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TerminalRunSummary:
         yield from _remarks_below_rows(self.result)
         if self.folder is not None:
             report = escaping.to_printable_line(str(self.folder / "report.html"))
-            command = next_command(assess_signals(self.result), self.folder)
+            command = next_command_to_suggest(assess_signals(self.result), self.folder)
             yield Text()
             yield Text.assemble(("report", "bold"), f": {report}", overflow="fold")
             yield Text.assemble(("next", "bold"), f":   {command}", overflow="fold")
@@ -57,7 +57,13 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
     """Shares outside a run, to the three decimals that a challenge ranks by."""
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
-        cells = (f"{m.value:.3f}", f"{m.low:.3f}–{m.high:.3f}", f"{phrases.hits(m):,}", f"{m.n:,}", m.note)
+        cells = (
+            f"{m.value:.3f}",
+            f"{m.low:.3f}–{m.high:.3f}",
+            f"{phrases.hit_count_of_share(m):,}",
+            f"{m.n:,}",
+            m.note,
+        )
         table.add_row(Text(phrases.metric_label(m.name)), *map(Text, cells))
     return table
 
@@ -76,8 +82,10 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
     yield _column_line(heads, widths, gap, "dim")
-    rows = phrases.findings_undefended_first(result)
-    for (title, facts, claim), group in groupby(rows, key=lambda finding: _title_facts_and_claim(result, finding)):
+    rows = phrases.findings_in_report_order(result)
+    for (title, facts, claim), group in groupby(
+        rows, key=lambda finding: _screen_title_facts_and_claim(result, finding)
+    ):
         line = Text.assemble((title, "bold cyan"), (facts, "dim"))
         if line.cell_len + len(claim) + 3 <= width:
             yield line.append(f" · {claim}", "dim")
@@ -91,7 +99,7 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
                 yield _column_line(_attack_row_cells(finding), widths, gap)
 
 
-def _title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
+def _screen_title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
     """What the rows of a group share: their title, their decoding and perplexity, and whether the claim applies."""
     facts = f"  {finding.decoding} · PPL {phrases.target_perplexity_text(result, finding.target)}"
     applies = phrases.claim_applies_phrase(finding)
@@ -100,7 +108,7 @@ def _title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, 
 
 
 def _attack_row_cells(finding: Finding) -> tuple[str, ...]:
-    numbers = ("", "", "") if finding.not_applicable else phrases.main_number_and_baseline(finding)
+    numbers = ("", "", "") if finding.not_applicable else phrases.main_baseline_excess_table_cells(finding)
     return (phrases.shorten(finding.attack, 24), *numbers)
 
 
@@ -123,26 +131,30 @@ def _indented(content: RenderableType) -> Padding:
 
 def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     seen = assess_signals(result)
-    for targets, untested in signals.untested_kinds_by_targets(seen).items():
-        on = f" on {', '.join(signals.title_or_undefended(result, target) for target in targets)}" if targets else ""
+    for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
+        on = (
+            f" on {', '.join(signals.target_title_or_undefended(result, target) for target in targets)}"
+            if targets
+            else ""
+        )
         names = ", ".join(phrases.lower_first(kind.title) for kind in untested)
         yield Text.assemble((f"not tested{on}", "bold"), f"  {names}")
     best = strongest_attack_row(result, UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _recall_by_copies_sparkline(best)
     if best is not None and best.by_kind:
-        said = personal.extracted_by_kind_phrase(best)
+        said = personal.personal_data_by_kind_phrase(best)
         yield Text.assemble(("personal data", "bold"), f"  {said} (undefended, {best.attack})")
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions(finding)):
+        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions_to_report(finding)):
             shown = ", ".join(phrases.format_value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
-        told = strongest_row_with_control_chain(result, target.name)
+        told = strongest_row_with_chain(result, target.name)
         if told is not None and told.chain is not None:
             of = f"{told.attack}{', white-box' if told.setting == 'white-box' else ''}"
-            of += phrases.note_above_nonmembers(told.chain.whole)
+            of += phrases.above_nonmembers_phrase(told.chain.whole)
             yield _control_chain_line(f"why {target.title}", told.chain, of)
         if target.likelihood is not None:  # what no guess shows
             yield _control_chain_line(f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY)
@@ -170,5 +182,5 @@ def _recall_by_copies_sparkline(finding: Finding) -> Text:
 
 def _control_chain_line(title: str, chain: Chain, of: str) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
-    told = " · ".join(map(phrases.chain_step_effect, phrases.steps_that_change_target(chain.steps)))
+    told = " · ".join(map(phrases.chain_step_effect_phrase, phrases.chain_steps_worth_reporting(chain.steps)))
     return Text.assemble((title, "bold"), "  ", told, (f" ({of}, n {chain.whole.n:,})", "dim"))

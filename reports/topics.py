@@ -50,16 +50,16 @@ class Topic:
     brief: Maker | None = None
 
 
-def figures_block(drawn: Iterable[Figure]) -> list[Block]:
+def figures_blocks(drawn: Iterable[Figure]) -> list[Block]:
     """One block of these figures; no block where there are none."""
     figures = tuple(drawn)
     return [Figures(figures)] if figures else []
 
 
-def group_rows_by_target(result: AuditResult, row: Callable[[Finding], tuple[str, ...]]) -> tuple[Group, ...]:
+def table_groups_by_target(result: AuditResult, row: Callable[[Finding], tuple[str, ...]]) -> tuple[Group, ...]:
     """One untitled group a target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
-    for finding in phrases.findings_undefended_first(result):
+    for finding in phrases.findings_in_report_order(result):
         grouped.setdefault(finding.target, []).append(row(finding))
     return tuple(Group("", tuple(group)) for group in grouped.values())
 

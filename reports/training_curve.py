@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from auditor.core.result import Measurement
-from auditor.reports.plot_style import COLOURS, INK, LIGHT, LIGHT_STYLE, METADATA, SERIES, styled_figure
+from auditor.reports.plot_style import COLOURS, INK, LIGHT, LIGHT_STYLE, METADATA, SERIES, styled_figure_context
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ class Panel:
 def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
     """SVG. stopped_at: a step to be marked."""
     text = io.StringIO()
-    with styled_figure(LIGHT_STYLE) as (figure, first):
+    with styled_figure_context(LIGHT_STYLE) as (figure, first):
         first.remove()  # the axes that every styled figure begins with
         figure.set_size_inches(4.2 * len(panels), 3.2)
         figure.set_layout_engine("constrained")
@@ -49,8 +49,10 @@ def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
         steps, values = [step for step, _ in line.points], [m.value for _, m in line.points]
         reach = [[m.value - m.low for _, m in line.points], [m.high - m.value for _, m in line.points]]
-        look = {"fmt": _POINTS_AND_LINES[number % 4], "color": LIGHT[COLOURS[number % SERIES]]}
-        axes.errorbar(steps, values, yerr=reach, label=line.label, markersize=3, linewidth=1, capsize=2, **look)
+        look, colour = _POINTS_AND_LINES[number % 4], LIGHT[COLOURS[number % SERIES]]
+        axes.errorbar(
+            steps, values, reach, fmt=look, color=colour, label=line.label, markersize=3, linewidth=1, capsize=2
+        )
     if stopped_at is not None:
         axes.axvline(stopped_at, linestyle=":", color=LIGHT[INK], label="stopped")
     axes.set(title=panel.title, xlabel="step", ylim=(0, None))

@@ -41,7 +41,7 @@ _NOTE = (
 def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
     """What is left, what comes back, and what it cost: in the order of the numbers that were measured."""
     title = phrases.target_title(result, one.target)
-    told = [_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
+    told = [_unlearning_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
     if not told:
         return f"{title}: nothing was measured of what it was to forget."
     opening = f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: {'; '.join(told)}"
@@ -49,14 +49,14 @@ def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
     return " ".join((f"{opening}.", *found))
 
 
-def _before_after_label(row: GroupRecall) -> str:
+def _unlearning_before_after_label(row: GroupRecall) -> str:
     beside = f", never seen {phrases.format_value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
     now = after if before == after else phrases.value_with_interval(row.values[AFTER])
-    return f"{_recall_measure_name(row)} {before} → {now}{beside}"
+    return f"{_recall_measure_label(row)} {before} → {now}{beside}"
 
 
-def _recall_measure_name(row: GroupRecall) -> str:
+def _recall_measure_label(row: GroupRecall) -> str:
     return _NAMES.get(row.name) or phrases.lower_first(phrases.metric_label(row.name))
 
 
@@ -66,14 +66,14 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
     # "left": recall minus that of the model trained without the records.
     left = [row for row in rows if "left" in row.changes]
     if left:
-        there = [_recall_measure_name(row) for row in left if row.changes["left"].low > 0]
+        there = [_recall_measure_label(row) for row in left if row.changes["left"].low > 0]
         none = "Asked as it is, no more of it is shown than in a model that never saw it."
         yield f"Still there, more than in a model that never saw it, by {', '.join(there)}." if there else none
         return
     floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
     beside = [(row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors]
     # Other records, so not paired: intervals that lie apart, which asks more than a test of the difference.
-    there = [_recall_measure_name(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
+    there = [_recall_measure_label(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
     if beside:
         above = f"Above records it never saw by {', '.join(there)}."
         yield above if there else "Not shown to be above records it never saw."
@@ -87,8 +87,8 @@ def _relearning_sentences(one: Unlearning) -> Iterator[str]:
     if not rows:
         yield f"{trained} were not measured."
         return
-    back = [row for row in rows if _is_relearned(row)]
-    rest = [row for row in rows if not _is_relearned(row)]
+    back = [row for row in rows if _is_relearning_shown(row)]
+    rest = [row for row in rows if not _is_relearning_shown(row)]
     if back:
         yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(map(_relearned_label, back))}."
     if rest:
@@ -98,17 +98,17 @@ def _relearning_sentences(one: Unlearning) -> Iterator[str]:
         yield "Without --retrained, nothing tells what comes back from what such steps teach any model."
 
 
-def _is_relearned(row: GroupRecall) -> bool:
+def _is_relearning_shown(row: GroupRecall) -> bool:
     """Whether more came back than the same steps teach a model that never saw it, where there is one."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 
 def _relearned_label(row: GroupRecall) -> str:
     share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
-    part = f", {phrases.value_with_interval(share)} of what was taken" if share and _is_relearned(row) else ""
+    part = f", {phrases.value_with_interval(share)} of what was taken" if share and _is_relearning_shown(row) else ""
     beside = f", never seen {phrases.format_value(never)}" if never else ""
     after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
-    return f"{_recall_measure_name(row)} {after} → {again}{part}{beside}"
+    return f"{_recall_measure_label(row)} {after} → {again}{part}{beside}"
 
 
 def _perplexity_cost_sentence(one: Unlearning) -> str:
@@ -137,7 +137,9 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     groups = tuple(
         Group(
             f"{phrases.metric_label(name)} · {attack}",
-            tuple(_record_group_row(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)),
+            tuple(
+                _record_group_table_row(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)
+            ),
         )
         for attack, name in kinds
     )
@@ -150,7 +152,7 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     return Table(f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head))))
 
 
-def _record_group_row(row: GroupRecall, shown: list[str]) -> tuple[str, ...]:
+def _record_group_table_row(row: GroupRecall, shown: list[str]) -> tuple[str, ...]:
     changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",

@@ -39,12 +39,12 @@ _NOTE = (
 
 def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> list[Block]:
     """About rows whose texts were compared with all that was trained on. details: without, no table by record."""
-    shown = [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(MEMORISED)]
+    shown = [finding for finding in phrases.findings_in_report_order(result) if finding.measurement(MEMORISED)]
     if not shown:
         return []
     return [
         _memorised_rates_table(result, shown),
-        _records_to_come_table(result, shown),
+        _expected_further_records_table(result, shown),
         *_ranking_precision_tables(result, shown),
         Paragraph(_NOTE),
         *(_extracted_by_copies_blocks(result, details, shown) if details is not None else []),
@@ -70,7 +70,7 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
     return Table("untargeted-table", caption, head, (Group("", told),), frozenset(range(1, 7)))
 
 
-def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
+def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -> Table:
     head = ("Target", "Records extracted", "Non-members", f"New in the next {PER:,}", "In the end, at least")
     told = tuple(
         (
@@ -105,15 +105,17 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
         yield Table("rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head))))
 
 
-def _rows_with_records(details: SecretDetails, shown: list[Finding]) -> list[tuple[Finding, Mapping[str, Column]]]:
+def _untargeted_rows_with_records(
+    details: SecretDetails, shown: list[Finding]
+) -> list[tuple[Finding, Mapping[str, Column]]]:
     """The rows that extracted a training record, with their columns of records."""
-    return [(f, held) for f in shown if "generations" in (held := details.records.get(f.key, {}))]
+    return [(f, held) for f in shown if "generations" in (held := details.records.get(f.cell_key, {}))]
 
 
 def _extracted_by_copies_blocks(result: AuditResult, details: SecretDetails, shown: list[Finding]) -> list[Block]:
     """Which records are extracted, by how often they were trained on."""
     groups = []
-    for f, found in _rows_with_records(details, shown):
+    for f, found in _untargeted_rows_with_records(details, shown):
         out, trained = Counter(found["generations"].repeats), found["trained"]
         told = sorted(zip(trained.repeats, trained.values, strict=True), key=lambda own: (own[0] is None, own[0] or 0))
         if any(n is not None for n, _ in told):
@@ -127,10 +129,10 @@ def _extracted_by_copies_blocks(result: AuditResult, details: SecretDetails, sho
 
 def _extracted_records_blocks(result: AuditResult, details: SecretDetails, shown: list[Finding]) -> list[Block]:
     groups = []
-    for f, found in _rows_with_records(details, shown):
+    for f, found in _untargeted_rows_with_records(details, shown):
         n = len(found["generations"].ids)
         title = row_title_with_attack(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
-        groups.append(Group(title, tuple(_extracted_record_rows(found))))
+        groups.append(Group(title, tuple(_extracted_record_table_rows(found))))
     if not groups:
         return []
     head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
@@ -138,7 +140,7 @@ def _extracted_records_blocks(result: AuditResult, details: SecretDetails, shown
     return [Table("records-table", caption, head, tuple(groups), frozenset({2, 3, 4}), folded=True)]
 
 
-def _extracted_record_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
+def _extracted_record_table_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
     seen, inside = found["generations"], found.get("record")
     # inside: by attacked secret, the place of its record among those of `seen`.
     attacked: dict[int, list[str]] = {}

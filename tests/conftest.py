@@ -98,7 +98,7 @@ sqlite3.connect = unsynced
 
 # Every defense that can be made here: two forms are made by bitsandbytes, which development does without.
 _LACKING = () if find_spec("bitsandbytes") else ("nf4", "fp4")
-DEFENSES = {name: kind for name, kind in registry.defenses().items() if name not in _LACKING}
+DEFENSES = {name: kind for name, kind in registry.defenses_by_name().items() if name not in _LACKING}
 
 os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own is not touched
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -106,7 +106,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 def methods() -> dict[str, str]:
     """What a run records of the attacks and probes there are."""
-    return {name: kind.measures for name, kind in registry.attacks_and_probes().items()}
+    return {name: kind.measures for name, kind in registry.attacks_and_probes_by_name().items()}
 
 
 def seed() -> None:
@@ -131,7 +131,7 @@ def states(said: Iterable[str], *facts: str) -> bool:
     return any(all(re.search(pattern, one) for pattern in patterns) for one in said)
 
 
-SAVE = plot_files.save_frontier
+SAVE = plot_files.save_frontier_plot
 PICTURES: dict[bytes, str] = {}
 
 
@@ -194,7 +194,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         itself = {"models", "zoo", "providers"} & {*item.path.parts}
         setattr(self_check._SelfCheckTrial, name, question if itself else answered_once(name))
     drawn = "reports" in item.path.parts or item.get_closest_marker("drawn")
-    html.render_plot_svg, plot_files.save_frontier = (drawn_once, SAVE) if drawn else (framed, unpainted)
+    html.render_plot_svg, plot_files.save_frontier_plot = (drawn_once, SAVE) if drawn else (framed, unpainted)
     _account("privacy" in item.path.parts or item.get_closest_marker("accounted") is not None)
 
 

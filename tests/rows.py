@@ -16,7 +16,7 @@ from auditor.records.table import MEASURED, TABLE, Column
 
 def row_of(found: RowValuesBySecret) -> dict[str, Any]:
     """`ids`, `member`, `repeats`, and each quantity by its name, as lists."""
-    return _row(list(found.columns(CellKey("", "", ""))))
+    return _row(list(found.columns_for_secrets_table(CellKey("", "", ""))))
 
 
 def read_rows(folder: Path) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import auditor
 from auditor import audit, load_run
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
@@ -106,7 +106,7 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
         model,
         tokenizer,
         data=ROWS,
-        attacks=[Perplexity(samples=2)],
+        attacks=[PerplexityRanking(samples=2)],
         out=tmp_path / "run",
         suffix_length=3,
         prefix_length=4,
@@ -139,7 +139,10 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
         ({"defenses": ["pmixed"]}, "needs -D ensemble=DIR"),
         ({"attacks": []}, "expected at least one attack"),
         ({"attacks": [3]}, "expected attacks by name or as instances, got 3"),
-        ({"attacks": [Perplexity(samples=2), Perplexity(samples=3)]}, "expected each attack once, got 'perplexity'"),
+        (
+            {"attacks": [PerplexityRanking(samples=2), PerplexityRanking(samples=3)]},
+            "expected each attack once, got 'perplexity'",
+        ),
         ({"device": "cuda:7"}, "expected no device with a live model"),
         ({"revision": "main"}, "expected no revision with a live model"),
         ({"data": pd.DataFrame([[1, 2]], columns=["text", "text"])}, "expected data with each column once"),
@@ -170,7 +173,7 @@ def test_an_adapter_and_its_base_are_not_two_models(folder: Path, tmp_path: Path
 def test_an_instances_options_are_its_own(folder: Path, tmp_path: Path) -> None:
     model, tokenizer = live(folder)
     model.register_buffer("step", torch.tensor(0.0))  # a number, as some families keep
-    asked = {**ASKED, "attacks": [Perplexity(samples=2)], "samples": 3}
+    asked = {**ASKED, "attacks": [PerplexityRanking(samples=2)], "samples": 3}
     run = audit(model, tokenizer, data=ROWS, out=tmp_path / "run", **asked)
     assert run.result.findings[0].options["samples"] == 2
 
@@ -182,7 +185,7 @@ class MostOften(SamplingAttack):
     name: ClassVar[str] = "most-often"
     power: Any = 1.0
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         return [candidates.counts.double() ** self.power for _, candidates in batch]
 
 
@@ -243,7 +246,7 @@ def test_objects_are_in_no_folder(folder: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_an_instance_of_our_own_class_is_no_object(folder: Path, tmp_path: Path) -> None:
-    asked = {**ASKED, "attacks": [Perplexity(samples=2)]}
+    asked = {**ASKED, "attacks": [PerplexityRanking(samples=2)]}
     run = audit(str(folder / "model"), data=folder / "data.jsonl", out=tmp_path / "run", **asked)
     assert run.result.plan["objects"] == {}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Secret
 from auditor.defenses.uniform_mixing import UniformMixing
@@ -25,7 +25,7 @@ from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import build_plugin, plugin_description
 from auditor.plugins.probe import DistributionProbe, Probe
-from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
+from auditor.plugins.trainer import Trainer, TrainerCheckpoint, TrainingJob, TrainingRecord
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.promises import read_privacy_record
 from auditor.testing import (
@@ -42,7 +42,11 @@ from auditor.testing import (
 )
 from tests.conftest import DEFENSES, save_tiny, tiny
 
-ATTACKS, PROBES, TRAINERS = registry.attacks(), registry.probes(), registry.trainers()
+ATTACKS, PROBES, TRAINERS = (
+    registry.attacks_by_name(),
+    registry.probes_by_name(),
+    registry.trainers_by_name(),
+)
 METHODS = {**ATTACKS, **PROBES}
 SERVED = {kind.protect: name for name, kind in reversed(DEFENSES.items())}.values()  # one of those that serve alike
 DISTRIBUTION_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, DistributionProbe)}
@@ -67,7 +71,7 @@ def test_a_model_keeps_its_contract(family: str) -> None:
 
 
 @dataclass(frozen=True)
-class Faulty(Perplexity):
+class Faulty(PerplexityRanking):
     """Rank candidates by perplexity, with a fault."""
 
     name: ClassVar[str] = "faulty"
@@ -167,14 +171,14 @@ class TestDistributionProbe:
     def test_measures_beside_the_floor(self, kind: type[DistributionProbe], neox: HuggingFaceModel) -> None:
         probe, asked = make_small_plugin(kind), make_test_secrets(neox)
         seen = observe_by_id(probe, make_view(neox, WHITE_BOX), asked)
-        completed = probe.complete(asked, [seen[s.id] for s in asked])
+        completed = probe.complete_all(asked, [seen[s.id] for s in asked])
         measured = probe.measurements(asked, completed)
         names = [m.name for m in measured]
         assert f"{names[0]}_nonmembers" in names and measured[0].n == sum(s.member for s in asked)
         assert measured[0].value > 0
-        for repeats, m in probe.by_repeats(asked, completed).items():
+        for repeats, m in probe.main_number_by_repeats(asked, completed).items():
             assert m.name == names[0] and m.n == sum(s.member and str(s.repeats) == repeats for s in asked)
-        for name, values in probe.per_secret(asked, completed).items():
+        for name, values in probe.per_secret_values(asked, completed).items():
             own = [v for v, s in zip(values, asked, strict=True) if s.member]
             assert next(m for m in measured if m.name == name).value == pytest.approx(sum(own) / len(own)), name
         members = [s for s in asked if s.member]
@@ -215,11 +219,11 @@ def test_probes_read_defended_distributions(kind: type[Probe], defense: type[Def
 @pytest.mark.parametrize("kind", DEFENSES.values(), ids=DEFENSES)
 def test_its_chain_passes_through_itself_once(kind: type[Defense]) -> None:
     """Every other row is a control of another kind, with a cause of its own; what a row lacks can be given."""
-    chain = kind().chain()
+    chain = kind().cause_chain()
     assert [cause.row for cause in chain].count(None) == (1 if chain else 0)
     assert len({cause.name for cause in chain}) == len(chain) and all(cause.changes for cause in chain)
     controls = [cause.row for cause in chain if cause.row is not None]
-    assert all(registry.defenses()[control.name] is type(control) for control in controls)
+    assert all(registry.defenses_by_name()[control.name] is type(control) for control in controls)
     assert len({control.name for control in controls}) == len(controls) and kind() not in controls
 
 
@@ -243,7 +247,7 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
         users=False,
         public=base,
         out=tmp_path / "out",
-        checkpoint=Checkpoint(tmp_path / "out" / "checkpoint.pt"),
+        checkpoint=TrainerCheckpoint(tmp_path / "out" / "checkpoint.pt"),
         seed=0,
         progress=lambda what, done, total: None,
         forget=records[:3] if kind.unlearns else (),
@@ -265,6 +269,6 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
     assert (promised is None or promised.epsilon is None) == kind.claims.startswith("none")
 
 
-@pytest.mark.parametrize("kind", registry.benchmarks().values(), ids=registry.benchmarks())
+@pytest.mark.parametrize("kind", registry.benchmarks_by_name().values(), ids=registry.benchmarks_by_name())
 def test_benchmarks_say_what_they_are(kind: type) -> None:
     assert plugin_description(kind)

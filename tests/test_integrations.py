@@ -187,7 +187,7 @@ def test_bad_arguments(base: Path, tmp_path: Path) -> None:
         "loss_members > nan",
     ):
         with pytest.raises(AuditError, match="expected stop_at as NAME > NUMBER"):
-            StopLimit.read(bad)
+            StopLimit.parse_sentence(bad)
     with pytest.raises(AuditError, match="expected every >= 1, got 0"):
         AuditCallback(made, data=MEMBERS, every=0)
     made.is_fsdp_enabled = True
@@ -202,7 +202,8 @@ def test_a_training_set_is_searched_within_rows() -> None:
     assert found is not None and (found.rows, found.copies) == (3, 1)
     text = found.ids.tobytes()
     assert (
-        preflight._find_token_positions(text, (3, 4)) == [2, 13] and preflight._find_token_positions(text, (6, 7)) == []
+        preflight._positions_of_tokens_in_training_set(text, (3, 4)) == [2, 13]
+        and preflight._positions_of_tokens_in_training_set(text, (6, 7)) == []
     )
     assert found.learnt.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
     assert preflight.read_training_set([{"text": "x"}]) is None and preflight.read_training_set(iter(rows)) is None

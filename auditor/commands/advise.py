@@ -29,7 +29,7 @@ def advise(
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():
-        typer.echo(_last_checkpoint_below_limit(folder, at_most))
+        typer.echo(_last_checkpoint_below_max_flag_sentence(folder, at_most))
         return
     if at_most is not None:
         raise AuditError(f"--max is about checkpoints, but {str(folder)!r} is a single run")
@@ -37,7 +37,10 @@ def advise(
     from auditor.records import secret_details
     from auditor.reports import advice, escaping, phrases
 
-    result, details = phrases.clean_result(read_run(folder).result), secret_details.read_secret_details(folder)
+    result, details = (
+        phrases.result_with_printable_strings(read_run(folder).result),
+        secret_details.read_secret_details(folder),
+    )
     found = advice.advice(result, details, shlex.quote(str(folder)))
     for one in found:
         typer.echo(escaping.to_printable_line(one.line))
@@ -45,7 +48,7 @@ def advise(
         typer.echo("nothing can be advised: nothing was measured")
 
 
-def _last_checkpoint_below_limit(folder: Path, at_most: str | None) -> str:
+def _last_checkpoint_below_max_flag_sentence(folder: Path, at_most: str | None) -> str:
     from auditor.studies import checkpoints, sweep
 
     name, _, limit = (at_most or "").partition("=")
@@ -55,4 +58,4 @@ def _last_checkpoint_below_limit(folder: Path, at_most: str | None) -> str:
         raise AuditError(
             f"expected --max NAME=LIMIT, as recall=0.05, for a line of checkpoints, got {at_most}"
         ) from None
-    return checkpoints.last_checkpoint_below_bound(sweep.sweep_places(folder), name, most)
+    return checkpoints.last_checkpoint_below_bound_sentence(sweep.read_sweep_places(folder), name, most)

@@ -116,25 +116,27 @@ def make(
     if of_audit:
         if own:
             raise AuditError(
-                f"expected {_comma_separated_flags(own)} without {_comma_separated_flags(of_audit)}: "
+                f"expected {_option_names_as_typed_flags(own)} without {_option_names_as_typed_flags(of_audit)}: "
                 "canaries are for one or the other"
             )
-        _make_audit_canaries(coins, out, _parse_insertion_counts("1" if counts is None else counts), seed)
+        _write_audit_canaries_from_flags(
+            coins, out, _parse_insertion_counts_flag("1" if counts is None else counts), seed
+        )
         return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
-    lists = dict(_parse_named_word_list(item) for item in exposure.list_ or [])
+    lists = dict(_read_named_word_list_flag(item) for item in exposure.list_ or [])
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
     formats = exposure.format or ["My ID is {digits:6}"]
-    many = _parse_insertion_counts("1,2,4,8,16" if counts is None else counts)
-    manifest = canaries.make_exposure_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
-    manifests.write_manifest(out, manifest)
-    copies = len(manifest.copies())
+    many = _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts)
+    manifest = canaries.make_exposure_canary_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
+    manifests.write_canary_manifest(out, manifest)
+    copies = len(manifest.canary_copies_to_insert())
     made = counted(len(manifest.canaries), "canary", "canaries")
     typer.echo(f"manifest: {out} ({made}, {counted(copies, 'copy', 'copies')} to insert)")
 
 
-def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:
+def _write_audit_canaries_from_flags(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:
     from auditor.benchmarks import manifests
     from auditor.runs import making_audit_canaries
     from auditor.statistics import audited
@@ -142,7 +144,7 @@ def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int],
     if (coins.audit is None) == (coins.for_epsilon is None):
         raise AuditError(
             f"expected --audit N or --for-epsilon, one of them, with "
-            f"{_comma_separated_flags(options.given_flags(coins))}"
+            f"{_option_names_as_typed_flags(options.given_flags(coins))}"
         )
     if len(counts) != 1:
         raise AuditError(
@@ -166,7 +168,7 @@ def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int],
     manifest = making_audit_canaries.make_audit_canaries(
         making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
     )
-    manifests.write_manifest(out, manifest)
+    manifests.write_canary_manifest(out, manifest)
     inside = sum(one.included for one in manifest.canaries)
     whose = "a fresh secret seed"
     if seed is not None:
@@ -174,7 +176,7 @@ def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int],
     typer.echo(f"manifest: {out} ({count} canaries, {inside} included; coin flips from {whose})")
 
 
-def _comma_separated_flags(given: Iterable[str]) -> str:
+def _option_names_as_typed_flags(given: Iterable[str]) -> str:
     # `list_` is --list: Python's own name is taken
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in given)
 
@@ -217,7 +219,7 @@ def insert(
     from auditor.benchmarks import insertion, manifests
 
     copies = insertion.write_data_with_canaries(
-        insertion.InsertionPlan(manifests.read_manifest(manifest), column, group, seed), data, out
+        insertion.CanaryInsertionPlan(manifests.read_canary_manifest(manifest), column, group, seed), data, out
     )
     typer.echo(f"data: {out} ({copies} copies of canaries inserted)")
 
@@ -260,12 +262,14 @@ def score(
 
     with console.open_progress_terminal() as reporter:
         how = LoadingOptions(**loading)
-        scores = canary_scores.score_canaries(manifest, model, reporter, loading=how, **options.given_flags(flags))
+        scores = canary_scores.canary_scores_of_model_or_run(
+            manifest, model, reporter, loading=how, **options.given_flags(flags)
+        )
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))
         return
     for one in scores:
-        console.print_table(_canary_exposure_table(one))
+        console.print_table(_printed_canary_exposure_table(one))
 
 
 def bound(
@@ -286,7 +290,7 @@ def bound(
     from auditor.core.jsonable import to_json
     from auditor.runs import trials
 
-    found = trials.bound_epsilon(runs, target, canary)
+    found = trials.bound_epsilon_over_trial_runs(runs, target, canary)
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=1))
         return
@@ -300,7 +304,7 @@ for command in (make, insert, extend, score, bound):
     options.add_command_to_app(app, command)
 
 
-def _canary_exposure_table(score: TargetScores) -> RowTable:
+def _printed_canary_exposure_table(score: TargetScores) -> RowTable:
     from auditor.reports import phrases
     from auditor.reports.tables import RowTable
 
@@ -316,14 +320,14 @@ def _canary_exposure_table(score: TargetScores) -> RowTable:
     return RowTable(score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes))
 
 
-def _parse_insertion_counts(text: str) -> list[int]:
+def _parse_insertion_counts_flag(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
         raise AuditError(f"expected --counts as whole numbers with commas between them, got {text!r}")
     return [int(part) for part in parts]
 
 
-def _parse_named_word_list(item: str) -> tuple[str, tuple[str, ...]]:
+def _read_named_word_list_flag(item: str) -> tuple[str, tuple[str, ...]]:
     name, separator, path = item.partition("=")
     if not (separator and name.isidentifier()):
         raise AuditError(f"expected --list NAME=FILE, got {item!r}")

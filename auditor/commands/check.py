@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from auditor.commands import console, options
-from auditor.commands.run import audit_plan_into_folder
+from auditor.commands.run import audit_plan_and_print_result
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
@@ -85,7 +85,7 @@ def check(
         plan = Plan.from_fields(
             seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick_check.quick_plan_fields()
         )
-        _audit_into_new_folder(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
+        _audit_into_new_folder_and_print(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
         return
     plan = quick_check.quick_plan(model, data, nonmembers, seed, template)
     shared, name = SweepCache(), f"check-{Path(model).name}"
@@ -93,12 +93,12 @@ def check(
     with console.open_progress_terminal(verbose=False) as reporter:
         if deep:
             plan = quick_check.plan_of_slow_attacks(plan)
-            console.print_table(cost.cost_estimate_table(estimate.estimate_run_cost(plan, reporter, shared=shared)))
+            console.print_table(cost.run_cost_estimate_table(estimate.estimate_run_cost(plan, reporter, shared=shared)))
         else:
             plan, limits = quick_check.limit_plan_to_time(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
     given += ["--template", template] if template != AUTO else []
-    _audit_into_new_folder(
+    _audit_into_new_folder_and_print(
         plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)} --deep"
     )
 
@@ -114,7 +114,7 @@ def _check_options_together(model: str | None, data: str | None, beside: Mapping
         raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
 
 
-def _audit_into_new_folder(
+def _audit_into_new_folder_and_print(
     plan: Plan, out: Path | None, name: str, shared: SweepCache, limits: tuple[str, ...], **after: str
 ) -> None:
     from auditor.records.folder import RunFolder, remove_latest_link
@@ -124,4 +124,4 @@ def _audit_into_new_folder(
         remove_latest_link()
     plan = plan.with_fields(command=console.current_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
-    audit_plan_into_folder(plan, folder, shared=shared, remarks=CommandRemarks(limits, **after))
+    audit_plan_and_print_result(plan, folder, shared=shared, remarks=CommandRemarks(limits, **after))

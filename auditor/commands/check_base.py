@@ -57,11 +57,11 @@ def check_base(
     with console.open_progress_terminal(verbose=False) as reporter:
         others = [load_causal_lm(one, how.for_companion_model()) for one in fresh or []]
         found = check(load_causal_lm(base, how), others, tuning, prompt or (), reporter.progress)
-    typer.echo(json.dumps(to_json(found), indent=2) if as_json else "\n".join(_base_check_lines(found)))
+    typer.echo(json.dumps(to_json(found), indent=2) if as_json else "\n".join(_printed_base_check_lines(found)))
     raise typer.Exit({True: 1, False: 0, None: 4}[found.alarm])
 
 
-def _base_check_lines(found: BaseCheck) -> Iterator[str]:
+def _printed_base_check_lines(found: BaseCheck) -> Iterator[str]:
     fresh = ", ".join(f"{100 * reach:.0f}%" for reach in found.of_fresh)
     yield f"RESULT  {_SAID[found.alarm]}: a request brings out {100 * found.reach:.0f}% of what comes out as in"
     yield f"        training, of fresh bases {fresh}; alarm above {100 * found.limit:.0f}%"

@@ -9,26 +9,26 @@ from auditor.plugins.catalogue import cached_plugin_classes
 from auditor.plugins.options import plugin_description, plugin_option_defaults
 
 
-def _plugin_classes_of_kinds(kinds: tuple[str, ...]) -> dict[str, type]:
+def _completable_plugin_classes_of_kinds(kinds: tuple[str, ...]) -> dict[str, type]:
     known = cached_plugin_classes(console.silence_libraries)
     return {name: cls for kind in kinds for name, cls in known[kind].items()}
 
 
-def _plugin_name_completer(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
+def _make_plugin_name_completer(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
     def complete(incomplete: str) -> list[tuple[str, str]]:
-        known = _plugin_classes_of_kinds(kinds).items()
+        known = _completable_plugin_classes_of_kinds(kinds).items()
         return [(name, plugin_description(cls)) for name, cls in known if name.startswith(incomplete)]
 
     return complete
 
 
-def _plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
+def _make_plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
     """Completes `ethicist.samples=`."""
 
     def complete(incomplete: str) -> list[str]:
         every = (
             f"{name}.{option}="
-            for name, cls in _plugin_classes_of_kinds(kinds).items()
+            for name, cls in _completable_plugin_classes_of_kinds(kinds).items()
             for option in plugin_option_defaults(cls)
         )
         return [text for text in every if text.startswith(incomplete)]
@@ -37,9 +37,9 @@ def _plugin_option_completer(*kinds: str) -> Callable[[str], list[str]]:
 
 
 # made at import, which reads no plug-in: that is done when a shell asks
-complete_attack_names = _plugin_name_completer("Attack", "Probe")
-complete_attack_options = _plugin_option_completer("Attack", "Probe")
-complete_defense_names = _plugin_name_completer("Defense")
-complete_defense_options = _plugin_option_completer("Defense")
-complete_training_methods = _plugin_name_completer("Trainer")
-complete_plugin_names = _plugin_name_completer("Attack", "Probe", "Defense", "Trainer", "Benchmark")
+complete_attack_names = _make_plugin_name_completer("Attack", "Probe")
+complete_attack_options = _make_plugin_option_completer("Attack", "Probe")
+complete_defense_names = _make_plugin_name_completer("Defense")
+complete_defense_options = _make_plugin_option_completer("Defense")
+complete_training_methods = _make_plugin_name_completer("Trainer")
+complete_plugin_names = _make_plugin_name_completer("Attack", "Probe", "Defense", "Trainer", "Benchmark")

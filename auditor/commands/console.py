@@ -57,10 +57,10 @@ def is_output_pipe_closed(error: BaseException) -> bool:
     """Whether the error says that whoever read stdout or stderr is gone, as `head` is when it has its lines."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)  # what rich makes of it
-    return isinstance(error, BrokenPipeError) and any(map(_is_stream_hung_up, (sys.stdout, sys.stderr)))
+    return isinstance(error, BrokenPipeError) and any(map(_has_output_stream_lost_its_reader, (sys.stdout, sys.stderr)))
 
 
-def _is_stream_hung_up(stream: Any) -> bool:
+def _has_output_stream_lost_its_reader(stream: Any) -> bool:
     with suppress(OSError, ValueError, AttributeError):  # no stream, or none of the system's
         told = select.poll()  # Unix alone has it
         told.register(stream.fileno(), 0)  # POLLERR comes unasked: the pipe has lost its reader
@@ -71,7 +71,7 @@ def _is_stream_hung_up(stream: Any) -> bool:
 def redirect_output_to_devnull() -> None:
     """Sends stdout, and a hung-up stderr, to nowhere: Python would fail again at its last flush (exit 120)."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is sys.stdout or _is_stream_hung_up(stream):
+        if stream is sys.stdout or _has_output_stream_lost_its_reader(stream):
             with suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -97,9 +97,9 @@ def current_command_line() -> str:
 def print_table(table: Any, styles: Sequence[str] = ()) -> None:
     from rich.console import Console
 
-    from auditor.reports.tables import to_rich
+    from auditor.reports.tables import row_table_to_rich
 
-    Console().print(to_rich(table, styles))
+    Console().print(row_table_to_rich(table, styles))
 
 
 def silence_libraries() -> None:
@@ -122,7 +122,7 @@ def silence_libraries() -> None:
         stdlib.getLogger(library).setLevel(stdlib.ERROR)
 
 
-def _safe_text_after_lead(lead: str, text: str) -> Text:
+def _lead_and_escaped_terminal_text(lead: str, text: str) -> Text:
     from rich.text import Text
 
     return Text(lead).append(escaping.escape_for_terminal(text))
@@ -147,12 +147,12 @@ class Terminal:
         with self.transient_progress_bar(name):
             yield
         if self._verbose:
-            stderr_console().print(_safe_text_after_lead(f"{time.perf_counter() - start:7.1f} s  ", name))
+            stderr_console().print(_lead_and_escaped_terminal_text(f"{time.perf_counter() - start:7.1f} s  ", name))
         if self._verbose and not self._said_threads:  # behind the first stage: a refusal is one sentence, nothing else
             import torch
 
             self._said_threads = True
-            used, speed = threads.describe_threads(torch.get_num_threads()), threads.measure_gflops()
+            used, speed = threads.describe_threads(torch.get_num_threads()), threads.measure_machine_gflops()
             self.note(f"threads: {used}; {speed:.0f} GFLOP/s in float32")
 
     @contextmanager
@@ -185,9 +185,9 @@ class Terminal:
 
     def note(self, text: str) -> None:
         if self._verbose:
-            stderr_console().print(_safe_text_after_lead("           ", text), soft_wrap=True)
+            stderr_console().print(_lead_and_escaped_terminal_text("           ", text), soft_wrap=True)
 
-    def greedy(self, recall: Mapping[str, Measurement]) -> None:
+    def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
         if self._verbose:
             stderr_console().print(

@@ -60,9 +60,11 @@ def dp_loop(
     from auditor.crash.trial import crash_test
     from auditor.reports import html, markdown
 
-    found = _load_training_function(script, function)
+    found = _load_dp_loop_training_function(script, function)
     with (
-        _kill_after_timeout(60 * minutes + 30),  # the test ends by itself at `minutes`, unless a training never returns
+        _kill_process_if_block_exceeds(
+            60 * minutes + 30
+        ),  # the test ends by itself at `minutes`, unless a training never returns
         console.open_progress_terminal(verbose=False) as reporter,
         contextlib.redirect_stdout(sys.stderr),  # what the training prints is no part of the report
         reporter.transient_progress_bar(),
@@ -92,16 +94,16 @@ def dp_loop(
 
 
 @contextlib.contextmanager
-def _kill_after_timeout(seconds: float) -> Iterator[None]:
+def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
     """Ends this process, and those started meanwhile, where the block takes longer: a training may never return."""
     import psutil  # needs a module of Unix: whoever asks for help alone does without
 
-    from auditor.crash.watch import LONG, list_started_processes
+    from auditor.crash.watch import LONG, list_processes_started_by_training
 
     before = set(psutil.Process().children())
 
     def end() -> None:
-        for process in list_started_processes(before):
+        for process in list_processes_started_by_training(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         # past Python's streams and clean-up: the main thread may hang in a library, and hold their locks
@@ -121,7 +123,7 @@ def _kill_after_timeout(seconds: float) -> Iterator[None]:
 _USUAL = ("train", "trainer", "main")  # what is looked for in a file where no name is given
 
 
-def _load_training_function(script: Path, function: str | None) -> Callable[..., Any]:
+def _load_dp_loop_training_function(script: Path, function: str | None) -> Callable[..., Any]:
     """The training in a user's file: its function of (model, records), or that of the Trainer that it makes.
 
     Without a name: the first of the usual ones, else what the file trains where it is run as a script. Raises
@@ -131,21 +133,21 @@ def _load_training_function(script: Path, function: str | None) -> Callable[...,
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}, which does not exist")
     from auditor.crash import trainers
 
-    module, made = _import_script_and_trainer(script, f"audit_training_{script.stem}")
+    module, made = _import_dp_loop_script_and_trainer(script, f"audit_training_{script.stem}")
     names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
     # loaded under its own name it made nothing: its training may stand below `if __name__ == "__main__"`
     if not names and made is None:
-        module, made = _import_script_and_trainer(script, "__main__")
+        module, made = _import_dp_loop_script_and_trainer(script, "__main__")
     if made is None:
         made = getattr(module, names[0], None) if names else None
         if not callable(made) and not trainers.is_transformers_trainer(made):
             usual = "a function `train(model, records)` or a Trainer"
             named = usual if function is None else f"a function {function!r}"
             raise AuditError(f"expected {named} in {str(script)!r}; name another with --function")
-    return _to_training_function(made, script, getattr(module, "CLAIM", None))
+    return _entry_as_dp_loop_training_function(made, script, getattr(module, "CLAIM", None))
 
 
-def _to_training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
+def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
     from auditor.crash import trainers
 
     if not trainers.is_transformers_trainer(made):
@@ -154,14 +156,14 @@ def _to_training_function(made: Any, script: Path, claim: Any) -> Callable[..., 
         except TypeError:  # it takes something: the model and the records
             found: Callable[..., Any] = made
             return found
-        with _errors_blamed_on_script(f"cannot run {made.__name__!r} of {str(script)!r}:"):
+        with _blame_script_for_errors_of_block(f"cannot run {made.__name__!r} of {str(script)!r}:"):
             made = trainers.obtain_trainer_from_entry(made)
     if claim is None:
         raise AuditError(f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims")
-    return trainers.train_function_of_trainer(made, claim)
+    return trainers.make_train_function_from_trainer(made, claim)
 
 
-def _import_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
+def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
     """The file's module under this name, and the Trainer that is about to train in it; None: none is."""
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
@@ -173,13 +175,16 @@ def _import_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
         sys.path.insert(0, folder)  # as for a script that Python runs
     # the module stays out of sys.modules, where "__main__" would replace our own
     found: list[Any] = []
-    with _errors_blamed_on_script(f"cannot load {str(script)!r}:"), trainers.intercept_trainer_training(found):
+    with (
+        _blame_script_for_errors_of_block(f"cannot load {str(script)!r}:"),
+        trainers.catch_trainer_before_training_context(found),
+    ):
         spec.loader.exec_module(module)
     return module, found[0] if found else None
 
 
 @contextlib.contextmanager
-def _errors_blamed_on_script(what: str, of_device: str = "") -> Iterator[None]:
+def _blame_script_for_errors_of_block(what: str, of_device: str = "") -> Iterator[None]:
     """Raises what a user's file raised as AuditError. of_device: added where the error is about an accelerator."""
     try:
         yield
@@ -195,7 +200,7 @@ def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[.
 
     def run(model: Any, records: Any) -> Any:
         advice = "; the crash test trains on the processor: leave the model on its own device"
-        with _errors_blamed_on_script(f"the training in {str(script)!r} raised", advice):
+        with _blame_script_for_errors_of_block(f"the training in {str(script)!r} raised", advice):
             return train(model, records)
 
     return run

@@ -51,7 +51,7 @@ def export(
     if secrets:
         render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
         contents[secrets] = render(
-            exports.per_secret_sheet([exports.read_run_with_aliases(folder) for folder in folders])
+            exports.per_secret_sheet([exports.read_run_for_export_with_aliases(folder) for folder in folders])
         )
     for path, content in contents.items():
         disk.replace_atomically(path, content)

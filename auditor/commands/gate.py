@@ -74,7 +74,7 @@ class GateLimitFlags:
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
         if self.inconclusive is not None:
-            held = replace(held, inconclusive=policies.parse_inconclusive(self.inconclusive))
+            held = replace(held, inconclusive=policies.parse_inconclusive_reading(self.inconclusive))
         allowed = self.allow_not_applicable or held.allow_not_applicable
         return replace(held, rules=rules, allow_not_applicable=allowed)
 
@@ -187,18 +187,20 @@ def gate(
         raise AuditError("--power and --rules go with --plan")
     if folder is None:
         raise AuditError("expected a run folder, got none")
-    policy, base = limits.policy_of_file_and_flags(), read_run_if_given(limits.baseline)
+    policy, base = limits.policy_of_file_and_flags(), read_run_of_flag_if_given(limits.baseline)
     # the attestation first: a key that cannot be read is refused before the models are hashed
-    raise typer.Exit(judge_and_report_run(folder, policy, base, outputs, scope, signed.judge_given_attestation(folder)))
+    raise typer.Exit(
+        judge_run_and_print_for_exit_code(folder, policy, base, outputs, scope, signed.judge_given_attestation(folder))
+    )
 
 
-def read_run_if_given(folder: Path | None) -> RunOutcomes | None:
+def read_run_of_flag_if_given(folder: Path | None) -> RunOutcomes | None:
     from auditor.gate.decide import read_run
 
     return None if folder is None else read_run(folder)
 
 
-def judge_and_report_run(
+def judge_run_and_print_for_exit_code(
     folder: Path,
     policy: Policy,
     baseline: RunOutcomes | None,
@@ -214,7 +216,7 @@ def judge_and_report_run(
         # the flags are called as the arguments of `judge_run_by_policy` are
         asked = {**vars(scope or GateScopeFlags()), "attested": attested}
         decision = gate_inputs.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
-    _report_decision(decision, outputs)
+    _print_and_write_decision(decision, outputs)
     try:
         save_decision(folder, decision)
     except AuditError as why:  # a folder that is only read has been judged all the same
@@ -222,7 +224,7 @@ def judge_and_report_run(
     return decision.exit_code
 
 
-def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
+def _print_and_write_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     from auditor.reports import decision as reports
     from auditor.reports import files
 
@@ -234,7 +236,7 @@ def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
         disk.replace_atomically(outputs.markdown, reports.decision_markdown(decision))
     step = outputs.summary or (Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None)
     if step is not None:
-        files.append_to_job_summary(step, reports.decision_markdown(decision))
+        files.append_report_to_job_summary(step, reports.decision_markdown(decision))
 
 
 def _print_secrets_needed(changes: list[str], power: float | None, rules: int | None) -> None:
@@ -254,7 +256,7 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
                 if rule.is_paired_difference or rule.of_claim:
                     typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.is_paired_difference)
         else:
-            found += powers.secrets_needed_for_change(powers.parse_change(item), power, rules)
+            found += powers.secrets_needed_for_change(powers.parse_planned_share_change(item), power, rules)
     most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
     decisions = "1 decision" if rules == 1 else f"{rules} decisions together"
     typer.echo(f"{most:,} secrets are enough for any of these decisions (power {power:g}, {decisions} at 5%)")

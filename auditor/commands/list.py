@@ -41,13 +41,15 @@ def list_plugins(
         console.silence_libraries()
         from auditor.plugins import registry
 
-        options.load_plugins(plugin)
-        found: listing.Found = registry.all_plugins()
+        options.load_plugin_files_of_flag(plugin)
+        found: listing.Found = registry.plugins_by_kind()
     else:
         found = cached_plugin_classes(console.silence_libraries)
     out = Console()
     width = out.width if out.is_terminal else None
     for line in (
-        listing.plugin_overview_lines(found, width) if name is None else listing.plugin_detail_lines(found, name)
+        listing.plugin_listing_overview_lines(found, width)
+        if name is None
+        else listing.plugin_listing_detail_lines(found, name)
     ):
         out.print(line, soft_wrap=name is None or width is None)

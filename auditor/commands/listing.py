@@ -32,7 +32,7 @@ _GUTTER, _NAME = 10, 23
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
+def plugin_listing_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
     """A line for each plug-in; one for all forms and models, one for controls, one for data.
 
     width: of a terminal, where a longer description ends with a part of its sentence that fits.
@@ -41,7 +41,9 @@ def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
     every = {**found["Defense"], **trained}
     controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
     # a defense is more than the training of its name where it serves what was trained
-    served = {n: c for n, c in found["Defense"].items() if n not in trained or not _is_same_class(c, trained[n])}
+    served = {
+        n: c for n, c in found["Defense"].items() if n not in trained or not _is_same_listed_plugin_class(c, trained[n])
+    }
     forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
         ("attack", found["Attack"]),
@@ -51,33 +53,33 @@ def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
-            yield _plugin_summary_line("" if i else title, name, plugin_description(cls), width)
+            yield _plugin_listing_line("" if i else title, name, plugin_description(cls), width)
     syntax = [
         name + "".join(f":{option.upper()}" for option in plugin_option_defaults(cls)) for name, cls in forms.items()
     ]
-    yield _plugin_summary_line("forms", f"{', '.join(syntax)}; models {', '.join(found['Provider'])}", "", width)
-    yield _plugin_summary_line("controls", ", ".join(controls), "", width)
-    yield _plugin_summary_line("data", ", ".join(found["Benchmark"]), "", width)
+    yield _plugin_listing_line("forms", f"{', '.join(syntax)}; models {', '.join(found['Provider'])}", "", width)
+    yield _plugin_listing_line("controls", ", ".join(controls), "", width)
+    yield _plugin_listing_line("data", ", ".join(found["Benchmark"]), "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
 
-def _is_same_class(one: Any, other: Any) -> bool:
+def _is_same_listed_plugin_class(one: Any, other: Any) -> bool:
     """By names, as the catalogue may have rebuilt a class from its cache."""
     return (one.__module__, one.__name__) == (other.__module__, other.__name__)
 
 
-def _plugin_summary_line(title: str, name: str, said: str, width: int | None) -> Text:
+def _plugin_listing_line(title: str, name: str, said: str, width: int | None) -> Text:
     line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (escaping.to_printable_line(name), "bold"))
     if said:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))  # cells: a wide character takes two
-        line.append(_shorten_at_clause_end(escaping.to_printable_line(said), width and width - line.cell_len))
+        line.append(_shorten_listing_at_clause_end(escaping.to_printable_line(said), width and width - line.cell_len))
     if width is not None:
         line.truncate(width, overflow="ellipsis")
     return line
 
 
-def _shorten_at_clause_end(said: str, room: int | None) -> str:
+def _shorten_listing_at_clause_end(said: str, room: int | None) -> str:
     """The longest beginning that fits and ends where a part of the sentence does; all of it where none does."""
     if room is None or len(said) <= room:
         return said
@@ -89,7 +91,7 @@ def _shorten_at_clause_end(said: str, room: int | None) -> str:
 # --- one of them ------------------------------------------------------------------------------------------------------
 
 
-def plugin_detail_lines(found: Found, name: str) -> Iterator[Text]:
+def plugin_listing_detail_lines(found: Found, name: str) -> Iterator[Text]:
     """Every kind that has the name. Raises AuditError where none has."""
     own = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
     if not own:
@@ -104,14 +106,14 @@ def plugin_detail_lines(found: Found, name: str) -> Iterator[Text]:
         yield from (
             Text(escaping.to_printable_line(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n")
         )
-        yield from _option_and_need_lines(kind, cls)
-        yield from _titled_lines("source", [_source_file_of_class(cls)])
+        yield from _listing_lines_of_options_and_needs(kind, cls)
+        yield from _titled_listing_lines("source", [_source_file_of_listed_plugin(cls)])
         if cls.__module__.startswith("auditor."):
             told = "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", "") or page
-            yield from _titled_lines("page", [f"docs/{told}.md"])
+            yield from _titled_listing_lines("page", [f"docs/{told}.md"])
 
 
-def _option_and_need_lines(kind: str, cls: Any) -> Iterator[Text]:
+def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
@@ -120,19 +122,19 @@ def _option_and_need_lines(kind: str, cls: Any) -> Iterator[Text]:
     for option, value in plugin_option_defaults(cls).items():
         written = str(value).lower() if isinstance(value, bool) else value
         listed.append(f"{_FLAGS[kind]} {name}{option}={written}{few.get(option, '')}")
-    yield from _titled_lines("options", listed or ["none"])
+    yield from _titled_listing_lines("options", listed or ["none"])
     if kind != "Provider":
-        yield from _titled_lines("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
+        yield from _titled_listing_lines("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
     if kind in ("Defense", "Trainer"):
-        yield from _titled_lines("claim", [cls.claims])
+        yield from _titled_listing_lines("claim", [cls.claims])
 
 
-def _titled_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
+def _titled_listing_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
     for i, line in enumerate(lines):
         yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), escaping.to_printable_line(line))
 
 
-def _source_file_of_class(cls: Any) -> str:
+def _source_file_of_listed_plugin(cls: Any) -> str:
     spec = importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
     with suppress(TypeError):  # the class of a file that --plugin names
         return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__

@@ -62,7 +62,7 @@ def mitigate(
     from auditor.runs import mitigation
     from auditor.runs.plan import parse_plugin_options
 
-    options.load_plugins(plan.get("plugin"))
+    options.load_plugin_files_of_flag(plan.get("plugin"))
     run = read_run(folder)
     place = folder.resolve()
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
@@ -70,15 +70,15 @@ def mitigate(
     own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
     what = mitigation.plan_mitigation(mitigation.MitigationOptions(place, by, where, own, train, data), run)
     # both may be anybody's: the plan in the run folder, and the recipe beside its model
-    allowed = options.AllowedRisks.from_plan_values(plan)
-    allowed.refuse_unnamed_risks(what.plan.values(), str(folder / "plan.json"))
+    allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
+    allowed.refuse_plan_with_unnamed_risks(what.plan.values_by_field_name(), str(folder / "plan.json"))
     if what.recipe is not None:
         asks = {"plugin": what.recipe.plugin, "trust_remote_code": what.recipe.loading.trust_remote_code}
-        allowed.refuse_unnamed_risks(asks, f"{what.plan.target.model}/training.json")
-    _train_audit_and_compare(what, run)
+        allowed.refuse_plan_with_unnamed_risks(asks, f"{what.plan.target.model}/training.json")
+    _mitigate_and_print_comparison(what, run)
 
 
-def _train_audit_and_compare(what: Mitigation, run: RunOutcomes) -> None:
+def _mitigate_and_print_comparison(what: Mitigation, run: RunOutcomes) -> None:
     from auditor.core import disk, locks
     from auditor.gate.decide import read_run
     from auditor.reports import before_after
@@ -88,10 +88,10 @@ def _train_audit_and_compare(what: Mitigation, run: RunOutcomes) -> None:
     again = f"the same command goes on from what is kept in {out}"
     with locks.locked_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
-            done = mitigation.train_and_audit(what, run, reporter, console.current_command_line())
-        found = mitigation.compare_before_and_after(what, run, read_run(out), done)
+            done = mitigation.train_and_audit_mitigated_model(what, run, reporter, console.current_command_line())
+        found = mitigation.compare_runs_before_and_after_mitigation(what, run, read_run(out), done)
         disk.replace_atomically(out / PAGE_MD, before_after.mitigation_markdown(found))
         disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(found))
-    for line in before_after.terminal_summary_lines(found):
+    for line in before_after.mitigation_terminal_lines(found):
         typer.echo(line)
     typer.echo(f"page:       {out / PAGE}, .md; the run after: {out}")

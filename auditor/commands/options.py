@@ -27,7 +27,7 @@ from auditor.commands import completion
 from auditor.commands.panels import PanelCommand
 from auditor.core import safe_mode as guard
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS, Plan, command_line_flag
+from auditor.core.plan import FIELDS, Plan, flag_of_plan_field
 from auditor.core.plan_fields import AUTO
 
 Many = list[str] | None  # of a flag that may be repeated
@@ -110,7 +110,9 @@ _SAFE = Annotated[
 ]
 
 
-def expand_flag_groups(command: Callable[..., None], safe: bool | None = None) -> Callable[..., None]:
+def wrap_command_with_flag_groups_expanded(
+    command: Callable[..., None], safe: bool | None = None
+) -> Callable[..., None]:
     """The command with each of its groups replaced by the flags in it: typer reads flags from a signature alone.
 
     safe: the default of its flag --safe; None: it has none.
@@ -140,8 +142,10 @@ def add_command_to_app(
     panel: str = "",
     safe: bool | None = None,
 ) -> None:
-    """Makes it a command of the app. panel: of the app's --help; safe: see `expand_flag_groups`."""
-    app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(expand_flag_groups(command, safe))
+    """Makes it a command of the app. panel: of the app's --help; safe: see `wrap_command_with_flag_groups_expanded`."""
+    app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(
+        wrap_command_with_flag_groups_expanded(command, safe)
+    )
 
 
 def _plan_flags_of_annotation(kind: Any) -> PlanFlags | None:
@@ -190,7 +194,7 @@ def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """The flag's value, or the group made of the values of its flags; of a plan's fields those that were given."""
     if (asked := _plan_flags_of_annotation(kind)) is not None:
         values = {one: flags[one] for one in asked.names.split() if flags[one] is not None}
-        return _values_with_split_forms(values) if asked.forms else values
+        return _plan_flag_values_with_split_forms(values) if asked.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _annotated_type_hints(kind)
@@ -198,7 +202,7 @@ def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     return kind(**{one.name: _value_from_flags(one.name, kinds[one.name], flags) for one in dataclasses.fields(kind)})
 
 
-def _values_with_split_forms(values: Values) -> Values:
+def _plan_flag_values_with_split_forms(values: Values) -> Values:
     """Lists of forms taken apart at their commas; of several models the first is attacked, the others are its forms."""
     model, *named = values.pop("model", None) or [None]  # a list: where forms are asked for, --model is repeatable
     forms = [*named, *(form.strip() for given in values.pop("forms", None) or [] for form in given.split(","))]
@@ -226,19 +230,19 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
     from auditor.runs.plan import parse_plugin_options
 
     # first: to load a plug-in is to run its code
-    AllowedRisks.from_plan_values(values).refuse_unnamed_risks({**base, **values}, "the plan file")
-    load_plugins(values.get("plugin"))
+    RisksNamedOnCommandLine.from_plan_values(values).refuse_plan_with_unnamed_risks({**base, **values}, "the plan file")
+    load_plugin_files_of_flag(values.get("plugin"))
     read: dict[str, Callable[[Any], Any]] = {
-        "attack_options": lambda items: parse_plugin_options("-A", items, list(registry.attacks_and_probes())),
-        "defense_options": lambda items: parse_plugin_options("-D", items, list(registry.defenses())),
+        "attack_options": lambda items: parse_plugin_options("-A", items, list(registry.attacks_and_probes_by_name())),
+        "defense_options": lambda items: parse_plugin_options("-D", items, list(registry.defenses_by_name())),
         "model_args": lambda items: parse_plugin_options("--model-arg", items, []).get("", {}),
-        "batch_size": parse_batch_size,
+        "batch_size": parse_batch_size_flag,
     }
     return {name: read[name](value) if name in read else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
-class AllowedRisks:
+class RisksNamedOnCommandLine:
     """Risky fields that the command line names: a plan file or a run folder, which may be anybody's, sets no others.
 
     named: field and value, of a list each of its values.
@@ -247,9 +251,9 @@ class AllowedRisks:
     named: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def from_plan_values(cls, values: Mapping[str, Any]) -> AllowedRisks:
+    def from_plan_values(cls, values: Mapping[str, Any]) -> RisksNamedOnCommandLine:
         """The risky fields and values that these values of a plan hold. Raises AuditError for code with --safe."""
-        found = cls(_risky_fields(values))
+        found = cls(_risky_plan_fields_as_flag_values(values))
         for name, value in found.named:
             if name in ("plugin", "trust_remote_code"):
                 guard.refuse_in_safe_mode(f"{_flag_with_value(name, value)}: {FIELDS[name].said.risk}")
@@ -259,16 +263,16 @@ class AllowedRisks:
         """Each flag with its value, as a shell takes it."""
         return [_flag_with_value(*one) for one in self.named]
 
-    def check_plan_matches(self, plan: Plan, where: str) -> None:
+    def check_plan_names_the_same_risks(self, plan: Plan, where: str) -> None:
         """Raises AuditError for a plan with a risk that is not named, or without a named one: that flag is idle."""
-        asked = AllowedRisks.from_plan_values(plan.values())
-        self.refuse_unnamed_risks(plan.values(), where)
-        for name, value in _risks_not_named_in(self.named, asked.named):
+        asked = RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name())
+        self.refuse_plan_with_unnamed_risks(plan.values_by_field_name(), where)
+        for name, value in _risks_not_named_by_flags(self.named, asked.named):
             raise AuditError(f"expected no {_flag_with_value(name, value)}, as {where} does not ask for it, got it")
 
-    def refuse_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
+    def refuse_plan_with_unnamed_risks(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan with a risk that is not named. where: whose plan it is, for the sentence."""
-        for name, value in _risks_not_named_in(_risky_fields(plan), self.named):
+        for name, value in _risks_not_named_by_flags(_risky_plan_fields_as_flag_values(plan), self.named):
             to = "" if value is True else f" to {value!r}"
             raise AuditError(
                 f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it on the command "
@@ -276,7 +280,7 @@ class AllowedRisks:
             )
 
 
-def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _risky_plan_fields_as_flag_values(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """(field, value) for each risky value; a list counts value by value."""
     found = list[tuple[str, Any]]()
     for name in _RISKS:
@@ -286,7 +290,9 @@ def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
-def _risks_not_named_in(asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def _risks_not_named_by_flags(
+    asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]
+) -> list[tuple[str, Any]]:
     """The asked (field, value) pairs that are not named; a file counts as named however its path is written."""
     # of what is no path, as an address, both sides are changed alike
     known = {(name, os.path.abspath(str(value))) for name, value in named}
@@ -294,17 +300,17 @@ def _risks_not_named_in(asked: Iterable[tuple[str, Any]], named: Iterable[tuple[
 
 
 def _flag_with_value(name: str, value: Any) -> str:
-    return command_line_flag(name) if value is True else f"{command_line_flag(name)} {shlex.quote(str(value))}"
+    return flag_of_plan_field(name) if value is True else f"{flag_of_plan_field(name)} {shlex.quote(str(value))}"
 
 
-def load_plugins(files: list[str] | None) -> None:
+def load_plugin_files_of_flag(files: list[str] | None) -> None:
     from auditor.plugins import registry
 
     for path in files or []:
         registry.load_plugin_file(Path(path))
 
 
-def parse_batch_size(value: str) -> int | str:
+def parse_batch_size_flag(value: str) -> int | str:
     if value == AUTO:
         return value
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:

@@ -27,7 +27,7 @@ Rows = list[tuple[str, str]]  # how a flag is written, what it does
 
 
 @dataclass(frozen=True)
-class ParsedDocstring:
+class ParsedCommandDocstring:
     """The docstring of a command, taken apart. more: what is said beyond its first paragraph."""
 
     first: str
@@ -35,7 +35,7 @@ class ParsedDocstring:
     examples: tuple[str, ...]
 
     @classmethod
-    def split_docstring(cls, text: str) -> ParsedDocstring:
+    def split_docstring(cls, text: str) -> ParsedCommandDocstring:
         said, _, shown = inspect.cleandoc(text).partition(f"{_EXAMPLES}\n")
         first, *more = (" ".join(paragraph.split()) for paragraph in said.strip().split("\n\n"))
         return cls(first, tuple(more), tuple(line.strip() for line in shown.splitlines()))
@@ -74,7 +74,7 @@ def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):
             for name, told in rows:
-                first, *more = _wrap_at_spaces(told, formatter.width - column) or [""]
+                first, *more = _wrap_help_text_at_spaces(told, formatter.width - column) or [""]
                 if len(name) > column - 4:
                     formatter.write(f"  {name}\n")
                     name = ""
@@ -82,30 +82,30 @@ def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
                 formatter.write("".join(f"{'':{column}}{line}\n" for line in more))
 
 
-def _wrap_at_spaces(text: str, width: int) -> list[str]:
+def _wrap_help_text_at_spaces(text: str, width: int) -> list[str]:
     """Lines that break at spaces alone: a flag stays whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-def _write_text_with_examples(formatter: Any, text: str) -> None:
-    said = ParsedDocstring.split_docstring(text)
-    _write_paragraph(formatter, said.first)
+def _write_help_text_with_examples(formatter: Any, text: str) -> None:
+    said = ParsedCommandDocstring.split_docstring(text)
+    _write_help_paragraph(formatter, said.first)
     if said.examples:
         with formatter.section(_EXAMPLES.rstrip(":")):
             formatter.write("".join(f"  {line}\n" for line in said.examples))
     for paragraph in said.more:
-        _write_paragraph(formatter, paragraph)
+        _write_help_paragraph(formatter, paragraph)
 
 
-def _write_paragraph(formatter: Any, text: str) -> None:
-    formatter.write("\n" + "".join(f"  {line}\n" for line in _wrap_at_spaces(text, formatter.width - 2)))
+def _write_help_paragraph(formatter: Any, text: str) -> None:
+    formatter.write("\n" + "".join(f"  {line}\n" for line in _wrap_help_text_at_spaces(text, formatter.width - 2)))
 
 
 class PanelCommand(TyperCommand):
     """A command whose flags stand in panels."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        _write_text_with_examples(formatter, self.help or "")
+        _write_help_text_with_examples(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_help_sections(formatter, flags_by_help_panel(self, ctx))
@@ -131,7 +131,7 @@ class PanelGroup(TyperGroup):
         return [] if ctx.meta.get(_UNREAD) else super().get_params(ctx)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        _write_text_with_examples(formatter, self.help or "")
+        _write_help_text_with_examples(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         found: dict[str, Rows] = {}

@@ -43,10 +43,10 @@ def report(
     if form is not None:
         if baseline is not None or markdown is not None or reveal:
             raise AuditError("--format edpb is a page of its own: give no --baseline, --markdown or --reveal with it")
-        _write_edpb_documents(folder, form)
+        _write_edpb_documents_and_print_paths(folder, form)
         return
-    written = files.render_all(
-        folder, None if baseline is None else comparison_to_baseline_run(baseline, folder), reveal
+    written = files.rewrite_run_reports(
+        folder, None if baseline is None else comparison_to_run_of_baseline_flag(baseline, folder), reveal
     )
     if markdown is not None:
         disk.replace_atomically(markdown, (folder / files.MARKDOWN).read_bytes())
@@ -54,10 +54,10 @@ def report(
     for path in written:
         typer.echo(path)
     if reveal:
-        warn_private_text_shown(folder)
+        print_private_text_warning(folder)
 
 
-def _write_edpb_documents(folder: Path, form: str) -> None:
+def _write_edpb_documents_and_print_paths(folder: Path, form: str) -> None:
     from auditor.reports import edpb, html, markdown
 
     if form != "edpb":
@@ -69,13 +69,13 @@ def _write_edpb_documents(folder: Path, form: str) -> None:
         typer.echo(path)
 
 
-def warn_private_text_shown(folder: Path) -> None:
+def print_private_text_warning(folder: Path) -> None:
     console.print_line_to_stderr(
         f"the reports show private text (--reveal); audit report {folder} takes it out again", 0
     )
 
 
-def comparison_to_baseline_run(baseline: Path, folder: Path) -> Comparison:
+def comparison_to_run_of_baseline_flag(baseline: Path, folder: Path) -> Comparison:
     from auditor.gate.compare import compare_finished_runs
     from auditor.gate.decide import read_run
 

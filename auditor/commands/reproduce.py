@@ -62,30 +62,32 @@ def reproduce(
     from auditor.studies import papers
 
     if show or paper is None:
-        for name in papers.bundled_papers():
-            typer.echo(_paper_plans_text(papers.load_paper(name)))
+        for name in papers.bundled_paper_folders():
+            typer.echo(_printed_list_of_paper_plans(papers.load_paper(name)))
         return
-    values = options.flags_to_plan_values(flags) | ({} if seeds is None else {"seeds": plan_grid.parse_seeds(seeds)})
+    values = options.flags_to_plan_values(flags) | (
+        {} if seeds is None else {"seeds": plan_grid.parse_seed_ranges(seeds)}
+    )
     chosen = papers.load_paper(paper)
     lab = values.pop("lab", None)
-    scale = _scale_or_lab_name(scale, lab)
+    scale = _scale_from_scale_and_lab_flags(scale, lab)
     plans = plan or chosen.plans_at_scale(scale)
-    allowed = options.AllowedRisks.from_plan_values(values)
+    allowed = options.RisksNamedOnCommandLine.from_plan_values(values)
     for name in plans:
         raw = chosen.raw_plan_at_scale(name, scale)  # refused before torch is imported
         # neither kind is a grid of runs: its table is looked through as it stands
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
-        for asked in [raw] if lone else [point.plan for point in plan_grid.expand_grid(raw)]:
-            allowed.refuse_unnamed_risks(asked, f"{paper}/{name}")
+        for asked in [raw] if lone else [point.plan for point in plan_grid.expand_plan_grid(raw)]:
+            allowed.refuse_plan_with_unnamed_risks(asked, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():
         beside = small
-    _reproduce_and_show_ledger(
+    _reproduce_and_print_ledger(
         chosen, plans, scale, values, out or small.with_name(f"reproduce-{chosen.name}-{scale}"), beside
     )
 
 
-def _scale_or_lab_name(scale: str, lab: str | None) -> str:
+def _scale_from_scale_and_lab_flags(scale: str, lab: str | None) -> str:
     """The scale; a lab other than the small one is a scale by its name. Raises AuditError for both."""
     if lab is None or lab == SMALL:
         return scale
@@ -94,7 +96,7 @@ def _scale_or_lab_name(scale: str, lab: str | None) -> str:
     return lab
 
 
-def _reproduce_and_show_ledger(
+def _reproduce_and_print_ledger(
     paper: Paper, plans: list[str], scale: str, values: dict[str, Any], out: Path, beside: Path | None
 ) -> None:
     console.silence_libraries()
@@ -110,7 +112,7 @@ def _reproduce_and_show_ledger(
         styles = {"holds": "green", "refuted": "red"}
         other = reproducing.read_other_ledger(beside, paper) if beside else None
         console.print_table(
-            reproducing.ledger_for_terminal(paper, entries, scale, other),
+            reproducing.ledger_table_for_terminal(paper, entries, scale, other),
             [styles.get(entry.verdict, "") for entry in entries],
         )
         typer.echo(f"ledger: {out}/ledger.md, .csv, .tex, .json")
@@ -126,7 +128,7 @@ def _reproduce_and_show_ledger(
         )
 
 
-def _paper_plans_text(paper: Paper) -> str:
+def _printed_list_of_paper_plans(paper: Paper) -> str:
     wide = max(map(len, paper.plans), default=0)
     lines = [f"{name:{wide}}  {plan.get('title', '')}" for name, plan in paper.plans.items()]
     return "\n  ".join([f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}", *lines])

@@ -12,7 +12,7 @@ import typer
 from auditor.commands import console, options
 from auditor.commands import gate as gates
 from auditor.commands.options import Many
-from auditor.commands.report import comparison_to_baseline_run, warn_private_text_shown
+from auditor.commands.report import comparison_to_run_of_baseline_flag, print_private_text_warning
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
@@ -111,40 +111,44 @@ def run(
     """
     from auditor.records.folder import remove_latest_link
 
-    allowed = options.AllowedRisks.from_plan_values(plan)
+    allowed = options.RisksNamedOnCommandLine.from_plan_values(plan)
     beside = set(plan) - {name for name, _ in allowed.named}
     if resume is not None and (beside or options.given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, but those that must be named "
             "again, as --plugin and --base-url, where the plan asks for them"
         )
-    _check_estimate_conflicts(single, resume, out, plan.get("submission"))
+    _refuse_flags_beside_estimate_flag(single, resume, out, plan.get("submission"))
     # now: if this run is refused below, no older one is taken for it
     if out is None and resume is None and not single.estimate:
         remove_latest_link()
-    base = gates.read_run_if_given(single.baseline)  # refused now rather than after hours
-    policy = None if single.gate is None else _read_gate_policy(single.gate, base)
+    base = gates.read_run_of_flag_if_given(single.baseline)  # refused now rather than after hours
+    policy = None if single.gate is None else _read_policy_of_gate_flag(single.gate, base)
     console.silence_libraries()
-    asked = _plan_or_grid_points(plan, grid) if resume is None else _reopened_run_or_grid(resume, allowed)
+    asked = (
+        _plan_or_grid_points_from_flags(plan, grid)
+        if resume is None
+        else _reopen_run_or_grid_of_resume_flag(resume, allowed)
+    )
     if isinstance(asked, list):
         for point in asked:  # a sweep may name more than the plan that it is of
-            allowed.refuse_unnamed_risks(point.plan, point.name)
+            allowed.refuse_plan_with_unnamed_risks(point.plan, point.name)
         # until and submission are fields of a plan, the others flags beside it
         for name, why in _ONE_ONLY.items():
             if name in options.given_flags(single) or any(name in point.plan for point in asked):
                 raise AuditError(why)
-        _run_grid(asked, out, resume, grid.config, verbose)
+        _run_grid_and_print_tables(asked, out, resume, grid.config, verbose)
         return
     if single.estimate and isinstance(asked, Plan):
-        _show_cost_estimate(asked)
+        _print_cost_estimate(asked)
         return
-    folder = _run_or_resume_plan(asked, out, (policy, base), single, verbose)
+    folder = _run_plan_held_to_flags(asked, out, (policy, base), single, verbose)
     if policy is not None:
         outputs = gates.GateOutputFlags(junit=folder / "gate.xml", markdown=folder / "gate.md")
-        raise typer.Exit(gates.judge_and_report_run(folder, policy, base, outputs))
+        raise typer.Exit(gates.judge_run_and_print_for_exit_code(folder, policy, base, outputs))
 
 
-def _check_estimate_conflicts(
+def _refuse_flags_beside_estimate_flag(
     single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
 ) -> None:
     """Refuses what an estimate, which runs and writes nothing, would ignore. Raises AuditError."""
@@ -155,15 +159,15 @@ def _check_estimate_conflicts(
             raise AuditError(f"--estimate runs and writes nothing: give no {name} with it")
 
 
-def _show_cost_estimate(plan: Plan) -> None:
+def _print_cost_estimate(plan: Plan) -> None:
     from auditor.runs import cost, estimate
 
     with console.open_progress_terminal() as reporter:
         found = estimate.estimate_run_cost(plan, reporter)
-    console.print_table(cost.cost_estimate_table(found))
+    console.print_table(cost.run_cost_estimate_table(found))
 
 
-def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
+def _read_policy_of_gate_flag(path: Path, baseline: RunOutcomes | None) -> Policy:
     from auditor.gate.decide import check_policy_has_rules_and_baseline
 
     policy = gates.GateLimitFlags(policy=path).policy_of_file_and_flags()
@@ -171,7 +175,7 @@ def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
     return policy
 
 
-def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
+def _plan_or_grid_points_from_flags(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
     """The plan that the flags and the plan file ask for, or the points of the grid."""
     from auditor.runs import plan, plan_grid
 
@@ -184,18 +188,23 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
             raise AuditError("--checkpoints names the models of a run, got it with --model")
         from auditor.studies import checkpoints
 
-        base["sweep"] = {**base.get("sweep", {}), "model": checkpoints.find_checkpoints(grid_flags.checkpoints)}
+        base["sweep"] = {
+            **base.get("sweep", {}),
+            "model": checkpoints.find_checkpoint_paths_to_audit(grid_flags.checkpoints),
+        }
     if grid_flags.sweep:
-        base["sweep"] = {**base.get("sweep", {}), **plan_grid.parse_sweep(grid_flags.sweep)}
+        base["sweep"] = {**base.get("sweep", {}), **plan_grid.parse_sweep_flags(grid_flags.sweep)}
     if grid_flags.seeds is not None:
-        base["seeds"] = plan_grid.parse_seeds(grid_flags.seeds)
+        base["seeds"] = plan_grid.parse_seed_ranges(grid_flags.seeds)
     values = options.flags_to_plan_values(flags, base)
-    if plan_grid.is_grid(base):
-        return plan_grid.expand_grid(plan.merge_plan_file_and_flags(base, values))
+    if plan_grid.is_plan_grid(base):
+        return plan_grid.expand_plan_grid(plan.merge_plan_file_and_flags(base, values))
     return plan.make_plan(base, {**values, "command": console.current_command_line()})
 
 
-def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFolder | list[GridPoint]:
+def _reopen_run_or_grid_of_resume_flag(
+    folder: Path, allowed: options.RisksNamedOnCommandLine
+) -> RunFolder | list[GridPoint]:
     """The run folder, or the points of the grid, to resume. Raises AuditError for code that is not allowed."""
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
@@ -204,14 +213,14 @@ def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFol
         return sweep.read_sweep_points(folder)
     reopened = RunFolder.reopen(folder)
     try:
-        allowed.check_plan_matches(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
+        allowed.check_plan_names_the_same_risks(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
     except AuditError:
         reopened.close()  # it holds the lock of the folder
         raise
     return reopened
 
 
-def _run_grid(
+def _run_grid_and_print_tables(
     points: list[GridPoint], out: Path | None, resume: Path | None, config: Path | None, verbose: bool
 ) -> None:
     from auditor.core import disk
@@ -220,10 +229,10 @@ def _run_grid(
     from auditor.studies import checkpoints, sweep
 
     folder = resume or out or unused_run_path(f"sweep-{config.stem if config else 'flags'}")
-    command = sweep.sweep_command(resume) if resume else console.current_command_line()
+    command = sweep.read_command_that_started_sweep(resume) if resume else console.current_command_line()
     with console.open_progress_terminal(verbose, console.resume_grid_hint(folder)) as reporter:
         failures = sweep.run_sweep_points(points, folder, reporter, command)
-    held = sweep.sweep_places(folder)
+    held = sweep.read_sweep_places(folder)
     table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", held)
     sweep.write_sweep_table_files(folder, table)
     if curve := checkpoints.leakage_over_checkpoints_svg(held):
@@ -239,31 +248,33 @@ def _run_grid(
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
 
 
-def _run_or_resume_plan(
+def _run_plan_held_to_flags(
     asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
     """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
     from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
-    from auditor.runs.run import check_plan
+    from auditor.runs.run import check_plan_and_select_plugins
 
     plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
     # all of it before `create`: a refused plan leaves no folder
-    selection, policy = check_plan(plan, *held_to), held_to[0]
+    selection, policy = check_plan_and_select_plugins(plan, *held_to), held_to[0]
     if policy is not None:
         check_ruled_rows_exist(policy, selection.cell_keys_in_order())
         # a plug-in may measure what the table of metrics does not know: then only the finished run can tell
         if selection.has_only_builtin_methods:
             check_rule_metrics(policy.rules)
     folder = RunFolder.create(out, plan.run_folder_title, plan.to_json()) if isinstance(asked, Plan) else asked
-    audit_plan_into_folder(plan, folder, single.reveal, verbose, held_to=held_to)
+    audit_plan_and_print_result(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
-        files.render_all(folder.path, comparison_to_baseline_run(single.baseline, folder.path), single.reveal)
+        files.rewrite_run_reports(
+            folder.path, comparison_to_run_of_baseline_flag(single.baseline, folder.path), single.reveal
+        )
     return folder.path
 
 
-def audit_plan_into_folder(
+def audit_plan_and_print_result(
     plan: Plan,
     folder: RunFolder,
     reveal: bool = False,
@@ -279,12 +290,12 @@ def audit_plan_into_folder(
     from auditor.reports import files
     from auditor.runs.run import run_audit as audit
     from auditor.runs.sites import make_site
-    from auditor.runs.submission import write_submission
+    from auditor.runs.submission import write_submission_of_run
 
     again = [
         "audit run --resume",
         shlex.quote(str(folder.path)),
-        *options.AllowedRisks.from_plan_values(plan.values()).risk_flags_as_typed(),
+        *options.RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name()).risk_flags_as_typed(),
     ]
     kept = f"finished secrets are kept. Continue with: {' '.join(again)}"
     with console.open_progress_terminal(verbose, kept) as reporter:
@@ -297,9 +308,9 @@ def audit_plan_into_folder(
             raise
     _print_result_screen(result, folder.path, verbose, remarks)
     if reveal:
-        warn_private_text_shown(folder.path)
+        print_private_text_warning(folder.path)
     if plan.output.submission is not None:
-        cell, guesses = write_submission(Path(plan.output.submission), plan.attacks, folder)
+        cell, guesses = write_submission_of_run(Path(plan.output.submission), plan.attacks, folder)
         what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
         typer.echo(f"submission: {plan.output.submission} ({what})")
 

@@ -48,12 +48,12 @@ def score(
     marked = scores.compare_submission_with_answers(submission, answers)
     scored, points = (
         scores.score_submission(marked, answered_only),
-        scores.recall_by_wrong_guesses(marked, answered_only),
+        scores.submission_recall_by_wrong_guesses(marked, answered_only),
     )
     if plot is not None:
         plot_files.save_wrong_guesses_curve(plot, [(wrong, recall) for wrong, _, recall in points])
     if curve is not None:
-        scores.write_curve(curve, points)
+        scores.write_submission_curve(curve, points)
     if as_json:
         typer.echo(json.dumps(to_json(scored), indent=1))
     else:

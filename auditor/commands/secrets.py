@@ -62,7 +62,7 @@ def make(
     """
     console.silence_libraries()
     from auditor.benchmarks import secret_picking as pick
-    from auditor.benchmarks.whole_texts import read_marked_texts
+    from auditor.benchmarks.whole_texts import read_texts_with_pii_marks
 
     others = out.with_name(f"{out.stem}.nonmembers{out.suffix}")
     if out.suffix != ".jsonl":
@@ -74,11 +74,11 @@ def make(
     if "kinds" in chosen:
         chosen["kinds"] = tuple(chosen["kinds"].split(","))
     asked, regions = pick.Picking(**chosen), phone_region.split(",") if phone_region else ()
-    corpus = read_marked_texts("--data", data)
+    corpus = read_texts_with_pii_marks("--data", data)
     made = pick.pick_secrets(
-        corpus, asked, None if heldout is None else read_marked_texts("--heldout", heldout), regions
+        corpus, asked, None if heldout is None else read_texts_with_pii_marks("--heldout", heldout), regions
     )
-    pick.write_picked(made, out, others)
+    pick.write_picked_secrets(made, out, others)
     for note in made.notes:
         typer.echo(f"note: {note}")
     for warning in made.warnings:

@@ -91,8 +91,8 @@ def train(
     from auditor.runs import training
     from auditor.runs.plan import merged_plugin_options, parse_plugin_options
 
-    options.load_plugins(plan.get("plugin"))
-    of_methods = parse_plugin_options("-D", option or [], list(registry.trainers()))
+    options.load_plugin_files_of_flag(plan.get("plugin"))
+    of_methods = parse_plugin_options("-D", option or [], list(registry.trainers_by_name()))
     asked = training.TrainingRequest(
         method=method,
         # options without the name of a method are of this one
@@ -109,7 +109,7 @@ def train(
     )
     again = f"the same command goes on from what is kept in {asked.out}"
     with console.open_progress_terminal(interrupted=again) as reporter, reporter.stage(f"train {method}"):
-        told = training.train_model(asked, reporter.progress)
+        told = training.train_model_into_folder(asked, reporter.progress)
     for sentence in told:
         typer.echo(sentence)
     typer.echo(f"model: {flags.out}")

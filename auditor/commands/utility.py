@@ -78,10 +78,10 @@ def utility(
     if reveal < 0:
         raise AuditError(f"expected --reveal >= 0, got {reveal}")
     from auditor.runs.plan import make_plan
-    from auditor.runs.plan_grid import parse_sweep
+    from auditor.runs.plan_grid import parse_sweep_flags
 
     wanted = make_plan({}, {**options.flags_to_plan_values(plan), "command": console.current_command_line()})
-    swept = parse_sweep(sweep or [])
+    swept = parse_sweep_flags(sweep or [])
     console.silence_libraries()
     from auditor.records.folder import unused_run_path
     from auditor.utility import measure, tradeoff
@@ -90,8 +90,8 @@ def utility(
     name = tradeoff.utility_folder_name(asked.points_to_measure())
     with console.open_progress_terminal() as reporter:
         result, examples = measure.measure_utility_points(asked, reporter, text or [], reveal)
-    paths = tradeoff.write_utility(out or unused_run_path(name), result, examples)
+    paths = tradeoff.write_utility_files(out or unused_run_path(name), result, examples)
     console.print_table(tradeoff.tradeoff_table(result))
-    for line in tradeoff.examples_lines(examples):
+    for line in tradeoff.utility_examples_lines(examples):
         typer.echo(line)
     typer.echo(f"written: {', '.join(map(str, paths))}")

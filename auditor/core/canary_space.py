@@ -47,14 +47,14 @@ class CanarySpace:
                 f"which {self.size} fits: an empty space"
             )
         # neighbours are enough: whatever sorts between a text and one that it begins, it begins as well
-        if any(other.startswith(one) for block in self.blocks for one, other in pairwise(sorted(block))):
+        if any(other.startswith(one) for block in self.choice_blocks for one, other in pairwise(sorted(block))):
             raise AuditError(
                 f"expected that no text of the format {self.format!r} begins another, but its lists hold words that "
                 "begin others: let each slot of words end in a character that no word holds"
             )
 
     @cached_property
-    def _parts(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
+    def _head_and_choice_blocks(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
         """The text before the first slot, and each slot's choices, with the text up to the next slot behind them."""
         pieces: list[list[str]] = [[""]]
         for literal, slot in parse_canary_format(self.format):
@@ -83,18 +83,18 @@ class CanarySpace:
         return [[f"{word} " for word in block] for block in others] + [last]
 
     @property
-    def head(self) -> str:
+    def common_beginning(self) -> str:
         """The text before the first slot, which all texts begin with."""
-        return self._parts[0]
+        return self._head_and_choice_blocks[0]
 
     @property
-    def blocks(self) -> tuple[tuple[str, ...], ...]:
+    def choice_blocks(self) -> tuple[tuple[str, ...], ...]:
         """The choices, one after the other; no choice of a block begins another of it."""
-        return self._parts[1]
+        return self._head_and_choice_blocks[1]
 
     @property
     def size(self) -> int:
-        return math.prod(map(len, self.blocks))
+        return math.prod(map(len, self.choice_blocks))
 
     @property
     def bits(self) -> float:
@@ -102,45 +102,45 @@ class CanarySpace:
         return math.log2(self.size)
 
     def __contains__(self, text: str) -> bool:
-        state = self.after(text)
-        return state is not None and self.ended(state)
+        state = self.state_after_text(text)
+        return state is not None and self.is_complete_text_state(state)
 
     def texts(self) -> Iterator[str]:
-        for choices in product(*self.blocks):
-            yield self.head + "".join(choices)
+        for choices in product(*self.choice_blocks):
+            yield self.common_beginning + "".join(choices)
 
     def draw(self, noise: np.random.Generator) -> str:
         """One text, each as likely as any other."""
         # uniform over the texts: as no choice of a block begins another, a text is put together in one way only
-        return self.head + "".join(block[int(noise.integers(len(block)))] for block in self.blocks)
+        return self.common_beginning + "".join(block[int(noise.integers(len(block)))] for block in self.choice_blocks)
 
     # --- character by character ---
 
-    def after(self, text: str) -> State | None:
+    def state_after_text(self, text: str) -> State | None:
         """The state in which this much is written; None where no text of the space begins so."""
         state: State | None = (0, "")
         for character in text:
-            state = None if state is None else dict(self.steps(state)).get(character)
+            state = None if state is None else dict(self.next_characters_and_states(state)).get(character)
         return state
 
-    def ended(self, state: State) -> bool:
-        return state[0] == len(self._next_characters_of_beginnings)
+    def is_complete_text_state(self, state: State) -> bool:
+        return state[0] == len(self._next_characters_by_beginning)
 
-    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def next_characters_and_states(self, state: State) -> Iterator[tuple[str, State]]:
         """The characters that may come next, and where each leads."""
-        if not self.ended(state):
+        if not self.is_complete_text_state(state):
             block, written = state
-            for character in self._next_characters_of_beginnings[block][written]:
+            for character in self._next_characters_by_beginning[block][written]:
                 longer = written + character
-                unfinished = longer in self._next_characters_of_beginnings[block]
+                unfinished = longer in self._next_characters_by_beginning[block]
                 yield character, (block, longer) if unfinished else (block + 1, "")
 
     @cached_property
-    def _next_characters_of_beginnings(self) -> list[dict[str, str]]:
+    def _next_characters_by_beginning(self) -> list[dict[str, str]]:
         """Of the head and each block: by each beginning of a choice (no whole one), the characters that may follow."""
         found: list[dict[str, str]] = []
         # an empty head would be a block that no character leads out of
-        for block in ((self.head,), *self.blocks) if self.head else self.blocks:
+        for block in ((self.common_beginning,), *self.choice_blocks) if self.common_beginning else self.choice_blocks:
             following: dict[str, set[str]] = {}
             for choice in block:
                 for i, character in enumerate(choice):

@@ -173,12 +173,12 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """
     prefix = f".{name}.audit-scratch-"
     for left in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
-        with suppress(OSError), _hold_folder_lock(left):  # BlockingIOError: its process lives
+        with suppress(OSError), _folder_flock_context(left):  # BlockingIOError: its process lives
             shutil.rmtree(left)
     # the umask is the whole process's: what other threads create meanwhile is for the owner only, too
     folder, umask_before = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.umask(0o077)
     try:
-        with _hold_folder_lock(folder):
+        with _folder_flock_context(folder):
             yield folder
     finally:
         os.umask(umask_before)
@@ -221,7 +221,7 @@ class UnnamedFile:
 
 
 @contextmanager
-def _hold_folder_lock(folder: Path) -> Iterator[None]:
+def _folder_flock_context(folder: Path) -> Iterator[None]:
     """Raises BlockingIOError where another process holds it. Without locks of the system, nothing is held."""
     if fcntl is None:
         yield

@@ -18,7 +18,7 @@ from auditor.core.errors import AuditError
 LOCK = ".lock"  # holds the pid of who has it, or had it last
 
 
-def acquire_lock(folder: Path, patience: float = 0.0) -> FileLock:
+def acquire_folder_lock(folder: Path, patience: float = 0.0) -> FileLock:
     """The folder's lock, held; what killed processes left half written in it is taken away.
 
     It is held until `release`, or until nobody refers to it; the same process may hold it several times over.
@@ -46,14 +46,14 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
     """Holds the lock of a folder, which is made where it is missing, 0700.
 
     mark: the file that makes it one of ours; where it is not there in the end, neither the lock nor a folder made here
-    stays behind. Raises AuditError as `acquire_lock`.
+    stays behind. Raises AuditError as `acquire_folder_lock`.
     """
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is trained and found here tells of the records
     except OSError as error:
         raise disk.unwritable_path_error(folder, error) from error
-    with acquire_lock(folder):
+    with acquire_folder_lock(folder):
         try:
             yield
         finally:

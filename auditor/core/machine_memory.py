@@ -10,7 +10,7 @@ _GROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
 
 
-def free_memory_bytes() -> int:
+def free_machine_memory_bytes() -> int:
     """Bytes that this process can still take, within its own limits and those of its container or job."""
     return max(0, min(psutil.virtual_memory().available, _control_group_free_bytes(), _process_limit_free_bytes()))
 

@@ -58,10 +58,10 @@ class Plan:
         self._check_fields_apply()
         self._check_unlearning()
         self._check_until_conflicts()
-        for name, value in self.values().items():
+        for name, value in self.values_by_field_name().items():
             least = FIELDS[name].said.least
             if least is not None and value is not None and value < least:
-                raise AuditError(f"expected {command_line_flag(name)} >= {least}, got {value}")
+                raise AuditError(f"expected {flag_of_plan_field(name)} >= {least}, got {value}")
         self.compute.check(self.loading.device)
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
@@ -73,9 +73,9 @@ class Plan:
             given, missing = ("--model", "--data") if self.data.data is None else ("--data", "--model")
             raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
         if target.uses_builtin_lab:
-            for name in self.non_default_fields(OWN):
+            for name in self.non_default_field_names(OWN):
                 raise AuditError(
-                    f"{command_line_flag(name)} goes with --model and --data; the built-in lab has its own"
+                    f"{flag_of_plan_field(name)} goes with --model and --data; the built-in lab has its own"
                 )
         elif target.lab_recipe or target.mitigation:
             name = "lab_recipe" if target.lab_recipe else "mitigation"
@@ -83,8 +83,8 @@ class Plan:
         elif target.lab != SMALL:
             raise AuditError(f"--lab {target.lab} names a built-in lab, which --model and --data replace")
         if self.is_canary_only:
-            for name in self.non_default_fields(RECORDS):
-                raise AuditError(f"{command_line_flag(name)} goes with --data, got --canaries alone")
+            for name in self.non_default_field_names(RECORDS):
+                raise AuditError(f"{flag_of_plan_field(name)} goes with --data, got --canaries alone")
 
     def _check_unlearning(self) -> None:
         """Refuses fields that need an unlearned model where there is none, and a relearning that cannot be done.
@@ -104,7 +104,7 @@ class Plan:
             raise AuditError("--relearn trains models that every worker would train anew: it goes with --engine local")
         for name in ("quantise", "device_map"):
             if getattr(self.loading, name) is not None:
-                raise AuditError(f"--relearn trains all weights, which {command_line_flag(name)} does not let it")
+                raise AuditError(f"--relearn trains all weights, which {flag_of_plan_field(name)} does not let it")
         if self.loading.dtype == "float16":
             raise AuditError("--relearn goes with --dtype float32 or bfloat16: training steps in float16 round to zero")
 
@@ -112,9 +112,10 @@ class Plan:
         """Refuses what needs all secrets beside --until, which may stop before. Raises AuditError."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
-                if self.values()[name] is not None:
+                if self.values_by_field_name()[name] is not None:
                     raise AuditError(
-                        f"{command_line_flag(name)} needs all secrets, and --until may stop before: give one of the two"
+                        f"{flag_of_plan_field(name)} needs all secrets, and --until may stop before: give one of the "
+                        "two"
                     )
 
     @property
@@ -134,7 +135,7 @@ class Plan:
     def model_and_secrets_fields(self) -> dict[str, Any]:
         """All that decides which model is attacked for which secrets: plans that agree in it share both."""
         values = self.to_json()
-        return {name: values[name] for name in fields_with_rule(SUBJECT)}
+        return {name: values[name] for name in plan_field_names_with_rule(SUBJECT)}
 
     # --- fields by name, whichever part they stand in ---
 
@@ -152,17 +153,17 @@ class Plan:
         changed = {part: dataclasses.replace(getattr(self, part), **some) for part, some in parts.items()}
         return dataclasses.replace(self, **changed, **own)  # by __post_init__ the whole plan is checked anew
 
-    def values(self) -> dict[str, Any]:
+    def values_by_field_name(self) -> dict[str, Any]:
         return {name: getattr(getattr(self, one.part) if one.part else self, name) for name, one in FIELDS.items()}
 
-    def non_default_fields(self, rules: FieldRule) -> list[str]:
+    def non_default_field_names(self, rules: FieldRule) -> list[str]:
         """The fields of these rules that do not hold their default."""
-        values = self.values()
-        return [name for name in fields_with_rule(rules) if values[name] != FIELDS[name].default]
+        values = self.values_by_field_name()
+        return [name for name in plan_field_names_with_rule(rules) if values[name] != FIELDS[name].default]
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, as `plan.json` holds them."""
-        found: dict[str, Any] = to_json(self.values())
+        found: dict[str, Any] = to_json(self.values_by_field_name())
         return found
 
     @classmethod
@@ -212,12 +213,12 @@ FIELDS: Mapping[str, DescribedField] = dict(_described_plan_fields(Plan))
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))  # what a plan file may hold
 
 
-def fields_with_rule(rules: FieldRule) -> tuple[str, ...]:
+def plan_field_names_with_rule(rules: FieldRule) -> tuple[str, ...]:
     """The fields that take part in any of these, in their order."""
     return tuple(name for name, one in FIELDS.items() if one.said.rules and one.said.rules & rules)
 
 
-def command_line_flag(name: str) -> str:
+def flag_of_plan_field(name: str) -> str:
     """How a field is written on the command line."""
     own = FIELDS[name].said.flags
     return own[0].partition("/")[0] if own else f"--{name.replace('_', '-')}"

@@ -128,7 +128,7 @@ class LoadingOptions:
     quantise: Literal["4bit", "8bit"] | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="8bit|4bit")
     base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
 
-    def places(self, model: str) -> dict[str, tuple[str, str | None]]:
+    def from_pretrained_sources_by_role(self, model: str) -> dict[str, tuple[str, str | None]]:
         """By role ("model", "model subfolder"), the folder or hub id that transformers reads, and its revision."""
         found = {"model": (model, self.revision)}
         if "subfolder" in self.model_args:

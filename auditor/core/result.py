@@ -132,7 +132,7 @@ class Finding:
         return self.decoding == "greedy"
 
     @property
-    def key(self) -> CellKey:
+    def cell_key(self) -> CellKey:
         return CellKey(self.target, self.setting, self.attack)
 
     @property

@@ -45,7 +45,7 @@ def set_thread_count(count: int | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(count)
     elif (
         "OMP_NUM_THREADS" not in os.environ
-        and (free := min(_cgroup_processor_quota(), _idle_processors())) < usable_processor_count()
+        and (free := min(_cgroup_processor_quota(), _idle_processor_count())) < usable_processor_count()
     ):
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(free)))
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -80,7 +80,7 @@ def describe_threads(count: int) -> str:
 
 
 @functools.cache
-def measure_gflops() -> float:
+def measure_machine_gflops() -> float:
     """GFLOP/s of a product of two float32 matrices of 1,024 rows, the best of some: tells machines' timings apart."""
     import torch
 
@@ -97,7 +97,7 @@ def _loaded_torch() -> Any:
     return sys.modules.get("torch")
 
 
-def _idle_processors() -> float:
+def _idle_processor_count() -> float:
     """Processors of the machine that nobody else is running on now; inf where the system does not say (no /proc)."""
     try:
         running = []

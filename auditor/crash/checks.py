@@ -14,24 +14,24 @@ import numpy as np
 from scipy import stats
 
 from auditor.crash.checks_of_bypasses import (
-    check_batch_dependent_logits,
     check_empty_batch_noise,
     check_noise_seed_guessable,
     check_printed_output_leaks,
+    check_training_logits_depend_on_batch,
     check_weights_follow_steps,
 )
 from auditor.crash.checks_of_noise import (
-    check_batch_size_leaks,
-    check_finite_gradients,
     check_gaussian_noise,
     check_noise_every_tensor,
     check_noise_independence,
-    check_record_count_leaks,
+    check_noise_reveals_batch_size,
+    check_released_gradients_finite,
+    check_training_reveals_record_count,
 )
 from auditor.crash.checks_of_sensitivity import (
     check_per_record_clipping,
     check_record_sensitivity,
-    check_sensitivity_by_kind,
+    check_sensitivity_by_record_kind,
 )
 from auditor.crash.verdicts import (
     COUNTED,
@@ -42,21 +42,23 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    broken_loop_check_from_count,
-    loop_check_from_count,
+    broken_loop_check_without_chance,
     loop_check_from_p_value,
-    standard_errors_for_power,
+    loop_check_without_chance,
+    standard_errors_a_loop_check_detects,
 )
 
 
-def run_all_loop_checks(runs: WatchedTrainings) -> list[LoopCheck]:
+def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
     """Every check of these trainings, in the order of a report."""
     return [check(runs) for check in CHECKS]
 
 
-def check_repeats_within_step(runs: WatchedTrainings) -> LoopCheck:
+def check_record_read_twice_in_step(runs: WatchedTrainings) -> LoopCheck:
     """No record goes into one step twice."""
-    found = [(max(Counter(step.records).values()), step) for step in runs.steps_after_first if step.records]
+    found = [
+        (max(Counter(step.records).values()), step) for step in runs.steps_but_first_of_each_training if step.records
+    ]
     most, worst = max(found, key=lambda one: one[0], default=(0, runs.first_training.steps[0]))
     said = f"no record twice in any of {len(found)} steps"
     if most > 1:
@@ -68,15 +70,15 @@ def check_repeats_within_step(runs: WatchedTrainings) -> LoopCheck:
 
     # Read k times, a record moves the sum by up to k clipping norms: as if the noise were 1 / k of its size.
     noise = runs.claim.noise_multiplier / max(most, 1)
-    return loop_check_from_count(
+    return loop_check_without_chance(
         "once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon_with_noise_multiplier(noise)
     )
 
 
 def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     """Records are read as often as the claimed rate says."""
-    asked = runs.first_training.n * len(runs.steps_after_first)
-    seen = sum(len(set(step.records)) for step in runs.steps_after_first)
+    asked = runs.first_training.n * len(runs.steps_but_first_of_each_training)
+    seen = sum(len(set(step.records)) for step in runs.steps_but_first_of_each_training)
     q = runs.claim.sample_rate
     # Standard error of the share, as the claim has it. Below, scipy's sf(seen - 1) is P[X >= seen].
     error = math.sqrt(max(q * (1 - q), 1e-12) / asked)
@@ -84,9 +86,10 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
         "sampling rate", float(stats.binom.sf(seen - 1, asked, q)) if q < 1 else 1.0,
         f"a record is read in {seen / asked:.3f} of the steps, claimed is {q:.3f}",
         f"a record is read in {seen / asked:.3f} of the steps (claimed {q:.3f})",
-        f"{1 + standard_errors_for_power() * error / q:.2f} times the rate",
+        f"{1 + standard_errors_a_loop_check_detects() * error / q:.2f} times the rate",
         lambda: WorstViolation(
-                        f"{seen:,} reads in {len(runs.steps_after_first)} steps of {runs.first_training.n} records",
+                        f"{seen:,} reads in {len(runs.steps_but_first_of_each_training)} steps of "
+                        f"{runs.first_training.n} records",
                         f"{asked * q:,.0f} ± {1.96 * asked * error:,.0f}"),
         lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)),
     )  # fmt: skip
@@ -95,7 +98,7 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
 def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     """Batches vary as Poisson sampling's do. Shuffled ones, all of one size, hide less than is accounted."""
     q, n = runs.claim.sample_rate, runs.first_training.n
-    sizes = np.array([len(step.records) for step in runs.steps_after_first])
+    sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
     if runs.claim.sampling != "poisson" or q >= 1:
         return LoopCheck("Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", "")
     # About the claimed mean, which is not estimated: as many degrees of freedom as batches.
@@ -116,8 +119,8 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
 
 def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     """Every record is read about as often as the others."""
-    times = Counter(record for step in runs.steps_after_first for record in set(step.records))
-    t = len(runs.steps_after_first)
+    times = Counter(record for step in runs.steps_but_first_of_each_training for record in set(step.records))
+    t = len(runs.steps_but_first_of_each_training)
     # The higher of claimed and seen: a rate too high for all records is `check_sampling_rate`'s to say.
     q = max(runs.claim.sample_rate, min(runs.observed_sampling_rate, 1 - 1e-9))
     counts = np.array([times[i] for i in range(runs.first_training.n)])
@@ -140,7 +143,7 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     """As many steps as were accounted, and no more."""
     taken = [len(trace.steps) for trace in runs.traces]
     seen, claimed = max(taken), runs.claim.steps
-    return loop_check_from_count(
+    return loop_check_without_chance(
         "steps", seen > claimed, f"{seen} steps were taken, {claimed} are claimed", "one step more",
         lambda: WorstViolation(f"{seen} steps", str(claimed), taken.index(seen), claimed),
         lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate,
@@ -148,7 +151,7 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     )  # fmt: skip
 
 
-def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
+def check_epsilon_follows_from_claimed_noise(runs: WatchedTrainings) -> LoopCheck:
     """The epsilon that is told follows from the noise, rate and steps that are claimed."""
     told, follows = runs.claim.epsilon, runs.claim.implied_epsilon()
     if told is None:
@@ -157,13 +160,13 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
     said = f"claimed is epsilon {told:g}, which follows ({follows:.2f})"
     if broken:
         said = f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and steps give {follows:.2f}"
-    return loop_check_from_count(
+    return loop_check_without_chance(
         "accounting", broken, said, "2% of epsilon",
         lambda: WorstViolation(f"epsilon {told:g}", f"{follows:.2f}"), lambda: follows,
     )  # fmt: skip
 
 
-def check_evaluation_on_records(runs: WatchedTrainings) -> LoopCheck:
+def check_step_chosen_by_private_evaluation(runs: WatchedTrainings) -> LoopCheck:
     """No step is chosen by private records that are read without a gradient."""
     name, would = "evaluation on private records", "a step but the last given back, of trainings that evaluate"
     read = max(runs.traces, key=lambda trace: len(trace.evaluated))
@@ -179,29 +182,29 @@ def check_evaluation_on_records(runs: WatchedTrainings) -> LoopCheck:
     step, of = (trace.returned or 0) + 1, len(trace.steps)
     said += f", and the model given back is that of step {step} of {of}: chosen by them"
     shown = WorstViolation(f"the weights of step {step}", f"those of step {of}", at, step - 1)
-    return broken_loop_check_from_count(name, said, would, shown)
+    return broken_loop_check_without_chance(name, said, would, shown)
 
 
 CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (
     check_record_sensitivity,
     check_per_record_clipping,
-    check_sensitivity_by_kind,
+    check_sensitivity_by_record_kind,
     check_noise_every_tensor,
     check_gaussian_noise,
     check_noise_independence,
-    check_finite_gradients,
+    check_released_gradients_finite,
     check_sampling_rate,
     check_poisson_batch_sizes,
     check_equal_record_frequency,
-    check_repeats_within_step,
+    check_record_read_twice_in_step,
     check_step_count,
-    check_claimed_epsilon,
-    check_record_count_leaks,
-    check_batch_size_leaks,
+    check_epsilon_follows_from_claimed_noise,
+    check_training_reveals_record_count,
+    check_noise_reveals_batch_size,
     check_noise_seed_guessable,
     check_empty_batch_noise,
-    check_batch_dependent_logits,
+    check_training_logits_depend_on_batch,
     check_weights_follow_steps,
-    check_evaluation_on_records,
+    check_step_chosen_by_private_evaluation,
     check_printed_output_leaks,
 )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from auditor.crash.printed_output import first_differing_line
+from auditor.crash.printed_output import first_printed_line_with_other_numbers
 from auditor.crash.verdicts import (
     BROKEN,
     COUNTED,
@@ -20,8 +20,8 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    broken_loop_check_from_count,
-    loop_check_from_count,
+    broken_loop_check_without_chance,
+    loop_check_without_chance,
 )
 
 _TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its first numbers are looked at
@@ -50,7 +50,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 
 @functools.cache
-def _small_seed_normal_draws() -> Array:
+def _first_normals_of_guessable_seeds() -> Array:
     """(seeds, 16) the first normal numbers of each, of unit length; those of any tensor of 32 or more begin so."""
     generator = torch.Generator()
     held = torch.empty(_TRIED, _READ)
@@ -72,7 +72,11 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     if not spans or not steps:
         return 0, 1.0, ""
     heads = np.stack([step.noise[at : at + _READ] for step in steps for _, at, _ in spans])
-    likely = np.abs(_small_seed_normal_draws() @ heads.T.astype(np.float32)).argmax(0).reshape(len(steps), len(spans))
+    likely = (
+        np.abs(_first_normals_of_guessable_seeds() @ heads.T.astype(np.float32))
+        .argmax(0)
+        .reshape(len(steps), len(spans))
+    )
     found = []
     for step, seeds in zip(steps, likely, strict=True):
         for (name, at, to), seed in zip(spans, seeds, strict=True):
@@ -90,7 +94,7 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
 _counted_check = functools.partial(LoopCheck, source=COUNTED)
 
 
-def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
+def check_training_logits_depend_on_batch(runs: WatchedTrainings) -> LoopCheck:
     """A record's logits do not depend on the others in its batch: if they do, no clipping bounds the record's reach.
 
     Batch norm, padding that is attended to, or experts of a fixed capacity make them depend.
@@ -104,7 +108,7 @@ def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
     if most > _APART:
         said += ": so does its gradient, and one record moves all of its batch's"
     shown = WorstViolation(f"logits {most:.1%} off", "those of the record alone", at)
-    return loop_check_from_count(name, most > _APART, said, would, lambda: shown)
+    return loop_check_without_chance(name, most > _APART, said, would, lambda: shown)
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
@@ -112,13 +116,13 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     name, would = "weights follow the steps", "any other change by the record that was left out"
     one, other = runs.first_training, runs.fewer
     if one.state and len(one.steps) == len(other.steps) and one.state.keys() == other.state.keys():
-        off = [key for key, value in one.state.items() if not _tensors_equal_ignoring_nan(value, other.state[key])]
+        off = [key for key, value in one.state.items() if not _is_weight_equal_ignoring_nan(value, other.state[key])]
         if not off:
             return _counted_check(name, NO_FAULT, "the same steps on neighbouring records end in the same model", would)
         said = f"{len(off)} of {len(one.state)} weights and buffers follow the records past the steps: "
         largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
         shown = WorstViolation(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0])
-        return broken_loop_check_from_count(name, said + ", ".join(off[:2]), would, shown)
+        return broken_loop_check_without_chance(name, said + ", ".join(off[:2]), would, shown)
     at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
     if at:
         said = f"something that is no step changed them before step {at[1] + 1} of training {at[0] + 1}"
@@ -129,7 +133,7 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     return _counted_check(name, NO_FAULT, "the weights are those that the steps leave", would)
 
 
-def _tensors_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_weight_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
     # torch.equal: a NaN equals nothing, itself included.
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
@@ -142,11 +146,11 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     if runs.again is None:
         return _counted_check(name, NO_FAULT, "the same on neighbouring records", would)
     one, other, again = runs.first_training.printed, runs.fewer.printed, runs.again.printed
-    if found := first_differing_line(one.text, other.text, again.text):
+    if found := first_printed_line_with_other_numbers(one.text, other.text, again.text):
         said = f"what is printed follows the records past the steps: {found[0]!r}"
         shown = WorstViolation(repr(found[0]), f"{found[1]!r}, as on a record fewer")
-        return broken_loop_check_from_count(name, said, would, shown)
-    if found := first_differing_line(one.early, other.early, again.early):
+        return broken_loop_check_without_chance(name, said, would, shown)
+    if found := first_printed_line_with_other_numbers(one.early, other.early, again.early):
         said = f"{found[0]!r} on a record fewer is {found[1]!r}"
         said += "; printed before its step, it may be of what that releases"
         return _counted_check(name, UNKNOWN, said, would)
@@ -164,10 +168,10 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     silent = sum(not step.scale for step in without)
     if silent:
         said = f"{silent} of {len(without)} steps without a record had no noise"
-        return broken_loop_check_from_count(name, said, would, WorstViolation("no noise", "the others'"), math.inf)
+        return broken_loop_check_without_chance(name, said, would, WorstViolation("no noise", "the others'"), math.inf)
     if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
         said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
-        return broken_loop_check_from_count(
+        return broken_loop_check_without_chance(
             name, said, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf
         )
     if not without:

@@ -18,11 +18,11 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    broken_loop_check_from_count,
-    infinite_epsilon,
-    loop_check_from_count,
+    broken_loop_check_without_chance,
     loop_check_from_p_value,
-    standard_errors_for_power,
+    loop_check_without_chance,
+    standard_errors_a_loop_check_detects,
+    unbounded_loop_epsilon,
 )
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import epsilon_between_noise_scales
@@ -41,7 +41,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     would = f"a tensor of 16 numbers with {100 * (1 - caught):.0f}% less noise"
     if not runs.steps_with_noise:
         said = "no noise at all in any gradient that reached the optimizer"
-        return broken_loop_check_from_count(name, said, would, _zero_noise_witness(runs, runs.steps[0]), math.inf)
+        return broken_loop_check_without_chance(name, said, would, _zero_noise_violation(runs, runs.steps[0]), math.inf)
     silent = {
         name
         for step in runs.steps_with_noise
@@ -52,9 +52,11 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
         said = (
             f"no noise on {len(silent)} of {len(runs.first_training.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
         )
-        shown = _zero_noise_witness(runs, runs.steps_with_noise[0], min(silent))
-        return broken_loop_check_from_count(name, said, would, shown, math.inf)
-    shares = {name: _relative_noise_variance(runs.steps_with_noise, name) for name in runs.first_training.shapes}
+        shown = _zero_noise_violation(runs, runs.steps_with_noise[0], min(silent))
+        return broken_loop_check_without_chance(name, said, would, shown, math.inf)
+    shares = {
+        name: _relative_noise_variance_and_freedom(runs.steps_with_noise, name) for name in runs.first_training.shapes
+    }
     # What all tensors have counts as known: it has far more degrees of freedom than one of them.
     ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
     worst = min(ps, key=ps.__getitem__)
@@ -67,7 +69,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     )  # fmt: skip
 
 
-def check_finite_gradients(runs: WatchedTrainings) -> LoopCheck:
+def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
     """Every released number is finite: what overflows, in half precision say, shows through any noise."""
     found = [(i, *one) for i, trace in enumerate(runs.traces) for one in trace.overflowed]
     said = "every released number is finite"
@@ -78,16 +80,18 @@ def check_finite_gradients(runs: WatchedTrainings) -> LoopCheck:
         training, step, tensor = found[0]
         return WorstViolation("infinite or undefined numbers", "finite ones", training, step, tensor=tensor)
 
-    return loop_check_from_count("finite gradients", bool(found), said, "one such number", witness, infinite_epsilon)
+    return loop_check_without_chance(
+        "finite gradients", bool(found), said, "one such number", witness, unbounded_loop_epsilon
+    )
 
 
-def _zero_noise_witness(runs: WatchedTrainings, step: ObservedStep, tensor: str | None = None) -> WorstViolation:
+def _zero_noise_violation(runs: WatchedTrainings, step: ObservedStep, tensor: str | None = None) -> WorstViolation:
     training, at = runs.training_and_step_index(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
     return WorstViolation("noise of standard deviation 0", expected, training, at, tensor=tensor)
 
 
-def _relative_noise_variance(steps: Sequence[ObservedStep], name: str) -> tuple[float, int]:
+def _relative_noise_variance_and_freedom(steps: Sequence[ObservedStep], name: str) -> tuple[float, int]:
     """A tensor's noise variance over that of all, and its degrees of freedom."""
     held = [(step.scales[name], step.scale) for step in steps if name in step.scales]
     free = sum(free for (_, free), _ in held)
@@ -128,11 +132,11 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         for trace in runs.traces
         for a, b in itertools.pairwise(trace.steps)
     ]
-    most, of_pairs, pair = _largest_noise_correlation([step.noise for step in noisy], size)
+    most, of_pairs, pair = _largest_noise_correlation_and_p_value([step.noise for step in noisy], size)
     found = {
         "in any two steps": (most, of_pairs),
-        "from step to step": _pooled_noise_correlation(follow),
-        "in tensors of one size": _pooled_noise_correlation(
+        "from step to step": _pooled_noise_correlation_and_p_value(follow),
+        "in tensors of one size": _pooled_noise_correlation_and_p_value(
             [pair for step in runs.steps for pair in _same_size_noise_pairs(step, runs.first_training)]
         ),
     }
@@ -152,11 +156,13 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     return loop_check_from_p_value(
         name, min(1.0, len(found) * p), f"the noise repeats {where}: correlation {value:.2f}",
         "no two steps, trainings or tensors share their noise",
-        f"a correlation of {least:.2f} between any two steps", witness, infinite_epsilon,
+        f"a correlation of {least:.2f} between any two steps", witness, unbounded_loop_epsilon,
     )  # fmt: skip
 
 
-def _largest_noise_correlation(noises: Sequence[Array], free: float) -> tuple[float, float, tuple[int, int]]:
+def _largest_noise_correlation_and_p_value(
+    noises: Sequence[Array], free: float
+) -> tuple[float, float, tuple[int, int]]:
     """The largest correlation of any two, its p-value among so many pairs, and which two.
 
     Of one noise given the other, the direction is uniform in its own dimensions (at least `free`), so the correlation
@@ -191,7 +197,7 @@ def _same_size_noise_pairs(step: ObservedStep, trace: TrainingTrace) -> Iterator
             yield step.noise[a:b], step.noise[c:d], _noise_degrees_of_freedom(step, slice(a, b))
 
 
-def _pooled_noise_correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
+def _pooled_noise_correlation_and_p_value(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Of all pairs at once -> (correlation, p-value); (0, 1) of none.
 
     Given b, the variance of a @ b is at most b @ b times that of an element of a, which is a @ a over a's dimensions:
@@ -208,24 +214,24 @@ def _pooled_noise_correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
 # --- one record fewer, and other batches ------------------------------------------------------------------------------
 
 
-def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
+def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size of the noise."""
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
     free = round(sum(map(_noise_degrees_of_freedom, a.steps)))
     error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio: each errs sqrt(pi / 2) times a mean
-    would = f"noise whose size differs by {100 * standard_errors_for_power(2) * error:.1f}%"
+    would = f"noise whose size differs by {100 * standard_errors_a_loop_check_detects(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
-        return broken_loop_check_from_count(
+        return broken_loop_check_without_chance(
             name, said, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
         )
     rates = [(i, x.rate, y.rate) for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)) if x.rate != y.rate]
     if rates:
         at, x, y = rates[0]
         said = f"other learning rates with {b.n} records than {a.n}"
-        return broken_loop_check_from_count(
+        return broken_loop_check_without_chance(
             name, said, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
         )
     one, other = (float(np.median([step.scale for step in trace.steps])) for trace in (a, b))
@@ -242,7 +248,7 @@ def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
     )  # fmt: skip
 
 
-def check_batch_size_leaks(runs: WatchedTrainings) -> LoopCheck:
+def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     """The size of a batch, which is secret, does not show in the size of the noise."""
     held = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
     if runs.few and len({size for size, _ in held}) < 2:  # the last batch of few records holds one alone
@@ -259,4 +265,4 @@ def check_batch_size_leaks(runs: WatchedTrainings) -> LoopCheck:
         name, p, "the noise is divided by the number of records that a batch happens to have",
         "the size of the noise does not follow that of the batch", would,
         lambda: WorstViolation(f"noise goes with the batch's size " f"to the power {found.slope:.2f}", "0"),
-        infinite_epsilon, PLANTED, )  # fmt: skip
+        unbounded_loop_epsilon, PLANTED, )  # fmt: skip

@@ -15,9 +15,9 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    infinite_epsilon,
     loop_check_from_p_value,
-    standard_errors_for_power,
+    standard_errors_a_loop_check_detects,
+    unbounded_loop_epsilon,
 )
 from auditor.crash.watch import ObservedStep
 
@@ -32,12 +32,15 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     kinds = len(SPECIMENS)
     # Trainings take the models by turns (`specimen_for_training`): the steps of each model by itself.
     turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
-    found = [one for steps in (runs.steps, *turns) if (one := estimate_mean_sensitivity(steps))]
+    found = [one for steps in (runs.steps, *turns) if (one := estimate_mean_sensitivity_and_error(steps))]
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
-    ratio, least = mean / promised, max(one[0] + standard_errors_for_power() * one[1] for one in found) / promised
-    would = f"a reach of {1 + standard_errors_for_power(len(found)) * found[0][1] / promised:.2f} times"
+    ratio, least = (
+        mean / promised,
+        max(one[0] + standard_errors_a_loop_check_detects() * one[1] for one in found) / promised,
+    )
+    would = f"a reach of {1 + standard_errors_a_loop_check_detects(len(found)) * found[0][1] / promised:.2f} times"
     if least < 1:  # another way of clipping, whose bound this fit of equal reaches does not show
         said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
         return LoopCheck(name, UNKNOWN, said, would)
@@ -45,39 +48,40 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
         name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what the noise is made for",
-        would, lambda: _witness_farthest_above_bound(runs, ratio), lambda: runs.epsilon_with_noise_multiplier(1 / mean),
+        would, lambda: _worst_record_sensitivity_violation(runs, ratio),
+        lambda: runs.epsilon_with_noise_multiplier(1 / mean),
     )  # fmt: skip
 
 
-def estimate_noise_multiplier(runs: WatchedTrainings) -> tuple[float, float, float] | None:
+def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
     """The observed noise multiplier (one over the mean reach) and its 95% interval's ends; None: no reach was seen."""
-    found = estimate_mean_sensitivity(runs.steps)
+    found = estimate_mean_sensitivity_and_error(runs.steps)
     if found is None or found[0] <= 1.96 * found[1]:
         return None
     mean, error = found
     return 1 / mean, 1 / (mean + 1.96 * error), 1 / (mean - 1.96 * error)
 
 
-def check_sensitivity_by_kind(runs: WatchedTrainings) -> LoopCheck:
+def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
     """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than the others."""
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
     found = {
         kind: one
         for kind, chosen in _KINDS.items()
-        if (one := _first_coefficient_and_error(steps, _chosen_and_other_columns(chosen)))
+        if (one := _first_sensitivity_coefficient_and_error(steps, _make_record_kind_columns(chosen)))
     }
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
     worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
     mean, error = found[worst]
-    most = 1 + standard_errors_for_power(len(found)) * max(e for _, e in found.values()) / promised
+    most = 1 + standard_errors_a_loop_check_detects(len(found)) * max(e for _, e in found.values()) / promised
     return loop_check_from_p_value(
         name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
         f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} times)",
         f"a reach of {most:.1f} times, for the rarest kind",
-        lambda: _witness_farthest_above_bound(runs, mean / promised, _KINDS[worst]),
+        lambda: _worst_record_sensitivity_violation(runs, mean / promised, _KINDS[worst]),
         lambda: runs.epsilon_with_noise_multiplier(1 / mean),
     )  # fmt: skip
 
@@ -94,7 +98,7 @@ _KINDS: dict[str, _Chosen] = {
 }
 
 
-def _witness_farthest_above_bound(
+def _worst_record_sensitivity_violation(
     runs: WatchedTrainings, mean: float, chosen: _Chosen = lambda record, step: True
 ) -> WorstViolation:
     """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
@@ -116,16 +120,18 @@ def _witness_farthest_above_bound(
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    shares = {what: _reach_dependence_on_gradient_share(runs.steps, parts) for what, parts in _COMPANY.items()}
+    shares = {what: _sensitivity_rise_with_gradient_share(runs.steps, parts) for what, parts in _COMPANY.items()}
     found = {
-        what: one for what, one in {_NORM: _norm_dependence_of_reach(runs.steps, promised), **shares}.items() if one
+        what: one
+        for what, one in {_NORM: _sensitivity_rise_with_gradient_norm(runs.steps, promised), **shares}.items()
+        if one
     }
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     worst = max(found, key=lambda what: found[what][0] / found[what][1])
     slope, error = found[worst]
     among = 1 + len(shares)  # those that are no share of company were looked at too
-    least = standard_errors_for_power(among) * max(e for _, e in found.values()) / promised
+    least = standard_errors_a_loop_check_detects(among) * max(e for _, e in found.values()) / promised
 
     def witness() -> WorstViolation:
         rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
@@ -143,12 +149,12 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
         f"how far a record reaches follows neither {' nor '.join(found)}",
         f"a reach that rises by {least:.2f} times the bound by either", witness,
-        infinite_epsilon if worst == _NORM
+        unbounded_loop_epsilon if worst == _NORM
         else lambda: runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier / 2),
     )  # fmt: skip
 
 
-def _norm_dependence_of_reach(steps: Sequence[ObservedStep], promised: float) -> tuple[float, float] | None:
+def _sensitivity_rise_with_gradient_norm(steps: Sequence[ObservedStep], promised: float) -> tuple[float, float] | None:
     """Whether reach rises with the gradient's norm, and goes beyond the bound where that norm is largest.
 
     (estimate, standard error) of the slope, or of the largest quarter's reach less the bound: the less significant of
@@ -156,10 +162,10 @@ def _norm_dependence_of_reach(steps: Sequence[ObservedStep], promised: float) ->
     """
     norms = [step.norms for step in steps if step.scale and step.records]
     large = float(np.quantile(np.concatenate(norms), 0.75)) if norms else math.inf
-    slope = _first_coefficient_and_error(
+    slope = _first_sensitivity_coefficient_and_error(
         steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1)
     )
-    top = _first_coefficient_and_error(
+    top = _first_sensitivity_coefficient_and_error(
         steps, lambda step: np.stack([step.norms >= large, step.norms < large], 1).astype(float)
     )
     if slope is None or top is None:
@@ -174,7 +180,7 @@ _COMPANY: dict[str, Callable[[ObservedStep], Sequence[Sequence[int]]]] = {
 }
 
 
-def _reach_dependence_on_gradient_share(
+def _sensitivity_rise_with_gradient_share(
     steps: Sequence[ObservedStep], parts: Callable[[ObservedStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
     """How reach rises with a record's share of the gradient of those it is read with -> (estimate, standard error).
@@ -184,34 +190,37 @@ def _reach_dependence_on_gradient_share(
     harder; where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
     where all shares are alike, as of records read one by one.
     """
-    found = _fit_column_and_constant(steps, lambda step: _gradient_norm_shares(step, parts(step)))
+    found = _fit_sensitivity_on_column_and_constant(
+        steps, lambda step: _record_shares_of_summed_gradient(step, parts(step))
+    )
     own = [
-        _fit_column_and_constant(steps, lambda step: step.norms),
-        _fit_column_and_constant(steps, lambda step: np.log(step.norms)),
+        _fit_sensitivity_on_column_and_constant(steps, lambda step: step.norms),
+        _fit_sensitivity_on_column_and_constant(steps, lambda step: np.log(step.norms)),
     ]
     if found is None or any(
-        other and _explained_squared_deviation(other) >= _explained_squared_deviation(found) for other in own
+        other and _deviation_explained_by_sensitivity_fit(other) >= _deviation_explained_by_sensitivity_fit(found)
+        for other in own
     ):
         return None
     (share, common), covariance = found
     return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
 
 
-def _fit_column_and_constant(
+def _fit_sensitivity_on_column_and_constant(
     steps: Sequence[ObservedStep], column: Callable[[ObservedStep], Array]
 ) -> tuple[Array, Array] | None:
     """`_least_squares_sensitivity_fit` on this column and on a column of ones."""
     return _least_squares_sensitivity_fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
 
 
-def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
+def _deviation_explained_by_sensitivity_fit(fit: tuple[Array, Array]) -> float:
     """What a fit takes off the sum of squared deviations, in units of the noise."""
     coefficients, covariance = fit
     # The inverse covariance is X' G X: this is the squared length of what was fitted.
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
-def _gradient_norm_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Array:
+def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequence[int]]) -> Array:
     """(records,) the norm of each one's gradient over that of its part's summed gradient."""
     records, found = sorted(set(step.records)), np.ones(len(step.norms))
     # (records, records) inner products before clipping: a part's block sums to its summed gradient's squared norm.
@@ -222,7 +231,7 @@ def _gradient_norm_shares(step: ObservedStep, parts: Sequence[Sequence[int]]) ->
     return found
 
 
-def _chosen_and_other_columns(chosen: _Chosen) -> _Columns:
+def _make_record_kind_columns(chosen: _Chosen) -> _Columns:
     def columns(step: ObservedStep) -> Array:
         held = np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
         return np.stack([held, 1 - held], axis=1)
@@ -230,7 +239,7 @@ def _chosen_and_other_columns(chosen: _Chosen) -> _Columns:
     return columns
 
 
-def estimate_mean_sensitivity(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
+def estimate_mean_sensitivity_and_error(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
     """The reach that all records have in common -> (estimate, its standard error); None: no noise to measure it by.
 
     A step's released gradient has length |u| * reach along u, the sum of its records' unit gradients, and noise of
@@ -246,7 +255,9 @@ def estimate_mean_sensitivity(steps: Sequence[ObservedStep]) -> tuple[float, flo
     return float(sum(along for _, along in lengths) / whole), math.sqrt(len(lengths)) / float(whole)
 
 
-def _first_coefficient_and_error(steps: Sequence[ObservedStep], columns: _Columns) -> tuple[float, float] | None:
+def _first_sensitivity_coefficient_and_error(
+    steps: Sequence[ObservedStep], columns: _Columns
+) -> tuple[float, float] | None:
     """The first column's coefficient of `_least_squares_sensitivity_fit`, and its standard error."""
     found = _least_squares_sensitivity_fit(steps, columns)
     return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))

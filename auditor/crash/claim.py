@@ -93,7 +93,7 @@ class LoopClaim:
             rate, steps = 1.0, math.ceil(round(steps * rate, 6))
         if quick and self.noise_multiplier > 0:
             return gaussian.quick_rdp_epsilon(self.noise_multiplier, rate, steps, self.delta)
-        return loop_claim_epsilon(self.noise_multiplier, rate, steps, self.delta)
+        return epsilon_of_claimed_noise_and_steps(self.noise_multiplier, rate, steps, self.delta)
 
 
 def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
@@ -109,6 +109,6 @@ def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
     return found if delta is None else {**found, "epsilon": float(engine.get_epsilon(delta))}
 
 
-def loop_claim_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
+def epsilon_of_claimed_noise_and_steps(noise: float, rate: float, steps: int, delta: float) -> float:
     """Epsilon of the Poisson-subsampled Gaussian mechanism, one record added or removed; infinite without noise."""
     return gaussian.epsilon_by_tightest_accountant(noise, rate, steps, delta)[0] if noise > 0 else math.inf

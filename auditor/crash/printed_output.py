@@ -28,22 +28,22 @@ class PrintedText:
     text: str = ""
     early: str = ""  # of what was printed before its step
 
-    def add(self, text: str) -> None:
+    def append_before_or_after_step(self, text: str) -> None:
         if self.before_step:
             self.early += text
         else:
             self.text += text
 
     @contextmanager
-    def capture_printed_text(self) -> Iterator[None]:
+    def capture_printed_text_context(self) -> Iterator[None]:
         """A context that adds all that is printed inside it; it is printed where it was before, too."""
-        handler = _Handler(self.add)
+        handler = _Handler(self.append_before_or_after_step)
         # The root logger hears all loggers but those that do not propagate.
         logging.getLogger().addHandler(handler)
         try:
             with (
-                contextlib.redirect_stdout(_Tee(sys.stdout, self.add)),
-                contextlib.redirect_stderr(_Tee(sys.stderr, self.add)),
+                contextlib.redirect_stdout(_Tee(sys.stdout, self.append_before_or_after_step)),
+                contextlib.redirect_stderr(_Tee(sys.stderr, self.append_before_or_after_step)),
             ):
                 yield
         finally:
@@ -80,7 +80,7 @@ class _Handler(logging.Handler):
         self._said(record.getMessage() + "\n")
 
 
-def first_differing_line(one: str, other: str, again: str) -> tuple[str, str] | None:
+def first_printed_line_with_other_numbers(one: str, other: str, again: str) -> tuple[str, str] | None:
     """The first line whose numbers differ from one to the other, as each has it; None: there is none.
 
     again: of the same training once more. What differs there too, as times do, says nothing.
@@ -91,15 +91,19 @@ def first_differing_line(one: str, other: str, again: str) -> tuple[str, str] | 
         if len(same) != len(rows):
             continue
         if len(now) != len(rows):
-            return _line_with_numbers(line, rows[0]), f"{len(now)} such lines for {len(rows)}"
+            return _fill_numbers_into_printed_line(line, rows[0]), f"{len(now)} such lines for {len(rows)}"
         # Which of the line's numbers are the same again in the same training: times and speeds are not.
         steady = [at for at in range(line.count("#")) if all(a[at] == b[at] for a, b in zip(rows, same, strict=True))]
         for a, b in zip(rows, now, strict=True):
             if any(a[at] != b[at] for at in steady):
-                return _line_with_numbers(line, a), _line_with_numbers(line, b)
+                return _fill_numbers_into_printed_line(line, a), _fill_numbers_into_printed_line(line, b)
     new = next((line for line in second if line not in first and line not in third), None)
     # A new line says nothing where the same training, once more, prints other lines too.
-    return None if new is None or set(first) != set(third) else ("nothing", _line_with_numbers(new, second[new][0]))
+    return (
+        None
+        if new is None or set(first) != set(third)
+        else ("nothing", _fill_numbers_into_printed_line(new, second[new][0]))
+    )
 
 
 def _numbers_by_printed_line(text: str) -> _Lines:
@@ -113,6 +117,6 @@ def _numbers_by_printed_line(text: str) -> _Lines:
     return found
 
 
-def _line_with_numbers(line: str, numbers: tuple[str, ...]) -> str:
+def _fill_numbers_into_printed_line(line: str, numbers: tuple[str, ...]) -> str:
     parts = line.split("#")
     return "".join(part + number for part, number in zip(parts, (*numbers, ""), strict=True))[:80]

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from auditor.crash import training_specimen
-from auditor.crash.trial import CrashTest, seed_of_training
+from auditor.crash.trial import CrashTest, seed_of_watched_training
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
 from auditor.reports import escaping
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
@@ -40,20 +40,26 @@ def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
     yield f"RESULT  {crash_test_headline(test)}"
     yield f"LOOP    {observed_loop_sentence(test)}"
     yield f"BOUND   {one_run_bound_sentence(test)}"
-    for check in _checks_worst_first(test):
+    for check in _crash_checks_worst_first(test):
         if check.verdict == UNKNOWN:
             yield f"        {check.name}: {check.verdict}: {check.said}"
         elif check.verdict == BROKEN:
             yield f"BROKEN  {check.name}: {check.said}. To paste into an issue:"
-            yield from (f"        {line}" for line in broken_check_reproduction(test, check, again).splitlines())
+            yield from (
+                f"        {line}" for line in broken_crash_check_reproduction_text(test, check, again).splitlines()
+            )
     fine = [check for check in test.checks if check.verdict == NO_FAULT]
     if fine:
         yield f"SEEN    {len(fine)} of {len(test.checks)} checks saw no fault; each would have seen:"
-        yield from (f"        {check.name}: {_detectable_violation_text(check)}" for check in fine if check.would_see)
+        yield from (
+            f"        {check.name}: {_crash_check_detectable_violation_text(check)}"
+            for check in fine
+            if check.would_see
+        )
     yield from (f"LIMITS  {remark}" for remark in test.remarks)
 
 
-def _detectable_violation_text(check: LoopCheck) -> str:
+def _crash_check_detectable_violation_text(check: LoopCheck) -> str:
     return f"{check.would_see} ({check.source})" if check.would_see else "-"
 
 
@@ -86,17 +92,19 @@ def one_run_bound_sentence(test: CrashTest) -> str:
     )
 
 
-def broken_check_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
+def broken_crash_check_reproduction_text(test: CrashTest, check: LoopCheck, again: str) -> str:
     """A broken check in a few lines: the command, where it shows most, what it makes of epsilon, and the versions."""
     found = check.witness
     facts = {"check": f"{check.name}: {check.verdict}"}
     if found is not None:
         if found.training is not None:
-            facts["where"] = f"training {found.training + 1} (seed {seed_of_training(test.seed, found.training)})"
+            facts["where"] = (
+                f"training {found.training + 1} (seed {seed_of_watched_training(test.seed, found.training)})"
+            )
         if found.step is not None:
             facts["where"] = f"{facts['where']}, step {found.step + 1}"
         if found.record is not None:
-            records = training_specimen.specimen_for_training(found.training or 0).records()
+            records = training_specimen.specimen_for_training(found.training or 0).make_crash_test_records()
             facts["record"] = f"{found.record}: {records[found.record]['input_ids']}"
         if found.tensor is not None:
             facts["tensor"] = found.tensor
@@ -106,13 +114,13 @@ def broken_check_reproduction(test: CrashTest, check: LoopCheck, again: str) -> 
         f"{test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
     )
     facts["loop"] = observed_loop_sentence(test)
-    facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_package_versions()))
+    facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_crash_test_package_version_texts()))
     width = max(map(len, facts)) + 2
     command = f"{again} --seed {test.seed} --check {shlex.quote(check.name)}"
     return "\n".join((command, *(f"{name:{width}}{value}" for name, value in facts.items())))
 
 
-def _package_versions() -> Iterator[str]:
+def _crash_test_package_version_texts() -> Iterator[str]:
     for name in _PACKAGES:
         try:
             yield f"{name} {metadata.version(name)}"
@@ -126,7 +134,7 @@ def crash_test_headline(test: CrashTest) -> str:
         if test.verdict == UNKNOWN:
             return f"Cannot tell; {follows}."
         return f"No fault seen{', but a doubt' if test.exceeds_claim_without_fault else ''}; {follows}."
-    worst = _checks_worst_first(test)[0]
+    worst = _crash_checks_worst_first(test)[0]
     return (
         f"Broken: {worst.said}. Epsilon: {_epsilon_or_unbounded_text(test.epsilon)}; "
         f"its claim gives {test.claim.implied_epsilon():.2f}."
@@ -139,18 +147,20 @@ def _epsilon_or_unbounded_text(epsilon: float | None) -> str:
     return "unbounded" if math.isinf(epsilon) else f"at least {epsilon:.2f}"
 
 
-def _checks_worst_first(test: CrashTest) -> list[LoopCheck]:
+def _crash_checks_worst_first(test: CrashTest) -> list[LoopCheck]:
     return sorted(test.checks, key=lambda check: (_ORDER.index(check.verdict), -(check.epsilon or 0), check.p))
 
 
 def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
     """What the page and the Markdown show. again: as in `crash_test_terminal_lines`."""
     claim = tuple((name.replace("_", " "), str(value)) for name, value in vars(test.claim).items() if value is not None)
-    rows = tuple((c.name, c.verdict, c.said, _detectable_violation_text(c)) for c in _checks_worst_first(test))
+    rows = tuple(
+        (c.name, c.verdict, c.said, _crash_check_detectable_violation_text(c)) for c in _crash_checks_worst_first(test)
+    )
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
     broken = tuple(
-        Code(check.name, broken_check_reproduction(test, check, again))
-        for check in _checks_worst_first(test)
+        Code(check.name, broken_crash_check_reproduction_text(test, check, again))
+        for check in _crash_checks_worst_first(test)
         if check.verdict == BROKEN
     )
     remarks = (f"End to end: {one_run_bound_sentence(test)}", *test.remarks, *_SAYS)
@@ -171,7 +181,7 @@ def crash_test_json_text(test: CrashTest, again: str) -> str:
     """JSON: the verdict, the claim, what was seen, and every check with its witness and reproduction."""
     checks = []
     for check in test.checks:
-        shown = broken_check_reproduction(test, check, again) if check.verdict == BROKEN else None
+        shown = broken_crash_check_reproduction_text(test, check, again) if check.verdict == BROKEN else None
         checks.append({**asdict(check), "reproduction": shown})
     whole = {
         "verdict": test.verdict, "headline": crash_test_headline(test), "claim": asdict(test.claim),
@@ -179,15 +189,15 @@ def crash_test_json_text(test: CrashTest, again: str) -> str:
         "one_run": test.one_run and asdict(test.one_run), "checks": checks,
         "remarks": test.remarks, "seconds": test.seconds,
     }  # fmt: skip
-    return json.dumps(_without_infinities(whole), indent=2, allow_nan=False) + "\n"
+    return json.dumps(_crash_test_json_without_infinities(whole), indent=2, allow_nan=False) + "\n"
 
 
-def _without_infinities(value: Any) -> Any:
+def _crash_test_json_without_infinities(value: Any) -> Any:
     """JSON has no infinity: `unbounded` in its place."""
     if isinstance(value, dict):
-        return {key: _without_infinities(one) for key, one in value.items()}
+        return {key: _crash_test_json_without_infinities(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_infinities(one) for one in value]
+        return [_crash_test_json_without_infinities(one) for one in value]
     return "unbounded" if isinstance(value, float) and math.isinf(value) else value
 
 
@@ -197,7 +207,7 @@ def crash_test_junit_xml(test: CrashTest, again: str) -> str:
     for case, check in zip(cases, test.checks, strict=True):
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
-            failure.text = broken_check_reproduction(test, check, again)
+            failure.text = broken_crash_check_reproduction_text(test, check, again)
         elif check.verdict == UNKNOWN:
             ET.SubElement(case, "skipped", {"message": check.said})
         else:

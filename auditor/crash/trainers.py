@@ -25,7 +25,7 @@ def is_transformers_trainer(given: Any) -> bool:
     return loaded is not None and isinstance(given, loaded.Trainer)
 
 
-def train_function_of_trainer(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
+def make_train_function_from_trainer(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
     """`train(model, records)` of a Trainer; its claim's steps are those that it takes, where none are stated.
 
     Raises AuditError where the Trainer was given an optimizer of its own, which trains another model.
@@ -54,10 +54,14 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
     # A seed that was drawn is drawn anew, from torch's generator, which each watched training seeds.
     if arguments.seed >= _CHOSEN:
         arguments.seed = int(torch.randint(_CHOSEN, 2**31, ()))
-    given: dict[str, Any] = {"model": model, "args": arguments, "train_dataset": _trainer_dataset_rows(made, records)}
+    given: dict[str, Any] = {
+        "model": model,
+        "args": arguments,
+        "train_dataset": _crash_records_as_trainer_dataset(made, records),
+    }
     if "processing_class" in inspect.signature(type(made).__init__).parameters:
         given["processing_class"] = made.processing_class
-    given["data_collator"] = _collator_that_pads(made)
+    given["data_collator"] = _trainer_collator_for_crash_records(made)
     another = type(made)(**given)
     usual = {type(one) for one in another.callback_handler.callbacks}
     wanted = [one for one in made.callback_handler.callbacks if type(one) not in usual]
@@ -68,7 +72,7 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
     return another
 
 
-def _trainer_dataset_rows(made: Any, records: Any) -> Any:
+def _crash_records_as_trainer_dataset(made: Any, records: Any) -> Any:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
     if type(made).__module__.startswith("trl."):  # it takes a `Dataset` alone, and makes the labels itself
         from datasets import Dataset
@@ -77,7 +81,7 @@ def _trainer_dataset_rows(made: Any, records: Any) -> Any:
     return rows
 
 
-def _collator_that_pads(made: Any) -> Any:
+def _trainer_collator_for_crash_records(made: Any) -> Any:
     """The Trainer's own, where it can pad our tokens; else one that pads behind them."""
     own = made.data_collator
     if hasattr(own, "pad_token_id"):
@@ -85,12 +89,12 @@ def _collator_that_pads(made: Any) -> Any:
         own.pad_token_id = training_specimen.PAD
         return own
     if getattr(own, "__module__", type(own).__module__).startswith("transformers."):
-        return _collate_with_padding
+        return _collate_crash_records_with_padding
     return own
 
 
-def _collate_with_padding(rows: Any) -> dict[str, torch.Tensor]:
-    ids = training_specimen.padded_token_ids(rows, list(range(len(rows))))
+def _collate_crash_records_with_padding(rows: Any) -> dict[str, torch.Tensor]:
+    ids = training_specimen.padded_specimen_token_ids(rows, list(range(len(rows))))
     return {"input_ids": ids, "attention_mask": (ids != training_specimen.PAD).long(),
             "labels": ids.masked_fill(ids == training_specimen.PAD, -100)}  # fmt: skip
 
@@ -104,7 +108,7 @@ class _Caught(BaseException):
 
 
 @contextmanager
-def intercept_trainer_training(found: list[Any]) -> Iterator[None]:
+def catch_trainer_before_training_context(found: list[Any]) -> Iterator[None]:
     """A context that ends the code inside it when a Trainer is about to train; that Trainer is then in `found`."""
     from transformers import Trainer
 
@@ -121,7 +125,7 @@ def intercept_trainer_training(found: list[Any]) -> Iterator[None]:
 def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:
     """The Trainer that an entry point returns, or is about to train. Raises AuditError where there is none."""
     found: list[Any] = []
-    with intercept_trainer_training(found):
+    with catch_trainer_before_training_context(found):
         found.append(entry())
     if not is_transformers_trainer(found[0]):
         raise AuditError(

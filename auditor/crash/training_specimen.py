@@ -33,8 +33,8 @@ class Specimen:
     alike: bool = True
     one_hot: bool = False
 
-    def model(self, seed: int = 0) -> GPTNeoXForCausalLM:
-        made = build_tiny_model(seed)
+    def build_crash_test_model(self, seed: int = 0) -> GPTNeoXForCausalLM:
+        made = build_tiny_specimen_model(seed)
         with torch.no_grad():
             for name, value in made.named_parameters():
                 for end, factor in self.scales:
@@ -45,8 +45,8 @@ class Specimen:
                 made.gpt_neox.embed_in.weight[:, 0] = made.gpt_neox.embed_in.weight[:, 0].abs() + 1.2
         return made
 
-    def records(self, n: int = RECORDS) -> list[Record]:
-        return make_identifiable_records(0, n, self.alike)
+    def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
+        return make_crash_records_with_own_first_token(0, n, self.alike)
 
 
 _IN, _POST, _FINAL = "input_layernorm.weight", "post_attention_layernorm.weight", "final_layer_norm.weight"
@@ -73,7 +73,7 @@ def specimen_for_training(training: int) -> Specimen:
     return SPECIMENS[training % len(SPECIMENS)]
 
 
-def build_tiny_model(seed: int) -> GPTNeoXForCausalLM:
+def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
     """A model of some 5,000 parameters, the same for the same seed. No dropout: a gradient is a function of its record.
 
     Layers that Opacus knows (linear, embedding, layer norm), weights that are not tied.
@@ -94,7 +94,7 @@ def build_tiny_model(seed: int) -> GPTNeoXForCausalLM:
     return made.train()
 
 
-def make_identifiable_records(seed: int, n: int = RECORDS, alike: bool = False) -> list[Record]:
+def make_crash_records_with_own_first_token(seed: int, n: int = RECORDS, alike: bool = False) -> list[Record]:
     """Records of token ids, each with a first token that is its own: it names the record wherever it is read.
 
     alike: the rest is the beginning of one text, the same for all.
@@ -109,7 +109,7 @@ def make_identifiable_records(seed: int, n: int = RECORDS, alike: bool = False) 
     return found
 
 
-def identify_records_in_batch(ids: Tensor) -> list[int | None]:
+def record_index_of_each_batch_row(ids: Tensor) -> list[int | None]:
     """ids: (b, n) as the model got them -> the record of each row; None: a row that is no record of ours."""
     # argmax of a row without any is 0: the token there is no record's own either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
@@ -118,31 +118,33 @@ def identify_records_in_batch(ids: Tensor) -> list[int | None]:
 
 
 @dataclass(frozen=True)
-class RecordGradients:
+class SpecimenRecordGradients:
     """The gradient of every record by itself, at any weights of a model: what the training is held against."""
 
     twin: nn.Module  # the model as the training changed it (an adapter, say), without anybody's hooks
     records: list[Record]
 
-    def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
+    def record_gradients_at_weights(
+        self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
+    ) -> dict[str, Tensor]:
         """name -> (records wanted, *shape) gradients of the mean nll (nats) of a record's tokens after its first."""
         with torch.no_grad():  # frozen ones too: what `functional_call` is not given it takes from the twin
             for name, value in self.twin.named_parameters():
                 value.copy_(weights[name])
         trained = {name: value.detach() for name, value in self.twin.named_parameters() if name in names}
-        found: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0))(
-            trained, padded_token_ids(self.records, wanted)
+        found: dict[str, Tensor] = vmap(grad(self._mean_nll_of_one_record), in_dims=(None, 0))(
+            trained, padded_specimen_token_ids(self.records, wanted)
         )
         return found
 
-    def _loss(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
+    def _mean_nll_of_one_record(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
         """Padding stands behind all that a causal model reads of a record, so it needs no mask."""
         more: dict[str, Any] = {"input_ids": row.unsqueeze(0), "use_cache": False}
         logits = functional_call(self.twin, weights, (), more).logits[0, :-1]
         return nn.functional.cross_entropy(logits, row[1:], ignore_index=PAD)
 
 
-def padded_token_ids(records: list[Record], wanted: list[int]) -> Tensor:
+def padded_specimen_token_ids(records: list[Record], wanted: list[int]) -> Tensor:
     """(records wanted, longest) token ids."""
     rows = [records[i]["input_ids"] for i in wanted]
     width = max(map(len, rows))

@@ -12,7 +12,7 @@ import numpy as np
 
 from auditor.core.errors import AuditError
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
-from auditor.crash.checks import run_all_loop_checks
+from auditor.crash.checks import run_all_crash_test_checks
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
 from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_training
@@ -117,45 +117,49 @@ def crash_test(
     begun = time.monotonic()
     until = begun + 60 * minutes
     if trainers.is_transformers_trainer(train):
-        train = trainers.train_function_of_trainer(train, None)
+        train = trainers.make_train_function_from_trainer(train, None)
     tell(0, _LEAST + 2)
-    own = seed_of_training(seed, 0)
+    own = seed_of_watched_training(seed, 0)
     first, returned = run_watched_training(train, own, training_specimen.RECORDS, until)
     read = LoopClaim.from_stated_claim(returned if claim is None else claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
     # First: what is not the same again under its seed can be neither replayed nor reproduced.
-    other_seed = _first_step_of_equivalent_seed(train, first, own, until)
-    fewer, again = _neighbouring_trainings(train, read, first, own, until)
+    other_seed = _first_step_of_seed_plus_two_to_32(train, first, own, until)
+    fewer, again = _replay_training_without_last_record(train, read, first, own, until)
     # Its seed, and below that of the bound, lie past those of the trainings.
-    few, few_claimed = _training_on_few_records(train, claim, first, seed_of_training(seed, _MOST + 1), until)
+    few, few_claimed = _training_on_few_records(train, claim, first, seed_of_watched_training(seed, _MOST + 1), until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
     # At least two: whether noise is fresh shows between trainings as well.
-    while len(traces) < 2 or (_may_need_more_trainings(traces) and _has_time_for_another_training(begun, until)):
+    while len(traces) < 2 or (
+        _is_another_watched_training_needed(traces) and _has_time_for_another_training(begun, until)
+    ):
         at = len(traces)
         # As many as reach _ENOUGH gradients at the pace so far, and at least one a model.
-        planned = min(_MOST, max(_LEAST, math.ceil(_ENOUGH * at / _total_records_read(traces))))
+        planned = min(_MOST, max(_LEAST, math.ceil(_ENOUGH * at / _count_records_read_in_traces(traces))))
         tell(at + 1, planned + 2)
-        traces.append(run_watched_training(train, seed_of_training(seed, at), training_specimen.RECORDS, until, at)[0])
+        traces.append(
+            run_watched_training(train, seed_of_watched_training(seed, at), training_specimen.RECORDS, until, at)[0]
+        )
     runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
-    checks = tuple(run_all_loop_checks(runs))
+    checks = tuple(run_all_crash_test_checks(runs))
     foreign = f"{first.foreign} rows were none of the records given: not looked at"
     bound = None
     if _has_time_for_another_training(begun, until):
-        bound = bound_epsilon_by_guesses(train, claim, seed_of_training(seed, _MOST), until)
+        bound = bound_loop_epsilon_by_membership_guesses(train, claim, seed_of_watched_training(seed, _MOST), until)
     return CrashTest(
         claim=read,
         checks=checks,
         remarks=(foreign,) if first.foreign else (),
         seconds=time.monotonic() - begun,
-        seen=measure_loop_epsilon(runs, checks),
+        seen=observed_loop_of_watched_trainings(runs, checks),
         seed=seed,
         one_run=bound,
     )
 
 
-def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int, until: float) -> ObservedStep:
+def _first_step_of_seed_plus_two_to_32(train: Train, first: TrainingTrace, seed: int, until: float) -> ObservedStep:
     """The first step under seed + 2^32. Raises AuditError where the seed itself does not give its first step again."""
     one = first.steps[0]
     again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
@@ -169,7 +173,7 @@ def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int
     return run_watched_training(train, seed + 2**32, training_specimen.RECORDS, until, most=1)[0].steps[0]
 
 
-def _neighbouring_trainings(
+def _replay_training_without_last_record(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
     """The first training, its released steps replayed: without its last record (another one, if n is public).
@@ -202,7 +206,7 @@ def _training_on_few_records(
         return None, None
 
 
-def bound_epsilon_by_guesses(train: Train, claim: object, seed: int, until: float) -> OneRun:
+def bound_loop_epsilon_by_membership_guesses(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Each of our records is in by a fair coin; guessed "in" are those that moved the released gradients farthest.
 
     claim: as it was stated for all trainings; None: this one's own is read. The bound: `statistics/one_run.py`.
@@ -217,7 +221,7 @@ def bound_epsilon_by_guesses(train: Train, claim: object, seed: int, until: floa
     return OneRun(found.epsilon, found.best, read.implied_epsilon(), found.canaries, found.guesses, found.right)
 
 
-def seed_of_training(seed: int, training: int) -> int:
+def seed_of_watched_training(seed: int, training: int) -> int:
     """Of one of a test's trainings, from 0: 32 bits that nobody would choose.
 
     No two tests share one: another seed is another draw of all of them.
@@ -225,14 +229,14 @@ def seed_of_training(seed: int, training: int) -> int:
     return (seed * (_MOST + 2) + training + 1) * 2654435769 % 2**32  # an odd factor: one to one
 
 
-def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
+def observed_loop_of_watched_trainings(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
     """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling and steps give.
 
     Where one kind of record, or one record, is worse off than all together, its epsilon is the loop's.
     """
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
-    noise = checks_of_sensitivity.estimate_noise_multiplier(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
+    noise = checks_of_sensitivity.estimate_noise_multiplier_interval(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
     reach_unseen = any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach")
     if reach_unseen and runs.steps_with_noise:
         noise = None  # a reach below the bound, which is not seen, says nothing of the noise
@@ -242,14 +246,14 @@ def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) 
         return ObservedLoop(None, runs.observed_sampling_rate, steps, None)
     drawn: dict[str, Any] = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
     epsilon = runs.epsilon_with_noise_multiplier(noise[0], steps=steps, **drawn)
-    low, high = _epsilon_interval(runs, noise, epsilon, {"steps": steps, **drawn})
+    low, high = _observed_loop_epsilon_interval(runs, noise, epsilon, {"steps": steps, **drawn})
     worst = max((check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0)
     return ObservedLoop(
         noise[0], runs.observed_sampling_rate, steps, *(max(one, worst) for one in (epsilon, low, high))
     )
 
 
-def _epsilon_interval(
+def _observed_loop_epsilon_interval(
     runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
     """The 95% interval of epsilon: the errors of the noise multiplier and of the sampling rate, which are independent.
@@ -277,12 +281,12 @@ def _epsilon_interval(
     return max(0.0, epsilon - low), epsilon + high
 
 
-def _total_records_read(traces: list[TrainingTrace]) -> int:
+def _count_records_read_in_traces(traces: list[TrainingTrace]) -> int:
     return sum(len(step.records) for trace in traces for step in trace.steps)
 
 
-def _may_need_more_trainings(traces: list[TrainingTrace]) -> bool:
-    return len(traces) < _LEAST or (_total_records_read(traces) < _ENOUGH and len(traces) < _MOST)
+def _is_another_watched_training_needed(traces: list[TrainingTrace]) -> bool:
+    return len(traces) < _LEAST or (_count_records_read_in_traces(traces) < _ENOUGH and len(traces) < _MOST)
 
 
 def _has_time_for_another_training(begun: float, until: float) -> bool:

@@ -47,7 +47,7 @@ class WatchedTrainings:
         return [step for trace in self.traces for step in trace.steps]
 
     @property
-    def steps_after_first(self) -> list[ObservedStep]:
+    def steps_but_first_of_each_training(self) -> list[ObservedStep]:
         """All but each training's first: what is read before that may be a trial of the model."""
         return [step for trace in self.traces for step in trace.steps[1:]]
 
@@ -58,8 +58,8 @@ class WatchedTrainings:
     @property
     def observed_sampling_rate(self) -> float:
         """How often a record was read in a step."""
-        seen = sum(len(step.records) for step in self.steps_after_first)
-        return min(1.0, max(seen / max(1, self.first_training.n * len(self.steps_after_first)), 1e-9))
+        seen = sum(len(step.records) for step in self.steps_but_first_of_each_training)
+        return min(1.0, max(seen / max(1, self.first_training.n * len(self.steps_but_first_of_each_training)), 1e-9))
 
     @property
     def sampling_rate_standard_error(self) -> float:
@@ -69,7 +69,7 @@ class WatchedTrainings:
             math.sqrt(
                 self.observed_sampling_rate
                 * (1 - self.observed_sampling_rate)
-                / (self.first_training.n * len(self.steps_after_first))
+                / (self.first_training.n * len(self.steps_but_first_of_each_training))
             )
             if chance
             else 0.0
@@ -121,26 +121,26 @@ def loop_check_from_p_value(
     return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
 
 
-def loop_check_from_count(
+def loop_check_without_chance(
     name: str, broken: bool, said: str, would_see: str, witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:  # fmt: skip
     if not broken:
         return LoopCheck(name, NO_FAULT, said, would_see, source=COUNTED)
-    return broken_loop_check_from_count(name, said, would_see, witness(), epsilon and epsilon())
+    return broken_loop_check_without_chance(name, said, would_see, witness(), epsilon and epsilon())
 
 
-def broken_loop_check_from_count(
+def broken_loop_check_without_chance(
     name: str, said: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
 ) -> LoopCheck:
     return LoopCheck(name, BROKEN, said, would_see, 0.0, epsilon, witness, COUNTED)
 
 
-def infinite_epsilon() -> float:
+def unbounded_loop_epsilon() -> float:
     return math.inf
 
 
-def standard_errors_for_power(among: int = 1) -> float:
+def standard_errors_a_loop_check_detects(among: int = 1) -> float:
     """How many standard errors a violation needs to be caught with 80% probability, one of so many looked at."""
     # From 0 to where the test rejects, and on to where POWER of the estimates lie beyond that.
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

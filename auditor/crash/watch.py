@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen
 from auditor.crash.printed_output import PrintedText
-from auditor.crash.training_specimen import Record, RecordGradients
+from auditor.crash.training_specimen import Record, SpecimenRecordGradients
 
 _Array = NDArray[np.float64]
 _ROUNDING = 1e-9  # relative: below it a direction of double precision is rounding
@@ -98,34 +98,34 @@ class StepWatch:
         self._passes: list[tuple[int, ...]] = []
         self._after: list[Tensor] = []  # the weights, (d,), behind each step
         self._parameters = list(model.parameters())
-        self._gradients: RecordGradients | None = None
+        self._gradients: SpecimenRecordGradients | None = None
 
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
         """Watches what runs in it; its hooks are taken off at the end, whatever happens."""
         hooks = [
-            self._model.register_forward_pre_hook(self._record_forward_pass, with_kwargs=True),
+            self._model.register_forward_pre_hook(self._note_records_of_forward_pass, with_kwargs=True),
             self._model.register_forward_hook(self._record_logits_of_batch, with_kwargs=True),
             # torch calls these for every optimizer of the process, another model's too
             register_optimizer_step_pre_hook(self._record_optimizer_step),
             register_optimizer_step_post_hook(self._record_weights_after_step),
         ]
         try:
-            with self.trace.printed.capture_printed_text():
+            with self.trace.printed.capture_printed_text_context():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _record_forward_pass(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
-        if time.monotonic() > self._until:  # where nothing can set an alarm: see `_enforce_time_limit`
+    def _note_records_of_forward_pass(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
+        if time.monotonic() > self._until:  # where nothing can set an alarm: see `_training_time_limit_context`
             raise AuditError(LONG)
         ids = more.get("input_ids", given[0] if given else None)
         if not isinstance(ids, Tensor):
             return
         while torch._C._functorch.is_functorch_wrapped_tensor(ids):  # inside vmap or grad of torch.func
             ids = torch._C._functorch.get_unwrapped(ids)
-        rows = training_specimen.identify_records_in_batch(ids.detach().cpu().reshape(-1, ids.shape[-1]))
+        rows = training_specimen.record_index_of_each_batch_row(ids.detach().cpu().reshape(-1, ids.shape[-1]))
         self.trace.foreign += rows.count(None)
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
@@ -145,13 +145,13 @@ class StepWatch:
         if self.trace.apart is None and not wrapped and logits.shape[:2] == ids.shape:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
-    def _largest_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
+    def _largest_batch_dependent_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
         """The most, of some records that were read together, that their logits are off from those of each by itself."""
         if self._together is None:
             return None
         off = []
         for row, logits in [*zip(*self._together, strict=True)][:4]:
-            (name,) = training_specimen.identify_records_in_batch(row.unsqueeze(0))
+            (name,) = training_specimen.record_index_of_each_batch_row(row.unsqueeze(0))
             if name is None or name >= len(self._records):
                 continue
             own = torch.tensor(self._records[name]["input_ids"])
@@ -182,7 +182,7 @@ class StepWatch:
         rate = float(optimizer.param_groups[0]["lr"])
         if self._after and self.trace.elsewhere is None and not torch.equal(self._flattened_weights(), self._after[-1]):
             self.trace.elsewhere = at
-        self.trace.steps.append(self._read_released_step(taken, read, passes, rate))
+        self.trace.steps.append(self._decompose_released_gradients(taken, read, passes, rate))
         self.trace.printed.before_step = False
         # Copied before a replayed gradient is written over it.
         self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
@@ -201,17 +201,17 @@ class StepWatch:
     def _flattened_weights(self) -> Tensor:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
-    def record_final_weights(self) -> None:
+    def keep_final_weights_and_find_their_step(self) -> None:
         """Looks for the step whose weights the model has now, the last one first."""
         self.trace.state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         now, held = self._flattened_weights(), enumerate(self._after)
         self.trace.returned = next((at for at, one in reversed(list(held)) if torch.equal(one, now)), None)
 
-    def _read_released_step(
+    def _decompose_released_gradients(
         self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float
     ) -> ObservedStep:
         if self._gradients is None:
-            self._gradients = RecordGradients(copy_model_without_hooks(self._model), self._records)
+            self._gradients = SpecimenRecordGradients(copy_watched_model_without_hooks(self._model), self._records)
             ends = np.cumsum([len(part) for part in taken.values()])
             self.trace.shapes = {
                 name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)
@@ -219,9 +219,9 @@ class StepWatch:
         # The step is not taken yet: its gradients are of the weights that the model has now.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
         wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
-        parts = self._gradients.at(weights, wanted, list(taken)) if wanted else {}
+        parts = self._gradients.record_gradients_at_weights(weights, wanted, list(taken)) if wanted else {}
         if self.trace.apart is None:
-            self.trace.apart = self._largest_logit_change(weights, self._gradients.twin)
+            self.trace.apart = self._largest_batch_dependent_logit_change(weights, self._gradients.twin)
         released = torch.cat(list(taken.values()))
         own = released.new_zeros(len(released), 0)
         if wanted:
@@ -240,7 +240,7 @@ class StepWatch:
         # Pooled over tensors: variances weighted by their degrees of freedom.
         whole = sum(dimensions for _, dimensions in scales.values())
         scale = (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
-        reaches, gram, norms = _least_squares_reaches(released, own)
+        reaches, gram, norms = _least_squares_record_sensitivities(released, own)
         if len(norms) and not norms.any() and not self.trace.overflowed:
             raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
         unit = scale or 1.0
@@ -251,7 +251,7 @@ class StepWatch:
         )  # fmt: skip
 
 
-def copy_model_without_hooks(model: nn.Module) -> nn.Module:
+def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
     """A copy without hooks: Opacus hangs its own on every layer, and ours would count our reading.
 
     Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to the original. Batch
@@ -292,7 +292,7 @@ def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
-def _least_squares_reaches(gradient: Tensor, own: Tensor) -> tuple[_Array, _Array, _Array]:
+def _least_squares_record_sensitivities(gradient: Tensor, own: Tensor) -> tuple[_Array, _Array, _Array]:
     """gradient: (d,), own: (d, k) -> least squares on the unit gradients, their Gram matrix, norms."""
     norms = own.norm(dim=0)
     units = own / norms.clamp(min=1e-300)
@@ -319,7 +319,7 @@ def run_watched_training(
     too long. Processes that it started and left are ended with it.
     """
     specimen = training_specimen.specimen_for_training(training)
-    model, records = specimen.model(), specimen.records(n)
+    model, records = specimen.build_crash_test_model(), specimen.make_crash_test_records(n)
     if other_last:
         name, *words = records[-1]["input_ids"]
         records[-1] = {"input_ids": [name, *reversed(words)]}
@@ -330,9 +330,9 @@ def run_watched_training(
     # Shallow copies: keys that a training adds to its records stay its own.
     given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
-    with watch.install_hooks_temporarily(), _enforce_time_limit(until), contextlib.suppress(_EnoughSteps):
+    with watch.install_hooks_temporarily(), _training_time_limit_context(until), contextlib.suppress(_EnoughSteps):
         returned = train(model, given)
-    watch.record_final_weights()
+    watch.keep_final_weights_and_find_their_step()
     trace = watch.trace
     if not any(step.records for step in trace.steps):
         seen = f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one of our records"
@@ -355,7 +355,7 @@ class _OutOfTime(BaseException):
 
 
 @contextmanager
-def _enforce_time_limit(until: float) -> Iterator[None]:
+def _training_time_limit_context(until: float) -> Iterator[None]:
     """Ends what runs in it when it is `until` (`time.monotonic`), and the processes it started; then AuditError.
 
     By an alarm, again every few seconds in case it is caught. Python has alarms in its main thread alone: elsewhere the
@@ -384,12 +384,12 @@ def _enforce_time_limit(until: float) -> Iterator[None]:
             signal.signal(signal.SIGALRM, handler)
             # Whoever had set an alarm before gets it, less the time that went by.
             signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
-        for process in list_started_processes(before):
+        for process in list_processes_started_by_training(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
-def list_started_processes(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+def list_processes_started_by_training(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
     """The processes that this one started and theirs, without multiprocessing's resource tracker.
 
     before: children that are left out, with all that they start.

@@ -23,7 +23,7 @@ class Work(Protocol):
     def portion(self) -> int:
         """Items that are handed out together, and done again together where a worker is lost."""
 
-    def at(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
+    def results_at_workplace(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
         """The results for these items, one by one, with the models and data of `place`: the same on every worker."""
 
 
@@ -38,13 +38,13 @@ class Engine(Protocol):
     def said(self) -> str:
         """Who does the work, in words: "this process"."""
 
-    def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+    def set_workplaces(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         """Sets what later work runs on: `here` in this process; each worker makes its own with `elsewhere()`."""
 
-    def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+    def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         """The results of the items as they arrive, each once. The same item always goes to the same worker."""
 
-    def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+    def results_of_long_items(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         """`stream` for few, long items: the next free worker takes the next item, so that none waits for another."""
 
     def close(self) -> None:
@@ -57,13 +57,13 @@ class LocalEngine:
     workers, said = 0, "this process"
     _place: Any = None
 
-    def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+    def set_workplaces(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         self._place = here
 
-    def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        yield from work.at(self._place, items)
+    def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        yield from work.results_at_workplace(self._place, items)
 
-    each = stream
+    results_of_long_items = stream_results
 
     def close(self) -> None:
         self._place = None

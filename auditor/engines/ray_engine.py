@@ -71,11 +71,11 @@ class RayEngine:
         where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster of this machine"
         return f"{counted(self.workers, 'worker')} of {where}"
 
-    def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+    def set_workplaces(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         self._kill_worker_pool()
         self._elsewhere = elsewhere
 
-    def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+    def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         # `put` stores the work once for all portions, in place of a copy with each.
         ray, pool, shared = _import_ray(), self._started_worker_pool(), _import_ray().put(work)
         streams = list[Any]()
@@ -97,7 +97,7 @@ class RayEngine:
             for stream in streams:
                 ray.cancel(stream, force=False)  # Ray refuses force for what an actor does
 
-    def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+    def results_of_long_items(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         from ray.util import ActorPool
 
         shared, pool = _import_ray().put(work), ActorPool(self._started_worker_pool())
@@ -124,7 +124,7 @@ class RayEngine:
 
     def _connect_to_ray_cluster(self) -> None:
         if self.address:
-            _check_cluster_listens(self.address)
+            _check_ray_cluster_listens(self.address)
             if os.environ.get(_MODE) != "token":
                 raise AuditError(
                     f"expected {_MODE}=token with --ray-address, as a cluster without tokens hands secrets and models "
@@ -140,7 +140,7 @@ class RayEngine:
                 os.environ.setdefault(_TOKEN, secrets.token_hex(32))  # kept for the process: Ray reads it once
             # What travels is private: not below the folder that Ray shares with everybody on this machine. Ray lets
             # everybody into its own folder, so that one lies in one of ours.
-            scratch = self._held.enter_context(disk.scratch_folder(_find_short_socket_folder(), "r"))
+            scratch = self._held.enter_context(disk.scratch_folder(_find_ray_socket_folder(), "r"))
             where = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
             where |= {"object_store_memory": _STORE, "_temp_dir": str(scratch / "r"), "_system_config": AS_NICE}
         self._held.callback(_import_ray().shutdown)
@@ -151,7 +151,7 @@ class RayEngine:
                 signal.signal(signal.SIGTERM, handler)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise AuditError(
-                f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: {_first_line_of_error(error)}"
+                f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: {_first_line_of_ray_error(error)}"
             ) from None
         if os.environ.get(_MODE) != "token":  # which Ray sets where nobody has, from 2.60 on
             raise AuditError(
@@ -160,7 +160,9 @@ class RayEngine:
         if hasattr(os, "pidfd_open"):
             node = str(_import_ray().get_runtime_context().get_node_id())
             self._held.enter_context(
-                _exit_when_process_is_lost(_raylet_process_ids(node) if self.address else _own_cluster_process_ids())
+                _ray_process_loss_watch_context(
+                    _raylet_process_ids(node) if self.address else _own_ray_cluster_process_ids()
+                )
             )
 
     def _wait_for_cluster_resources(self) -> None:
@@ -182,7 +184,7 @@ class RayEngine:
         return ""
 
 
-def _find_short_socket_folder() -> Path:
+def _find_ray_socket_folder() -> Path:
     """Where Ray's folder can lie so that the paths of its sockets are short enough. Raises AuditError for nowhere."""
     own = Path(tempfile.gettempdir())
     room = _LONGEST - _SOCKET - len("/.r.audit-scratch-01234567/r")
@@ -195,7 +197,7 @@ def _find_short_socket_folder() -> Path:
     )
 
 
-def _own_cluster_process_ids() -> list[int]:
+def _own_ray_cluster_process_ids() -> list[int]:
     """The processes whose loss ends a cluster of our own, upon which Ray ends this process."""
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -216,7 +218,7 @@ def _raylet_process_ids(node: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def _exit_when_process_is_lost(pids: Sequence[int]) -> Iterator[None]:
+def _ray_process_loss_watch_context(pids: Sequence[int]) -> Iterator[None]:
     """While the block lasts, the loss of one of these processes ends this one in a sentence, exit code 3.
 
     Ray would end it from C++ at its next question to them, with 1, which is a gate's word, and without one of its own.
@@ -253,10 +255,10 @@ class _Worker:
         return self.elsewhere()
 
     def stream_work_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        yield from work.at(self.models_and_data, items)
+        yield from work.results_at_workplace(self.models_and_data, items)
 
     def collect_work_results(self, work: Work, items: Sequence[Any]) -> list[Any]:
-        return list(work.at(self.models_and_data, items))
+        return list(work.results_at_workplace(self.models_and_data, items))
 
 
 def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
@@ -270,11 +272,11 @@ def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
     except ray.exceptions.RayActorError as error:
         raise AuditError(
             f"a worker was lost {_LOSSES + 1} times, so this run stops; what is finished is kept for --resume "
-            f"({_first_line_of_error(error)})"
+            f"({_first_line_of_ray_error(error)})"
         ) from None
 
 
-def _check_cluster_listens(address: str) -> None:
+def _check_ray_cluster_listens(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if address == _AUTO:
         return
@@ -296,5 +298,5 @@ def _import_ray() -> Any:
     return ray
 
 
-def _first_line_of_error(error: BaseException) -> str:
+def _first_line_of_ray_error(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,7 +15,7 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult
 from auditor.gate import dsse
-from auditor.gate.decision_log import KeptDecision, load_decisions
+from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.gate.rulings import Ruling, ruling_without_number
 from auditor.records import manifest, result_file
 from auditor.records.attacked_secrets import PLAN
@@ -35,10 +35,10 @@ def in_toto_run_statement(folder: Path) -> dict[str, Any]:
         )
     for why in (manifest.folder_edits_since_run_end(folder) or manifest.NO_EDITS).edit_sentences():
         raise AuditError(f"expected a run as it was when it ended, got {str(folder)!r}: {why}")
-    decisions, files = load_decisions(folder), manifest.digests_of_gate_files(folder)
+    decisions, files = load_gate_decisions(folder), manifest.manifest_digests_of_gate_files(folder)
     return {
         "_type": STATEMENT,
-        "subject": _statement_subject(result),
+        "subject": _attestation_subject(result),
         "predicateType": PREDICATE,
         "predicate": {
             "tool": {"name": "audit-lm", "version": result.tool_version, "attestedWith": __version__},
@@ -48,7 +48,7 @@ def in_toto_run_statement(folder: Path) -> dict[str, Any]:
             "plan": {"sha256": files.get(PLAN)},
             "result": {"sha256": files[result_file.RESULT]},
             "files": files,
-            "decision": _decision_as_json(decisions[-1]) if decisions else None,
+            "decision": _gate_decision_as_attested_json(decisions[-1]) if decisions else None,
         },
     }
 
@@ -56,7 +56,7 @@ def in_toto_run_statement(folder: Path) -> dict[str, Any]:
 def attestation_json(folder: Path, key: Path | None) -> str:
     """The statement as JSON; with a private key: in a signed envelope."""
     text = json.dumps(in_toto_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
-    return text if key is None else dsse.sign_payload(text.encode(), key)
+    return text if key is None else dsse.sign_payload_into_dsse_envelope(text.encode(), key)
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
@@ -69,18 +69,18 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        payload, keyid = dsse.verify_envelope(text, key)
+        payload, keyid = dsse.verified_dsse_payload_and_key_digest(text, key)
     except dsse.NoValidSignature as why:
         return ruling_without_number(f"attestation: {attestation}: {why}", SIGNED)
     # the payload that was verified, never the text around it, which nobody signed
-    wrong = next(_find_statement_mismatches(folder, json.loads(payload)), "")
+    wrong = next(_find_attestation_mismatches(folder, json.loads(payload)), "")
     if wrong:
         return ruling_without_number(f"attestation: {attestation} does not fit the run: {wrong}", SIGNED)
     signed = f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed"
     return ruling_without_number(f"attestation: {signed}", SIGNED, "held")
 
 
-def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
+def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
     """How the folder differs from a signed statement. Raises AuditError for a folder without a result."""
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"
@@ -92,21 +92,21 @@ def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         if not isinstance(files, dict) or result_file.RESULT not in files:
             yield "it names no files of a run"
             return
-        now = manifest.digests_of_gate_files(folder)
+        now = manifest.manifest_digests_of_gate_files(folder)
         # both: a file that was added since could be read by a gate as well
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 how = "has changed" if name in files and name in now else "was added" if name in now else "is gone"
                 yield f"{name} {how} since it was signed"
-        if stated.get("subject") != _statement_subject(result_file.read_result(folder)):
+        if stated.get("subject") != _attestation_subject(result_file.read_result(folder)):
             yield "its subject is another model"
 
 
-def _statement_subject(result: AuditResult) -> list[dict[str, Any]]:
+def _attestation_subject(result: AuditResult) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
 
 
-def _decision_as_json(one: KeptDecision) -> dict[str, Any]:
+def _gate_decision_as_attested_json(one: KeptDecision) -> dict[str, Any]:
     decision = one.decision
     return {
         "decided": one.decided,

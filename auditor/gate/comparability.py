@@ -12,13 +12,13 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.plan import fields_with_rule
+from auditor.core.plan import plan_field_names_with_rule
 from auditor.core.plan_fields import COMPARED
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.table import TABLE
 
 
-def secrets_digest(secrets: Sequence[Secret]) -> str:
+def comparable_secrets_digest(secrets: Sequence[Secret]) -> str:
     """SHA-256 of what an attacker is told (ids, prefixes, lengths, membership, repeats), and 8 bits of the answers.
 
     So few, because a digest of the answers would confirm a guess of the last one to whoever knows the others; 255 of
@@ -37,40 +37,52 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
         if not one.outcomes:
             why = "by which runs are paired: it was taken away, or nothing was measured"
             raise AuditError(f"{one.name} holds no {TABLE}, {why}")
-    found = list(dict.fromkeys(run_setup_differences(run, base)))
+    found = list(dict.fromkeys(differences_barring_run_comparison(run, base)))
     if found:
         raise AuditError(f"{base.name} is no {what} for {run.name}: {'; '.join(found)}")
 
 
-def run_setup_differences(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
+def differences_barring_run_comparison(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
     """What keeps the two from being compared, as `what: mine against theirs`."""
     mine, theirs = run.result, base.result
-    yield from _setting_difference("model family", mine.family or "not recorded", theirs.family or "not recorded")
+    yield from _difference_barring_run_comparison(
+        "model family", mine.family or "not recorded", theirs.family or "not recorded"
+    )
     data, other_data = mine.benchmark, theirs.benchmark
     for name in ("name", "members", "nonmembers", "known", "repeats"):
-        yield from _setting_difference(f"data set: {name}", getattr(data, name), getattr(other_data, name))
+        yield from _difference_barring_run_comparison(
+            f"data set: {name}", getattr(data, name), getattr(other_data, name)
+        )
     if not (data.digest and other_data.digest):
-        yield from _setting_difference("data set", data.description, other_data.description)
+        yield from _difference_barring_run_comparison("data set", data.description, other_data.description)
     elif data.digest != other_data.digest:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
-        digests = f"{_shortened_digest(data.digest)} against {_shortened_digest(other_data.digest)}"
+        digests = f"{_shortened_secrets_digest(data.digest)} against {_shortened_secrets_digest(other_data.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
     if data.text_form and other_data.text_form:
-        yield from _setting_difference("text form (--template, --date)", data.text_form, other_data.text_form)
-    for name in fields_with_rule(COMPARED):
-        yield from _setting_difference(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
-    others = {finding.key: finding for finding in theirs.findings}
+        yield from _difference_barring_run_comparison(
+            "text form (--template, --date)", data.text_form, other_data.text_form
+        )
+    for name in plan_field_names_with_rule(COMPARED):
+        yield from _difference_barring_run_comparison(
+            f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name)
+        )
+    others = {finding.cell_key: finding for finding in theirs.findings}
     for finding in mine.findings:
-        if (other := others.get(finding.key)) is not None:
+        if (other := others.get(finding.cell_key)) is not None:
             for name in dict.fromkeys((*finding.options, *other.options)):
                 what = f"attack settings: {finding.attack}.{name}"
-                yield from _setting_difference(what, finding.options.get(name), other.options.get(name))
-            yield from _setting_difference(f"decoding of {finding.key.title}", finding.decoding, other.decoding)
-            yield from _setting_difference(f"access of {finding.key.title}", finding.access, other.access)
-            yield from _secret_set_differences(run, base, finding.key)
+                yield from _difference_barring_run_comparison(what, finding.options.get(name), other.options.get(name))
+            yield from _difference_barring_run_comparison(
+                f"decoding of {finding.cell_key.title}", finding.decoding, other.decoding
+            )
+            yield from _difference_barring_run_comparison(
+                f"access of {finding.cell_key.title}", finding.access, other.access
+            )
+            yield from _secrets_barring_run_comparison(run, base, finding.cell_key)
 
 
-def _secret_set_differences(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
+def _secrets_barring_run_comparison(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
     mine, theirs = run.outcomes.get(row), base.outcomes.get(row)
     if mine is None or theirs is None:
         return  # one of them was not measured: that is for whoever asks about the row
@@ -81,15 +93,15 @@ def _secret_set_differences(run: RunOutcomes, base: RunOutcomes, row: CellKey) -
         yield f"secrets of {row.title}: {len(one - other)} only here, {len(other - one)} only there"
 
 
-def _setting_difference(what: str, mine: Any, theirs: Any) -> Iterator[str]:
+def _difference_barring_run_comparison(what: str, mine: Any, theirs: Any) -> Iterator[str]:
     if mine != theirs:
-        yield f"{what} {_value_label(mine)} against {_value_label(theirs)}"
+        yield f"{what} {_differing_value_label(mine)} against {_differing_value_label(theirs)}"
 
 
-def _shortened_digest(digest: str) -> str:
+def _shortened_secrets_digest(digest: str) -> str:
     public, _, answers = digest.partition("-")
     return f"{public[:8]}-{answers}"
 
 
-def _value_label(value: Any) -> str:
+def _differing_value_label(value: Any) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else str(value)

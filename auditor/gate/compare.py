@@ -65,19 +65,19 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     findings: dict[CellKey, list[Finding | None]] = {}
     for i, run in enumerate(runs):
         for finding in run.result.findings:
-            findings.setdefault(finding.key, [None] * len(runs))[i] = finding
+            findings.setdefault(finding.cell_key, [None] * len(runs))[i] = finding
     lines = [
         ComparisonRow(row, metric, tuple(_compare_to_first_run(runs, i, row, metric, f) for i, f in enumerate(found)))
         for row, found in findings.items()
         for metric in metrics or dict.fromkeys(f.main.name for f in found if f and f.main)
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
-    lowest = [_index_of_lowest_value(line) for line in lines]
+    lowest = [_index_of_run_leaking_least(line) for line in lines]
     rivals = [_excess_leak_of_other_runs(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
     # Holm (1979) over the rows; within a row the level is divided among the runs
-    level = adjusted_test_level([partial(_is_lower_than_all_rivals, others) for others in rivals], LEVEL)
+    level = adjusted_test_level([partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL)
     marked = (
-        replace(line, best=candidate if _is_lower_than_all_rivals(others, level) else None)
+        replace(line, best=candidate if _is_leaking_less_than_all_rivals(others, level) else None)
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)
     )
     record = runs[0].result.benchmark
@@ -99,13 +99,13 @@ def _compare_to_first_run(
     first, own = (runs[j].outcomes.get(row) for j in (0, i))
     if first is None or own is None:
         return Comparand(measured, why="nothing to pair")
-    seen = outcomes.paired_metric_difference(metric, None, own, first)
+    seen = outcomes.paired_row_difference_or_reason(metric, None, own, first)
     if isinstance(seen, str):
         return Comparand(measured, why=seen)
     return Comparand(measured, bounds.measurement_from_evidence(f"{metric}_difference", seen, measured.unit))
 
 
-def _index_of_lowest_value(line: ComparisonRow) -> int:
+def _index_of_run_leaking_least(line: ComparisonRow) -> int:
     values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
     # a NaN in min() would win or lose by where it stands
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
@@ -122,13 +122,13 @@ def _excess_leak_of_other_runs(runs: Sequence[RunOutcomes], line: ComparisonRow,
         if own is None or other is None or line.cells[i].measured is None:
             return []  # nobody is best of what was not measured
         # other minus own: above 0 where the other leaks more
-        seen = outcomes.paired_metric_difference(line.metric, None, other, own)
+        seen = outcomes.paired_row_difference_or_reason(line.metric, None, other, own)
         if isinstance(seen, str):
             return []
         found.append(seen)
     return found
 
 
-def _is_lower_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
+def _is_leaking_less_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
     """At a level shared out over the runs that could have been lowest."""
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

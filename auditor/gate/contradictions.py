@@ -37,35 +37,35 @@ def find_result_contradictions(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds = NOT_KEPT
 ) -> Iterator[tuple[CellKey, str]]:
     """(row, why) of everything in the result that cannot be true; nothing where all of it can."""
-    yield from _planned_rows_missing(result)
-    yield from _plan_and_secret_mismatches(result, outcomes, listed)
+    yield from _missing_planned_row_contradictions(result)
+    yield from _plan_and_secret_contradictions(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
-    for row in outcomes.keys() - {finding.key for finding in result.findings}:
+    for row in outcomes.keys() - {finding.cell_key for finding in result.findings}:
         yield row, f"{_WHERE} holds the row, and the result does not"
-    for row, count in Counter(finding.key for finding in result.findings).items():
+    for row, count in Counter(finding.cell_key for finding in result.findings).items():
         if count > 1:
             yield row, f"the row stands there {count} times"
     for finding in result.findings:
         for name, count in Counter(m.name for m in finding.measurements).items():
             if count > 1:
-                yield finding.key, f"{name} stands there {count} times"
-        for name, measured in _measurements_with_breakdowns(finding):
+                yield finding.cell_key, f"{name} stands there {count} times"
+        for name, measured in _names_and_measurements_to_contradict(finding):
             if why := impossible_measurement_reason(measured):
-                yield finding.key, f"{name} is {why}"
+                yield finding.cell_key, f"{name} is {why}"
         found = [
             *_epsilon_bound_contradictions(finding),
             *_claim_game_contradictions(finding, claims.get(finding.target)),
         ]
-        if (kept := outcomes.get(finding.key)) is not None:
+        if (kept := outcomes.get(finding.cell_key)) is not None:
             found += _outcome_contradictions(finding, kept)
-        elif any(m.n for _, m in _measurements_with_breakdowns(finding)):
+        elif any(m.n for _, m in _names_and_measurements_to_contradict(finding)):
             found.append(f"it has numbers, and {_WHERE} does not hold what they are of")
-        yield from ((finding.key, why) for why in found)
+        yield from ((finding.cell_key, why) for why in found)
 
 
-def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
+def _missing_planned_row_contradictions(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     """Rows that the plan asks for and the result does not have. A control has those of the widest access."""
-    plan, there = result.plan, {finding.key for finding in result.findings}
+    plan, there = result.plan, {finding.cell_key for finding in result.findings}
     asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ()))))
     settings = [name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")]
     for name in dict.fromkeys((*asked, *(target.name for target in result.targets))):
@@ -75,7 +75,7 @@ def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
                     yield row, "the plan asks for the row, and the result does not have it"
 
 
-def _plan_and_secret_mismatches(
+def _plan_and_secret_contradictions(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
@@ -97,7 +97,7 @@ def _plan_and_secret_mismatches(
                 yield row, why
     if listed.guesses is not None and listed.observations is not None:
         members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
-        yield from _answered_secret_mismatches(result, outcomes, members, listed.guesses, listed.observations)
+        yield from _answered_secret_contradictions(result, outcomes, members, listed.guesses, listed.observations)
 
 
 def _secret_mismatch_sentence(kept: RowValuesBySecret, secrets: Mapping[str, SecretFacts]) -> str:
@@ -114,7 +114,7 @@ def _secret_mismatch_sentence(kept: RowValuesBySecret, secrets: Mapping[str, Sec
     return f"{counted(others, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
 
 
-def _answered_secret_mismatches(
+def _answered_secret_contradictions(
     result: AuditResult,
     outcomes: Mapping[CellKey, RowValuesBySecret],
     members: Collection[str],
@@ -130,7 +130,7 @@ def _answered_secret_mismatches(
             yield row, f"{_WHERE} holds {counted(len(added), 'secret')} without an answer in {where}"
         if dropped:
             yield row, f"{where} holds answers about {counted(len(dropped), 'secret')} that {_WHERE} leaves out"
-    reported = {finding.key: finding for finding in result.findings}
+    reported = {finding.cell_key: finding for finding in result.findings}
     for row in dict.fromkeys((*guesses, *observations)):
         if row not in reported:
             yield row, "the run folder holds answers for the row, and the result does not have it"
@@ -164,22 +164,25 @@ def _claim_game_contradictions(finding: Finding, claim: Claim | None) -> Iterato
             continue
         covered = None if claim is None else claim.queries
         if audit.covered != covered:
-            claimed = f"its games are said to be of a claim of {_token_count_label(audit.covered)}"
-            yield f"{claimed}, and it is of {_token_count_label(covered)}"
+            claimed = f"its games are said to be of a claim of {_claimed_token_count_label(audit.covered)}"
+            yield f"{claimed}, and it is of {_claimed_token_count_label(covered)}"
         exact = finding.measurement("epsilon_exact")
-        if audit.exact is not None and (exact is None or not _approximately_equal(audit.exact, exact.value)):
+        if audit.exact is not None and (
+            exact is None or not _is_recorded_value_equal_but_for_rounding(audit.exact, exact.value)
+        ):
             other = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
             yield f"its games give away {audit.exact:.6g} exactly where they stand, and {other} among the measurements"
         asked = finding.options.get("tokens")
         if isinstance(asked, int) and audit.tokens is not None and audit.tokens > asked:
-            yield f"its games are said to be of {_token_count_label(audit.tokens)}, and {asked:,} were asked for"
+            said = _claimed_token_count_label(audit.tokens)
+            yield f"its games are said to be of {said}, and {asked:,} were asked for"
 
 
-def _token_count_label(count: int | None) -> str:
+def _claimed_token_count_label(count: int | None) -> str:
     return "any number of tokens" if count is None else f"{count:,} tokens"
 
 
-def _measurements_with_breakdowns(finding: Finding) -> Iterator[tuple[str, Measurement]]:
+def _names_and_measurements_to_contradict(finding: Finding) -> Iterator[tuple[str, Measurement]]:
     for m in finding.measurements:
         yield m.name, m
     for count, m in finding.by_repeats.items():
@@ -200,10 +203,10 @@ def impossible_measurement_reason(m: Measurement) -> str:
         return f"{said}, a number of nothing"
     if not find_metric(m.name).bounded:
         return ""
-    if not (_at_most_with_tolerance(m.low, m.value) and _at_most_with_tolerance(m.value, m.high)):
+    if not (_is_recorded_value_at_most(m.low, m.value) and _is_recorded_value_at_most(m.value, m.high)):
         return f"{said}, outside its own bounds"
     least = -1.0 if find_metric(m.name).signed else 0.0
-    if m.unit in SHARES and not (_at_most_with_tolerance(least, m.low) and _at_most_with_tolerance(m.high, 1.0)):
+    if m.unit in SHARES and not (_is_recorded_value_at_most(least, m.low) and _is_recorded_value_at_most(m.high, 1.0)):
         return f"{said}, no share"
     return ""
 
@@ -212,17 +215,19 @@ def _outcome_contradictions(finding: Finding, kept: RowValuesBySecret) -> Iterat
     """Numbers of the row that its secrets' outcomes contradict; those not worked out of secrets are left alone."""
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{_WHERE} holds a secret twice"
-    members, others = kept.chosen(True, None), kept.chosen(False, None)
+    members, others = kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
     for m in finding.measurements:
         if (found := recompute_metric(find_metric(m.name), members, others)) is not None:
             yield from _measurement_contradiction(m.name, m, *found)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():
-            chosen = kept.chosen(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
+            chosen = (
+                kept.metric_values_in_id_order(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
+            )
             yield from _measurement_contradiction(f"{m.name}(count={count})", m, mean_or_nan(chosen), len(chosen))
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
-            again = kept.measure(m.name, kind=kind)
+            again = kept.remeasure_metric(m.name, kind=kind)
             value, n = (again.value, again.n) if again else (math.nan, 0)
             yield from _measurement_contradiction(f"{m.name}(kind={kind})", m, value, n)
 
@@ -230,13 +235,13 @@ def _outcome_contradictions(finding: Finding, kept: RowValuesBySecret) -> Iterat
 def _measurement_contradiction(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
     if m.n != n:
         yield f"{name} is of {m.n} secrets, {_WHERE} holds {n}"
-    elif n and not _approximately_equal(m.value, value):
+    elif n and not _is_recorded_value_equal_but_for_rounding(m.value, value):
         yield f"{name} is {m.value:.6g}, {_WHERE} makes it {value:.6g}"
 
 
-def _approximately_equal(one: float, other: float) -> bool:
+def _is_recorded_value_equal_but_for_rounding(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def _at_most_with_tolerance(one: float, other: float) -> bool:
-    return one <= other or _approximately_equal(one, other)
+def _is_recorded_value_at_most(one: float, other: float) -> bool:
+    return one <= other or _is_recorded_value_equal_but_for_rounding(one, other)

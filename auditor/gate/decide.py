@@ -25,7 +25,12 @@ from auditor.gate import attest, required_coverage
 from auditor.gate.comparability import check_comparable
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.policy import Policy, Rule, check_share_limit
-from auditor.gate.rule_scope import check_scope_names, judged_targets, pair_rows_with_rules, rows_in_scope
+from auditor.gate.rule_scope import (
+    check_rule_scope_names_exist,
+    findings_in_rule_scope,
+    judged_targets,
+    pair_rows_with_rules,
+)
 from auditor.gate.rulings import Decision, Ruling, Verdict, ruling_without_number
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
@@ -43,8 +48,8 @@ def read_run(folder: Path) -> RunOutcomes:
     """A run folder. Raises AuditError where it holds no finished run."""
     from auditor.records import attacked_secrets, manifest, result_file
 
-    result, kept = result_file.read_result(folder), outcomes.read_outcomes(folder)
-    for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
+    result, kept = result_file.read_result(folder), outcomes.read_row_values_by_secret(folder)
+    for row in (finding.cell_key for finding in result.findings if finding.stopped and finding.cell_key in kept):
         kept[row] = replace(kept[row], anytime=True)  # stopped when it looked right: only anytime-valid bounds hold
     listed, edits = attacked_secrets.read_answered_secret_ids(folder), manifest.folder_edits_since_run_end(folder)
     return RunOutcomes(str(folder), result, kept, listed, edits)
@@ -108,7 +113,7 @@ def _edited_run_rulings(run: RunOutcomes, what: str, whole: bool) -> list[Ruling
 def downgrade_doubtful_ruling(result: AuditResult, seen: LeakAssessment, ruling: Ruling) -> Ruling:
     """Makes a held ruling inconclusive: on leakage, where the text form is in doubt; on drawn answers, where some were
     withheld or too few hits contradict the model."""
-    drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
+    drawn = any(row.cell_key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
     doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
     doubts += seen.contradictions.get(ruling.target, ())
     why = [doubt.sentence for doubt in doubts if drawn and doubt.kind in ("answers", "contradiction")]
@@ -153,7 +158,7 @@ def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
     """Raises AuditError for a rule about a row that a run with these rows will not have."""
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
-        check_scope_names(scope, rows)
+        check_rule_scope_names_exist(scope, rows)
         if not any(all(wanted in (None, held) for wanted, held in zip(scope, row, strict=True)) for row in rows):
             asked = CellKey(*(part or "" for part in scope)).title
             raise AuditError(f"the rule '{rule}' is for {asked}, a configuration this run does not have")
@@ -179,9 +184,9 @@ def judge_rules(
     cases: list[_Case] = []
     for rule in rules:
         scope = {"target": rule.target or target, "setting": rule.setting or setting, "attack": rule.attack or attack}
-        check_scope_names(tuple(scope.values()), [finding.key for finding in result.findings])
+        check_rule_scope_names_exist(tuple(scope.values()), [finding.cell_key for finding in result.findings])
         for name in [scope["target"]] if scope["target"] else judged_targets(result, rule):
-            rows = rows_in_scope(result, {**scope, "target": name})
+            rows = findings_in_rule_scope(result, {**scope, "target": name})
             if rule.of_claim:
                 cases.append(_claim_rule_case(result, name, rule, scope["setting"], scope["attack"]))
                 continue
@@ -192,7 +197,7 @@ def judge_rules(
                 why = "no row was measured" if name else "this run has no forms: --forms names them"
                 cases.append(_Case(row, rule, why))
     # a case without evidence fails at every level: it cannot err, and takes no share of Holm's
-    tests = [partial(_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)]
+    tests = [partial(_is_rule_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)]
     level = adjusted_test_level(tests, LEVEL)
     return [_ruling_at_level(case, level) for case in cases]
 
@@ -232,7 +237,7 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
     if target is None or not any(finding.target == name for finding in result.findings):
         return _Case(row, rule, "no row was measured")
     # a function of the level, which Holm finds only when all cases are known
-    stands = partial(claims.assess_claim, result, target, setting=setting, attack=attack)
+    stands = partial(claims.weigh_claim_against_audits, result, target, setting=setting, attack=attack)
     if stands().claimed is None:
         said = target.nominal_epsilon
         nominal = "" if said is None else f" (its nominal epsilon {said:.4g} is none)"
@@ -243,26 +248,28 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
 def _rule_case_for_finding(
     finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None, baseline: RunOutcomes | None
 ) -> _Case:
-    measured, derived = _measurement_for_rule(finding, rule, own)
+    measured, derived = _measurement_for_rule_and_if_recomputed(finding, rule, own)
     if isinstance(measured, str):
-        return _Case(finding.key, rule, measured)
+        return _Case(finding.cell_key, rule, measured)
     if rule.metric in BOUNDS.values() and not rule.is_paired_difference:
-        return _Case(finding.key, rule, _epsilon_audit_behind_metric(finding, rule.metric))
+        return _Case(finding.cell_key, rule, _epsilon_audit_judged_by_rule(finding, rule.metric))
     if measured.unit in SHARES:
         check_share_limit(rule)
     if rule.is_paired_difference:
-        return _Case(finding.key, rule, _paired_difference(finding.key, rule, own or {}, baseline))
-    return _Case(finding.key, rule, _evidence_for_absolute_limit(rule, measured, (own or {}).get(finding.key), derived))
+        return _Case(finding.cell_key, rule, _paired_difference(finding.cell_key, rule, own or {}, baseline))
+    return _Case(
+        finding.cell_key, rule, _evidence_for_absolute_limit(rule, measured, (own or {}).get(finding.cell_key), derived)
+    )
 
 
-def _nearest_metrics_phrase(wanted: str, known: Sequence[str]) -> str:
+def _nearest_metrics_to_ruled_one_phrase(wanted: str, known: Sequence[str]) -> str:
     """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
     shown = dict.fromkeys((*known[:1], *difflib.get_close_matches(wanted, known, n=2)))
     others = f" and {len(known) - len(shown)} others" if len(known) > len(shown) else ""
     return f"; it has {', '.join(shown) or 'none'}{others}"
 
 
-def _measurement_for_rule(
+def _measurement_for_rule_and_if_recomputed(
     finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
     """The rule's number in this row, or why it has none; and whether it is worked out of each secret."""
@@ -272,13 +279,13 @@ def _measurement_for_rule(
         known = f" (kinds of personal data: {', '.join(finding.by_kind) or 'none'})"
     else:
         recorded = finding.measurement(rule.metric)
-        known = _nearest_metrics_phrase(rule.metric, [m.name for m in finding.measurements])
+        known = _nearest_metrics_to_ruled_one_phrase(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
         return f"this row has no {rule.metric_with_part if rule.kind else rule.metric}{known}", False
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, by which a limit could be held or broken", False
-    kept = None if own is None else own.get(finding.key)
-    again = None if kept is None else kept.measure(rule.metric, count, rule.kind)
+    kept = None if own is None else own.get(finding.cell_key)
+    again = None if kept is None else kept.remeasure_metric(rule.metric, count, rule.kind)
     if count is not None:
         if not finding.by_repeats or (again is None and finding.main is not recorded):
             return f"this row has no {rule.metric} by repeat count", False
@@ -295,7 +302,7 @@ def _measurement_for_rule(
     return replace(found, name=rule.metric), again is not None or own is None or believed
 
 
-def _epsilon_audit_behind_metric(finding: Finding, metric: str) -> Audited | str:
+def _epsilon_audit_judged_by_rule(finding: Finding, metric: str) -> Audited | str:
     for audit in finding.audits:
         if BOUNDS.get(audit.estimator) == metric:
             try:
@@ -313,7 +320,7 @@ def _evidence_for_absolute_limit(
     if kept is not None and kept.anytime:
         # it stopped when it looked right: an interval of a size fixed beforehand would be too narrow (formulas D2)
         seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
-    seen = seen or outcomes.tpr_evidence(rule.metric, kept) or one_sided_bounds(measured)
+    seen = seen or outcomes.tpr_bounds_of_row(rule.metric, kept) or one_sided_bounds_for_gate_rule(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
     return _Number(seen, f"{rule.metric_with_part} {measured.value:.4g}{other}", derived)
 
@@ -332,13 +339,13 @@ def _paired_difference(
         mine, theirs, other = own.get(row), baseline.outcomes.get(row), "the baseline"
     if mine is None or theirs is None:
         return f"{'this run' if mine is None else other} has no outcomes of this row to pair"
-    found = outcomes.paired_metric_difference(rule.metric, rule.count, mine, theirs)
+    found = outcomes.paired_row_difference_or_reason(rule.metric, rule.count, mine, theirs)
     if isinstance(found, str):
         return found
     return _Number(found, f"{rule.metric_with_part} minus {other}'s: {found.value:+.4g}, paired by secret,")
 
 
-def _limit_exceeded_at_level(case: _Case, level: float) -> bool:
+def _is_rule_limit_exceeded_at_level(case: _Case, level: float) -> bool:
     match case.seen:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
@@ -354,9 +361,9 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
     if isinstance(case.seen, Audited):
-        return _ruling_of_lower_bound(case.row, case.rule, reaudit_at_level(case.seen, level))
+        return _ruling_of_epsilon_lower_bound(case.row, case.rule, reaudit_at_level(case.seen, level))
     if isinstance(case.seen, _Claimed):
-        return _ruling_of_claim(case.row, case.rule, case.seen.at(level))
+        return _ruling_of_epsilon_claim(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence
     # Holm's level is for lower bounds alone: a false pass needs every rule to err (Berger 1982), a false alarm only one
     low, high = seen.low(level), seen.high(LEVEL)
@@ -376,7 +383,7 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured, missed)
 
 
-def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
+def _ruling_of_epsilon_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """A lower bound of epsilon against a number: held only where the audit could have shown more than the number."""
     limit = rule.limit
     weak = powerless_audit_reason(audit, limit)
@@ -403,7 +410,7 @@ def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     )
 
 
-def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
+def _ruling_of_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     """How the claim of a target stands: contradicted, consistent, or nobody can tell."""
     claimed, bounds = stands.claimed, stands.bounds
     assert claimed is not None  # `_claim_rule_case` has seen to it
@@ -434,7 +441,7 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     )
 
 
-def one_sided_bounds(measurement: Measurement) -> BoundedNumber:
+def one_sided_bounds_for_gate_rule(measurement: Measurement) -> BoundedNumber:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
     if find_metric(measurement.name).exact and measurement.unit != "probability":  # a mean of parts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)

@@ -36,7 +36,7 @@ class KeptDecision:
 
 def save_decision(folder: Path, decision: Decision) -> None:
     """Adds a decision to the folder. Raises AuditError where it cannot be written or earlier ones were edited."""
-    lock = locks.acquire_lock(folder, _PATIENCE)
+    lock = locks.acquire_folder_lock(folder, _PATIENCE)
     try:
         if why := decision_edits_sentence(folder):
             raise AuditError(why)
@@ -54,8 +54,8 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 def decision_edits_sentence(folder: Path) -> str:
     """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
-    ends, lines = _recorded_last_digests(folder), _decision_lines(folder)
-    ends |= _recorded_last_digests(folder)  # another gate may just have written
+    ends, lines = _recorded_last_decision_digests(folder), _decision_lines(folder)
+    ends |= _recorded_last_decision_digests(folder)  # another gate may just have written
     path, before = folder / DECISIONS, _FIRST
     mend = "restore it, or audit again"
     for number, line in enumerate(lines, 1):
@@ -75,16 +75,16 @@ def edited_decisions_ruling(folder: Path) -> Ruling | None:
     return ruling_without_number(why, "earlier decisions are as gates left them") if why else None
 
 
-def _recorded_last_digests(folder: Path) -> set[str]:
+def _recorded_last_decision_digests(folder: Path) -> set[str]:
     """What may be the digest of the last line: two while one is written."""
-    return {*_bytes_or_empty(folder / LAST).decode(errors="replace").split()} or {_FIRST}
+    return {*_decision_file_bytes_or_empty(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
 def _decision_lines(folder: Path) -> list[bytes]:
-    return _bytes_or_empty(folder / DECISIONS).splitlines(keepends=True)  # a line is hashed with its end
+    return _decision_file_bytes_or_empty(folder / DECISIONS).splitlines(keepends=True)  # a line is hashed with its end
 
 
-def _bytes_or_empty(path: Path) -> bytes:
+def _decision_file_bytes_or_empty(path: Path) -> bytes:
     """Empty where there is no such file. Raises AuditError where it cannot be read."""
     try:
         return path.read_bytes()
@@ -94,7 +94,7 @@ def _bytes_or_empty(path: Path) -> bytes:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
+def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
     """The decisions on the result that the folder holds now: of one that was made several times, the last.
 
     Raises AuditError for a file that holds something else, or was edited.

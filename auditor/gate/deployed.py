@@ -41,7 +41,7 @@ def compare_judged_with_deployed_files(
     found = [f"{name} {how}" for name, how in changed_model_files(result.weights, now)] if here else []
     differs = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
-    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_age_label(age)})"
+    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_judged_run_age_label(age)})"
     asked = ANSWERS in result.weights
     stands = _deployed_model_phrase(in_memory, target.uses_builtin_lab, asked, here, differs)
     return DeployedModelMatch(f"{name}, {date}: {stands}", here, age, differs)
@@ -59,7 +59,7 @@ def _deployed_model_phrase(in_memory: bool, lab: bool, asked: bool, here: bool, 
     return f"another model lies there now: {differs}" if differs else "unchanged since"
 
 
-def _age_label(days: float) -> str:
+def _judged_run_age_label(days: float) -> str:
     if days < 0:
         return "in the future"
     for length, unit in ((1.0, "day"), (1 / 24, "hour"), (1 / 1440, "minute")):

@@ -24,31 +24,31 @@ def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
 
 
-def sign_payload(payload: bytes, key: Path) -> str:
+def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
     """The envelope, as JSON. key: an Ed25519 private key, PEM without a password. Raises AuditError for another."""
     private = _load_ed25519_key(key, "private")
     signed = base64.b64encode(private.sign(pre_authentication_encoding(IN_TOTO, payload))).decode()
-    signature = {"keyid": _public_key_digest(private.public_key()), "sig": signed}
+    signature = {"keyid": _dsse_public_key_digest(private.public_key()), "sig": signed}
     body = base64.b64encode(payload).decode()
     return json.dumps({"payload": body, "payloadType": IN_TOTO, "signatures": [signature]})
 
 
-def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
+def verified_dsse_payload_and_key_digest(envelope: str, key: Path) -> tuple[bytes, str]:
     """The payload and the SHA-256 of the key that signed it, hex. key: an Ed25519 public key, PEM.
 
     A key id in the envelope is a hint that nobody signed: it is not looked at. Raises AuditError for what is no
     envelope of this type, and `NoValidSignature` where the key signed nothing of it.
     """
-    public, held = _load_ed25519_key(key, "public"), _parse_envelope(envelope)
+    public, held = _load_ed25519_key(key, "public"), _parse_dsse_envelope(envelope)
     from cryptography.exceptions import InvalidSignature
 
-    payload = _decoded_base64(held["payload"])
+    payload = _decoded_base64_of_dsse_envelope(held["payload"])
     for one in held["signatures"]:
         try:
-            public.verify(_decoded_base64(one["sig"]), pre_authentication_encoding(IN_TOTO, payload))
+            public.verify(_decoded_base64_of_dsse_envelope(one["sig"]), pre_authentication_encoding(IN_TOTO, payload))
         except InvalidSignature:
             continue
-        return payload, _public_key_digest(public)
+        return payload, _dsse_public_key_digest(public)
     raise NoValidSignature(f"no signature of it is by the key {str(key)!r}")
 
 
@@ -56,7 +56,7 @@ class NoValidSignature(AuditError):
     """The envelope holds no valid signature by the key."""
 
 
-def _parse_envelope(text: str) -> dict[str, Any]:
+def _parse_dsse_envelope(text: str) -> dict[str, Any]:
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):
@@ -91,14 +91,14 @@ def _load_ed25519_key(path: Path, which: str) -> Any:
     return key
 
 
-def _public_key_digest(public: Any) -> str:
+def _dsse_public_key_digest(public: Any) -> str:
     from cryptography.hazmat.primitives import serialization as keys
 
     encoding, form = keys.Encoding.DER, keys.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(public.public_bytes(encoding, form)).hexdigest()
 
 
-def _decoded_base64(text: str) -> bytes:
+def _decoded_base64_of_dsse_envelope(text: str) -> bytes:
     """Standard or URL-safe base64, as the protocol allows."""
     try:
         # validate: by default foreign characters are skipped, so that many texts would be one payload

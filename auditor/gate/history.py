@@ -15,7 +15,7 @@ from auditor.gate.comparability import check_comparable
 from auditor.gate.compare import Comparison, compare_finished_runs
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.decision_log import KeptDecision, decision_edits_sentence, load_decisions
+from auditor.gate.decision_log import KeptDecision, decision_edits_sentence, load_gate_decisions
 from auditor.records.attacked_secrets import PLAN
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.result_file import RESULT, creation_time
@@ -25,7 +25,7 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$"
 
 
 @dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """A finished run, when it was made, and what it is ordered by, as its record says it."""
 
     folder: Path
@@ -42,7 +42,7 @@ class ComparableRuns:
     changes: of each run against the one before it, paired by secret; None of the first.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryEntry, ...]
     changes: tuple[Comparison | None, ...]
     why: str = ""
 
@@ -56,7 +56,7 @@ class History:
     left_out: tuple[tuple[str, str], ...] = ()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[HistoryEntry, ...]:
         return tuple(entry for line in self.lines for entry in line.entries)
 
 
@@ -69,9 +69,9 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         raise AuditError(f"expected --by {', '.join(get_args(By)[:-1])} or {get_args(By)[-1]}, got {by!r}")
     order: By = by  # type: ignore[assignment]
     left_out: list[tuple[str, str]] = []
-    entries: list[Entry] = []
-    for folder in _distinct_folders(folders):
-        if why := _missing_result_sentence(folder):
+    entries: list[HistoryEntry] = []
+    for folder in _distinct_run_folders_of_history(folders):
+        if why := _left_out_of_history_sentence(folder):
             left_out.append((str(folder), why))
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
@@ -85,15 +85,15 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))
         else:
-            entries.append(Entry(folder, run, at, label, load_decisions(folder)))
+            entries.append(HistoryEntry(folder, run, at, label, load_gate_decisions(folder)))
     if not entries:
         more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
         got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"
         raise AuditError(f"expected at least one finished run to order by {order}, got {got}")
-    return History(order, tuple(_groups_of_comparable_runs(_sort_entries(entries, order))), tuple(left_out))
+    return History(order, tuple(_groups_of_comparable_runs(_sort_history_entries(entries, order))), tuple(left_out))
 
 
-def _distinct_folders(folders: Sequence[Path]) -> list[Path]:
+def _distinct_run_folders_of_history(folders: Sequence[Path]) -> list[Path]:
     """Each folder once, by its own name rather than by that of a link to it, such as runs/latest."""
     found: dict[Path, Path] = {}
     for folder in folders:
@@ -103,7 +103,7 @@ def _distinct_folders(folders: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _missing_result_sentence(folder: Path) -> str:
+def _left_out_of_history_sentence(folder: Path) -> str:
     """Why a folder holds no result though it is no mistake to name it; "" where it holds one, or should."""
     if (folder / RESULT).exists():
         return ""
@@ -116,7 +116,7 @@ def _missing_result_sentence(folder: Path) -> str:
 # --- in order ---------------------------------------------------------------------------------------------------------
 
 
-def _checkpoint_label(run: RunOutcomes) -> str | None:
+def _history_label_of_checkpoint(run: RunOutcomes) -> str | None:
     """The revision, or the folder of the model, where it ends in the number of a step."""
     named = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in named if text):
@@ -128,7 +128,7 @@ def _checkpoint_label(run: RunOutcomes) -> str | None:
 _LABELS: dict[By, Callable[[RunOutcomes], str | None]] = {
     "date": lambda run: run.result.created,
     "commit": lambda run: run.result.environment.get("commit"),
-    "checkpoint": _checkpoint_label,
+    "checkpoint": _history_label_of_checkpoint,
 }
 _WITHOUT: dict[By, str] = {
     "commit": "it records no commit: it was made outside a git repository, or by an older version",
@@ -136,7 +136,7 @@ _WITHOUT: dict[By, str] = {
 }
 
 
-def _sort_entries(entries: Sequence[Entry], by: By) -> list[Entry]:
+def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[HistoryEntry]:
     """Commits in the order in which they were first audited: a run folder knows no other."""
     dated = sorted(entries, key=lambda entry: (entry.at, str(entry.folder)))
     if by == "date":
@@ -150,10 +150,10 @@ def _sort_entries(entries: Sequence[Entry], by: By) -> list[Entry]:
 # --- in lines ---------------------------------------------------------------------------------------------------------
 
 
-def _groups_of_comparable_runs(entries: Sequence[Entry]) -> Iterator[ComparableRuns]:
+def _groups_of_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
     """Each run joins the first line whose runs can all be compared with it; the last run opens the first line."""
     # with every run of the line: what can be compared is not transitive (one stopped early fits two that differ)
-    grouped: list[list[Entry]] = []
+    grouped: list[list[HistoryEntry]] = []
     for entry in reversed(entries):
         for line in grouped:
             if not any(_not_comparable_sentence(entry, other) for other in line):
@@ -168,7 +168,7 @@ def _groups_of_comparable_runs(entries: Sequence[Entry]) -> Iterator[ComparableR
         yield ComparableRuns(runs, (None, *changes), next(filter(None, apart)) if line is not grouped[0] else "")
 
 
-def _not_comparable_sentence(one: Entry, other: Entry) -> str:
+def _not_comparable_sentence(one: HistoryEntry, other: HistoryEntry) -> str:
     try:
         check_comparable(one.run, other.run, "match")
     except AuditError as why:

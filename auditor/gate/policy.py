@@ -185,7 +185,7 @@ def _check_require_table(required: Required, given: Mapping[str, Any], where: st
         raise AuditError(f"{where}: expected max_age in days, above 0, got {required.max_age!r}")
 
 
-def parse_inconclusive(value: str) -> Reading:
+def parse_inconclusive_reading(value: str) -> Reading:
     if value not in get_args(Reading):
         raise AuditError(f"expected --inconclusive to be report, pass or fail, got {value!r}")
     return value  # type: ignore[return-value]
@@ -253,11 +253,11 @@ def _rule_from_table(table: _RuleTable, where: str) -> Rule:
     if not _METRIC.fullmatch(table.metric):
         raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}")
     limit, complaint = given[limits[0]], f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
-    metric = _metric_with_count_or_kind(table.metric, given, where)
+    metric = _rule_metric_with_count_or_kind(table.metric, given, where)
     return replace(_validated_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed)
 
 
-def _metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where: str) -> str:
+def _rule_metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where: str) -> str:
     """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError for two of them."""
     parts = [key for key in ("count", "kind") if key in given]
     if given.get("count", 0) < 0:

@@ -41,7 +41,7 @@ class SecretsNeeded:
     half: int
 
 
-def parse_change(item: str) -> ShareChange:
+def parse_planned_share_change(item: str) -> ShareChange:
     """`recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer changes.
 
     Without it the two runs' answers are taken to be independent: no more can change by chance.
@@ -74,14 +74,14 @@ def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> 
 
     Raises AuditError for a power outside (0, 1) or more than a million secrets.
     """
-    check_power(power, rules)
+    check_gate_power_and_decision_count(power, rules)
     name, before, after = change.metric, change.before, change.after
     # to fail takes the level shared out, to hold LEVEL itself: as `decide` has it
     level, margin = LEVEL / rules, after - before
     alike = change.discordant - margin  # what changes by chance alone, when nothing got worse
     # the closed forms first: they refuse a change that is too small before anything is scanned
-    worse = secrets_for_difference(margin, 0.0, change.discordant, level, power)
-    unchanged = secrets_for_difference(0.0, margin, alike, LEVEL, power)
+    worse = secrets_to_gate_paired_difference(margin, 0.0, change.discordant, level, power)
+    unchanged = secrets_to_gate_paired_difference(0.0, margin, alike, LEVEL, power)
     lost, won = alike / 2, change.discordant - alike / 2  # won - lost is the margin
     # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1] (formulas.md, D2)
     return [
@@ -91,13 +91,15 @@ def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> 
             f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
             f"({change.discordant:.3g} of the answers changed)",
             worse,
-            *_secrets_until_stopped([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
+            *_secrets_until_gate_stops_and_median([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
         SecretsNeeded(
             f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({alike:.3g} changed)",
             unchanged,
             # of -d, whose odds are the same: that its mean is at most -margin is refuted
-            *_secrets_until_stopped([0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power),
+            *_secrets_until_gate_stops_and_median(
+                [0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power
+            ),
         ),
     ]
 
@@ -107,7 +109,7 @@ def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: in
 
     Raises AuditError where no rule limits a share.
     """
-    check_power(power, decisions)
+    check_gate_power_and_decision_count(power, decisions)
     absolute = [rule for rule in rules if not (rule.is_paired_difference or rule.of_claim)]
     limits = [rule for rule in absolute if find_metric(rule.metric).unit in SHARES]
     if not limits:
@@ -127,7 +129,7 @@ def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: in
 
 
 def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> SecretsNeeded:
-    stopping = _secrets_until_stopped([0, 1], [1 - truth, truth], limit, level, power)
+    stopping = _secrets_until_gate_stops_and_median([0, 1], [1 - truth, truth], limit, level, power)
     return SecretsNeeded(
         f"fail {name} <= {limit:g} when it is {truth:g}", secrets_to_fail_limit(limit, truth, level, power), *stopping
     )
@@ -135,24 +137,24 @@ def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float,
 
 def _secrets_needed_to_hold(name: str, limit: float, truth: float, power: float) -> SecretsNeeded:
     # of misses, by symmetry: that their mean is at most 1 - limit is refuted
-    stopping = _secrets_until_stopped([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
+    stopping = _secrets_until_gate_stops_and_median([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
     return SecretsNeeded(
         f"hold {name} <= {limit:g} when it is {truth:g}", secrets_to_hold_limit(limit, truth, LEVEL, power), *stopping
     )
 
 
-def _secrets_until_stopped(
+def _secrets_until_gate_stops_and_median(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
     """Secrets by which a share `power` of runs has refuted that the mean is at most `mean`; and half of the runs."""
     # (runs,); one that does not stop within _MOST counts as 2 * _MOST
     found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
     # "higher": a size at which a run stopped: between two none does
-    at, half = (_checked_secret_count(int(np.quantile(found, share, method="higher"))) for share in (power, 0.5))
+    at, half = (_checked_gate_secret_count(int(np.quantile(found, share, method="higher"))) for share in (power, 0.5))
     return at, half
 
 
-def check_power(power: float, rules: int) -> None:
+def check_gate_power_and_decision_count(power: float, rules: int) -> None:
     """Raises AuditError for a power or a number of decisions that is out of range."""
     if not 0 < power < 1:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
@@ -165,7 +167,7 @@ def check_power(power: float, rules: int) -> None:
 def secrets_to_fail_limit(limit: float, truth: float, level: float, power: float) -> int:
     """The fewest secrets from which on a limit is failed with this power, by the exact binomial test."""
     # isf is the last count that does not reject; sf is the chance of more than that
-    return _fewest_secrets_for_power(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
+    return _fewest_secrets_for_gate_power(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 
 def secrets_to_hold_limit(limit: float, truth: float, level: float, power: float) -> int:
@@ -173,7 +175,9 @@ def secrets_to_hold_limit(limit: float, truth: float, level: float, power: float
     return secrets_to_fail_limit(1 - limit, 1 - truth, level, power)
 
 
-def secrets_for_difference(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
+def secrets_to_gate_paired_difference(
+    truth: float, margin: float, discordant: float, level: float, power: float
+) -> int:
     """Secrets that tell a paired difference of `truth` from one of `margin`: normal distribution, with the discrete
     step added.
 
@@ -186,10 +190,10 @@ def secrets_for_difference(truth: float, margin: float, discordant: float, level
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # with no change at all seen: (1 - margin)^n <= level
     least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
-    return _checked_secret_count(math.ceil(max(n, least)))
+    return _checked_gate_secret_count(math.ceil(max(n, least)))
 
 
-def _fewest_secrets_for_power(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
+def _fewest_secrets_for_gate_power(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
     """The smallest n from which on the curve, a sawtooth, stays at this power."""
     size = 1024
     while size <= 2 * _MOST:
@@ -197,12 +201,12 @@ def _fewest_secrets_for_power(curve: Callable[[NDArray[np.int64]], NDArray[np.fl
         n = np.arange(1, size + 1)
         weak = np.flatnonzero(curve(n) < power)
         if not len(weak) or weak[-1] < size // 2:  # the last tooth is well behind
-            return _checked_secret_count(1 if not len(weak) else int(n[weak[-1]]) + 1)
+            return _checked_gate_secret_count(1 if not len(weak) else int(n[weak[-1]]) + 1)
         size *= 2
-    return _checked_secret_count(size)
+    return _checked_gate_secret_count(size)
 
 
-def _checked_secret_count(n: int) -> int:
+def _checked_gate_secret_count(n: int) -> int:
     if n > _MOST:
         raise AuditError(f"so small a change takes more than {_MOST:,} secrets")
     return n

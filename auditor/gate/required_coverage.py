@@ -29,7 +29,7 @@ def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, atta
     where = f" at {asked.access} access" if asked.access else ""
     rule = f"{attack or 'an attack'} ran{where}, on at least {asked.secrets} secrets and {asked.nonmembers} non-members"
     applied = [
-        finding.key
+        finding.cell_key
         for finding in run.result.findings
         if finding.target == target
         and finding.attack == (attack or finding.attack)
@@ -41,7 +41,7 @@ def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, atta
         why = f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}"
         return ruling_without_number(why, rule, row=row)
     enough = (asked.secrets, asked.nonmembers)
-    counts = [_member_and_nonmember_counts(run, key) for key in applied]
+    counts = [_attacked_member_and_nonmember_counts(run, key) for key in applied]
     # one row has to have enough of both: counts of several rows do not add up
     members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
@@ -51,7 +51,7 @@ def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, atta
     return ruling_without_number(said, rule, "held", row)
 
 
-def _member_and_nonmember_counts(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
+def _attacked_member_and_nonmember_counts(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """How many members and non-members the row holds outcomes of."""
     own = run.outcomes.get(key)
     # by id: a secret that stands there twice is one

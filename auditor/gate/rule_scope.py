@@ -14,7 +14,7 @@ from auditor.statistics.metrics import SHARES
 from auditor.statistics.roc import AUC
 
 
-def check_scope_names(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
+def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
     for i, (kind, wanted) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
         known = {row[i] for row in rows}
         if wanted is not None and wanted not in known:
@@ -40,7 +40,7 @@ def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -
     return [(row, replace(rule, metric=m.name)) for row, m in main if m is not None and m.unit in (*SHARES, AUC)]
 
 
-def rows_in_scope(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
+def findings_in_rule_scope(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
     """The applicable rows of this target, setting and attack; a part that is None takes any."""
     return [
         f

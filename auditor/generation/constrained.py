@@ -19,7 +19,7 @@ from torch import Tensor
 from auditor.core.canary_space import CanarySpace, State
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.generation.tries import encode_texts
+from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
 from auditor.models.vocabulary import decode_exactly
@@ -44,7 +44,7 @@ class TokenGuide:
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
         """head: the tokens that all texts begin with. Raises AuditError for a space that is not ASCII."""
-        if not space.format.isascii() or not all(choice.isascii() for block in space.blocks for choice in block):
+        if not space.format.isascii() or not all(choice.isascii() for block in space.choice_blocks for choice in block):
             raise AuditError(
                 f"expected ASCII texts in a space too large to be searched, got the format {space.format!r}: "
                 "tokens may hold parts of other characters"
@@ -58,19 +58,19 @@ class TokenGuide:
         self._pieces.pop("", None)  # no token that writes nothing: a text could take any number of them
         self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
-        start = space.after(self._written)
+        start = space.state_after_text(self._written)
         if start is None:
             raise AuditError(f"the tokenizer does not give texts of the format {space.format!r} back: it changes them")
         self.start = start
 
-    def allowed(self, state: State) -> tuple[Tensor, list[State]]:
+    def allowed_tokens_and_next_states(self, state: State) -> tuple[Tensor, list[State]]:
         """The tokens that may follow, and where each leads."""
         if state not in self._allowed:
             found: list[tuple[int, State]] = []
             waiting = [("", state)]
             while waiting:
                 written, at = waiting.pop()
-                for character, then in self.space.steps(at):
+                for character, then in self.space.next_characters_and_states(at):
                     longer = written + character
                     if longer in self._beginnings:
                         found += [(token, then) for token in self._pieces.get(longer, ())]
@@ -83,7 +83,11 @@ class TokenGuide:
         """Raises AuditError where these tokens behind the head cannot be drawn."""
         state = self.start
         for token in tail:
-            tokens, then = self.allowed(state) if not self.space.ended(state) else (torch.empty(0), [])
+            tokens, then = (
+                self.allowed_tokens_and_next_states(state)
+                if not self.space.is_complete_text_state(state)
+                else (torch.empty(0), [])
+            )
             if token not in tokens:
                 raise AuditError(
                     f"the tokenizer writes a text of the format {self.space.format!r} with tokens that do not spell "
@@ -94,7 +98,11 @@ class TokenGuide:
     def max_tokens_behind_head(self) -> int:
         """The most tokens that a text takes behind the head."""
         # A token writes one character at least.
-        return len(self.space.head) + sum(max(map(len, block)) for block in self.space.blocks) - len(self._written)
+        return (
+            len(self.space.common_beginning)
+            + sum(max(map(len, block)) for block in self.space.choice_blocks)
+            - len(self._written)
+        )
 
 
 Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[np.int64]]
@@ -111,10 +119,10 @@ def draw_constrained_texts(
         # Rounding may end the cdf below a uniform close to 1.
         return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
 
-    tokens, nll, log_q = _guided_texts_with_nll(model, guide, context, len(noise), inverse_cdf)
+    tokens, nll, log_q = _walk_constrained_texts_with_nll(model, guide, context, len(noise), inverse_cdf)
     texts = tuple(decode_exactly(guide.tokenizer, (*guide.head, *row)) for row in tokens)
     distinct = sorted(set(texts))
-    own = dict(zip(distinct, encode_texts(guide.tokenizer, distinct), strict=True))
+    own = dict(zip(distinct, encode_without_special_tokens(guide.tokenizer, distinct), strict=True))
     canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]
     return ConstrainedDraws(texts, nll, log_q, np.array(canonical, dtype=bool))
 
@@ -126,14 +134,15 @@ def score_texts_as_constrained_draws(
     """nll and log_q of given texts, as of drawn ones. tails: tokens behind the head, which the guide must take."""
 
     def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
-        # `allowed` is sorted, and has each of these tokens: `TokenGuide.check_tokens_can_be_drawn` has seen to it.
+        # `allowed_tokens_and_next_states` is sorted, and has each of these tokens: `check_tokens_can_be_drawn` has seen
+        # to it.
         return np.searchsorted(allowed.numpy(), [tails[i][at] for i in who.tolist()])
 
-    _, nll, log_q = _guided_texts_with_nll(model, guide, context, len(tails), its_own)
+    _, nll, log_q = _walk_constrained_texts_with_nll(model, guide, context, len(tails), its_own)
     return ConstrainedDraws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
 
 
-def _guided_texts_with_nll(
+def _walk_constrained_texts_with_nll(
     model: LanguageModel, guide: TokenGuide, context: Tokens, count: int, pick: Pick
 ) -> tuple[list[list[int]], NDArray[np.float64], NDArray[np.float64]]:
     """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
@@ -154,7 +163,7 @@ def _guided_texts_with_nll(
             after, then = np.empty_like(row_of), list[State]()
             for row, state in enumerate(states):
                 mine = np.flatnonzero(row_of == row)
-                allowed, ends = guide.allowed(state)
+                allowed, ends = guide.allowed_tokens_and_next_states(state)
                 own = distribution[row, allowed]
                 log_mass = torch.logsumexp(own, -1)
                 picked = pick(live[mine], position, allowed, torch.cumsum((own - log_mass).exp(), -1).numpy())
@@ -165,7 +174,7 @@ def _guided_texts_with_nll(
                     token = int(allowed[place])
                     tokens[live[text]].append(token)
                     if (row, token) not in followers:
-                        ended = guide.space.ended(ends[place])
+                        ended = guide.space.is_complete_text_state(ends[place])
                         followers[row, token] = -1 if ended else len(then)
                         then += [] if ended else [ends[place]]
                     after[text] = followers[row, token]
@@ -185,7 +194,7 @@ def _guided_texts_with_nll(
     return tokens, nll, log_q
 
 
-def common_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
+def common_proper_token_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
     """The longest beginning of all the token sequences behind which each of them goes on."""
     # What the first and the last in order share, all between them share, too.
     ordered = sorted(map(tuple, sequences))

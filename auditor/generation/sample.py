@@ -14,14 +14,14 @@ from torch import Tensor
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import CHANNELS
-from auditor.models.base import Completions, LanguageModel, Rows, sample_completions_from_rows
-from auditor.models.decoding import Decoding, batches_of_equal_shape
+from auditor.models.base import Completions, LanguageModel, Rows, draw_model_completions_from_rows
+from auditor.models.decoding import Decoding, index_batches_of_equal_shape
 
 _RARE = 64  # rows; fewer of one shape would be slower alone than beside others
 
 
 @dataclass(frozen=True)
-class Candidates:
+class SuffixCandidates:
     """The distinct samples of one secret.
 
     suffixes: (distinct, length); counts: (distinct,), which sum to the samples; token_log_probs: (distinct, length)
@@ -41,7 +41,7 @@ class Candidates:
             raise ValueError("these candidates were drawn without access to the distribution")
         return -self.token_log_probs.double().sum(-1)
 
-    def forward_rows(self) -> int:
+    def forward_row_count(self) -> int:
         """Rows that were run through the model: one a distinct partial sample, the bare prefix included."""
         length = self.suffixes.shape[1]
         # Sorted, each shares most with the one before it: what it does not share, but for its last token, are new rows.
@@ -55,7 +55,7 @@ class Candidates:
         return replace(self, suffixes=self.suffixes[keep], counts=self.counts[keep], token_log_probs=scores)
 
 
-def sample(
+def sample_candidates(
     model: LanguageModel,
     prefixes: Tensor,
     length: int,
@@ -64,7 +64,7 @@ def sample(
     *,
     prompt: Tensor | None = None,
     distribution: bool = True,
-) -> list[Candidates]:
+) -> list[SuffixCandidates]:
     """K samples of each prefix, as `LanguageModel.completions` draws them.
 
     prefixes: (secrets, n_prefix); uniforms: (secrets, K, length, CHANNELS); prompt: (P, d) soft prompt or None.
@@ -84,8 +84,8 @@ def sample_mixed_length_batch(
     *,
     prompt: Tensor | None = None,
     distribution: bool = True,
-) -> list[Candidates]:
-    """As `sample`, of prefixes and suffixes that may differ in length where the model can join rows.
+) -> list[SuffixCandidates]:
+    """As `sample_candidates`, of prefixes and suffixes that may differ in length where the model can join rows.
 
     uniforms: of each prefix, (K, its own length, CHANNELS).
     """
@@ -93,7 +93,9 @@ def sample_mixed_length_batch(
     tokens = [torch.tensor(prefix, device=model.device) for prefix in prefixes]
     if len({*zip(map(len, tokens), lengths, strict=True)}) == 1:
         noise = np.stack(uniforms)
-        return sample(model, torch.stack(tokens), longest, decoding, noise, prompt=prompt, distribution=distribution)
+        return sample_candidates(
+            model, torch.stack(tokens), longest, decoding, noise, prompt=prompt, distribution=distribution
+        )
     by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
     groups = [list(alike) for _, alike in groupby(by_length, key=lambda i: len(tokens[i]))]
 
@@ -106,7 +108,7 @@ def sample_mixed_length_batch(
     for row, i in enumerate(by_length):
         noise[row, :, : lengths[i]] = uniforms[i]
     ends = [lengths[i] for i in by_length]
-    drawn = sample_completions_from_rows(
+    drawn = draw_model_completions_from_rows(
         model, first.joined(others), torch.from_numpy(noise), ends, decoding, distribution
     )
     found = dict(zip(by_length, _distinct_candidates(drawn, len(uniforms[0]), ends), strict=True))
@@ -119,7 +121,7 @@ def sampling_batches_by_length(
     """Batches of indices into `shapes`, which are (prefix, suffix) lengths: one batch a shape and, where the model can
     join rows, one for all rare shapes, by rising length. samples: drawn of each prefix."""
     rare = list[int]()
-    for alike in batches_of_equal_shape(shapes):
+    for alike in index_batches_of_equal_shape(shapes):
         if model.can_join_rows and len(alike) * samples < _RARE:
             rare += alike
         else:
@@ -128,7 +130,7 @@ def sampling_batches_by_length(
         yield sorted(rare, key=lambda i: shapes[i])
 
 
-def _distinct_candidates(drawn: Completions, n_samples: int, lengths: Sequence[int]) -> list[Candidates]:
+def _distinct_candidates(drawn: Completions, n_samples: int, lengths: Sequence[int]) -> list[SuffixCandidates]:
     """Samples that share a path are one candidate, in the order of their first sample. lengths: of the suffixes."""
     result = []
     for start, length in zip(range(0, len(drawn.path), n_samples), lengths, strict=True):
@@ -137,7 +139,7 @@ def _distinct_candidates(drawn: Completions, n_samples: int, lengths: Sequence[i
         order = np.argsort(first)
         at = torch.from_numpy(first[order] + start).to(drawn.tokens.device)
         result.append(
-            Candidates(
+            SuffixCandidates(
                 suffixes=drawn.tokens[at, :length].cpu(),
                 counts=torch.from_numpy(counts[order]),
                 token_log_probs=None if drawn.log_probs is None else drawn.log_probs[at, :length].cpu(),
@@ -147,7 +149,7 @@ def _distinct_candidates(drawn: Completions, n_samples: int, lengths: Sequence[i
     return result
 
 
-def merge_candidates(parts: Sequence[Candidates]) -> Candidates:
+def merge_candidates(parts: Sequence[SuffixCandidates]) -> SuffixCandidates:
     """The candidates of one secret whose samples were drawn in several passes, in the order of their first sample."""
     suffixes, counts = torch.cat([part.suffixes for part in parts]), torch.cat([part.counts for part in parts])
     _, first, where = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
@@ -155,5 +157,7 @@ def merge_candidates(parts: Sequence[Candidates]) -> Candidates:
     total = counts.new_zeros(len(first)).index_add_(0, torch.from_numpy(where.reshape(-1)), counts)
     order = torch.from_numpy(np.argsort(first))
     scores = [part.token_log_probs for part in parts if part.token_log_probs is not None]
-    whole = Candidates(suffixes, counts, torch.cat(scores) if scores else None, sum(p.near_boundary for p in parts))
+    whole = SuffixCandidates(
+        suffixes, counts, torch.cat(scores) if scores else None, sum(p.near_boundary for p in parts)
+    )
     return replace(whole.select_candidates(torch.from_numpy(first)[order]), counts=total[order])

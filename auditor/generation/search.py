@@ -15,7 +15,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Certificate
-from auditor.generation.sample import Candidates
+from auditor.generation.sample import SuffixCandidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
 
@@ -24,12 +24,12 @@ MAX_ROWS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult(Candidates):
+class SearchResult(SuffixCandidates):
     """Candidates that were found, not drawn: each counts once. `rows`: forward rows spent on this secret."""
 
     rows: int
 
-    def forward_rows(self) -> int:
+    def forward_row_count(self) -> int:
         return self.rows
 
 
@@ -45,14 +45,14 @@ class TreeLeaves(SearchResult):
 
 
 @dataclass
-class _Paths:
+class _TreeSearchPaths:
     """The live nodes: tokens (nodes, depth), and their nats under the attacked distribution, which is not truncated."""
 
     tokens: Tensor
     scores: Tensor
 
     @classmethod
-    def at_root(cls, nodes: Tensor) -> _Paths:
+    def at_root(cls, nodes: Tensor) -> _TreeSearchPaths:
         return cls(nodes.new_empty(len(nodes), 0), torch.empty(len(nodes), 0, device=nodes.device))
 
     def append_chosen_tokens(self, distribution: Tensor, parents: Tensor, chosen: Tensor) -> None:
@@ -94,11 +94,11 @@ def find_suffixes_above_threshold(
     log_q = torch.zeros(secrets, dtype=torch.float64, device=model.device)
     pruned = torch.full_like(log_q, -math.inf)
     spent = torch.zeros_like(owner)
-    paths = _Paths.at_root(owner)
+    paths = _TreeSearchPaths.at_root(owner)
     for position in range(length):
         spent += torch.bincount(owner, minlength=secrets)
         distribution = rows.log_probs()
-        parents, chosen, log_q, lost = _surviving_children(decoding, distribution, log_q, owner, floor, secrets)
+        parents, chosen, log_q, lost = _surviving_tree_children(decoding, distribution, log_q, owner, floor, secrets)
         pruned = torch.maximum(pruned, lost)
         paths.append_chosen_tokens(distribution, parents, chosen)
         owner = owner[parents]
@@ -121,7 +121,7 @@ def find_suffixes_above_threshold(
     ]
 
 
-def _surviving_children(
+def _surviving_tree_children(
     decoding: Decoding, distribution: Tensor, log_q: Tensor, owner: Tensor, floor: float, secrets: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The children that stay: those that reach the floor, or the likeliest of a secret where none does.
@@ -131,7 +131,7 @@ def _surviving_children(
     50,000.
     """
     parts, pruned = [], log_q.new_full((secrets,), -math.inf)
-    for nodes, tokens, weights in decoding.support(distribution):
+    for nodes, tokens, weights in decoding.kept_tokens_and_weights_by_group(distribution):
         step = weights.log() - weights.sum(-1, keepdim=True).log()
         # In float32 too: ROUNDING, by which `floor` lies below the threshold, is more than that rounds.
         keep = step >= (floor - log_q[nodes]).to(step.dtype).unsqueeze(-1)
@@ -145,12 +145,12 @@ def _surviving_children(
     # Groups come in any order; by parent and token, owners ascend again, as the split into secrets needs.
     order = torch.argsort(parents * distribution.shape[-1] + chosen)
     parents, chosen, child = parents[order], chosen[order], child[order]
-    stays = _surviving_children_mask(child, owner[parents], floor, secrets)
+    stays = _surviving_tree_children_mask(child, owner[parents], floor, secrets)
     pruned = pruned.scatter_reduce(0, owner[parents[~stays]], child[~stays], "amax")
     return parents[stays], chosen[stays], child[stays], pruned
 
 
-def _surviving_children_mask(child: Tensor, owner: Tensor, floor: float, secrets: int) -> Tensor:
+def _surviving_tree_children_mask(child: Tensor, owner: Tensor, floor: float, secrets: int) -> Tensor:
     """(children,) whether each reaches the floor, or is the likeliest of a secret in which none does."""
     reached = child >= floor
     starving = torch.ones(secrets, dtype=torch.bool, device=child.device)
@@ -201,7 +201,7 @@ def beam_search(
     rows = model.start(prefixes, length, prompt=prompt)
     first = torch.arange(secrets, device=model.device).unsqueeze(-1)
     total = torch.zeros(secrets, 1, dtype=torch.float64, device=model.device)
-    paths = _Paths.at_root(first.flatten())
+    paths = _TreeSearchPaths.at_root(first.flatten())
     for position in range(length):
         width = total.shape[1]  # the same of every secret
         spent += width

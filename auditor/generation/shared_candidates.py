@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core.disk import UnnamedFile
-from auditor.generation.sample import Candidates
+from auditor.generation.sample import SuffixCandidates
 
 
 class CandidatesOnDisk:
@@ -26,15 +26,15 @@ class CandidatesOnDisk:
     def __contains__(self, secret: str) -> bool:
         return secret in self._where
 
-    def __setitem__(self, secret: str, candidates: Candidates) -> None:
+    def __setitem__(self, secret: str, candidates: SuffixCandidates) -> None:
         """Raises AuditError where there is no room for it."""
         held = io.BytesIO()
         _Pickler(held, protocol=pickle.HIGHEST_PROTOCOL).dump(candidates)
         self._where[secret] = self._file.add(held.getvalue())
 
-    def __getitem__(self, secret: str) -> Candidates:
+    def __getitem__(self, secret: str) -> SuffixCandidates:
         # Safe to unpickle: only this object writes the file.
-        found: Candidates = pickle.loads(self._file.read(*self._where[secret]))
+        found: SuffixCandidates = pickle.loads(self._file.read(*self._where[secret]))
         return found
 
 
@@ -43,9 +43,11 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         return (
-            (_tensor_from_array, (value.cpu().numpy(), value.device)) if isinstance(value, Tensor) else NotImplemented
+            (_candidate_tensor_from_array, (value.cpu().numpy(), value.device))
+            if isinstance(value, Tensor)
+            else NotImplemented
         )
 
 
-def _tensor_from_array(values: NDArray[Any], device: torch.device) -> Tensor:
+def _candidate_tensor_from_array(values: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(values).to(device)

@@ -28,7 +28,7 @@ from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows
-from auditor.models.decoding import batches_of_equal_shape
+from auditor.models.decoding import index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
 from auditor.models.vocabulary import check_tokens_within_vocabulary
 
@@ -72,7 +72,7 @@ class Trie:
         return int(self.levels[0].nodes[0])
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+def encode_without_special_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of each text alone, no special ones added."""
     if not getattr(tokenizer, "is_fast", False):
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -104,7 +104,7 @@ def build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
     """As `load_or_build_trie`, without the cache folder."""
     texts, parts = space.texts(), []
     while chunk := list(islice(texts, _TEXTS_AT_ONCE)):
-        ids = encode_texts(tokenizer, chunk)
+        ids = encode_without_special_tokens(tokenizer, chunk)
         lengths = np.array([len(row) for row in ids])
         padded = np.full((len(ids), lengths.max(initial=1)), -1, dtype=np.int32)
         # A boolean mask is filled row by row, in the order of the list.
@@ -123,11 +123,11 @@ def build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
             "ranked; make canaries of another format for it"
         )
     head = int(min(same.min(), lengths.min() - 1))  # leaves each text a token of its own, for its leaf
-    levels = _levels_from_sorted_tokens(tokens[:, head:], lengths - head, same - head)
+    levels = _trie_levels_from_sorted_tokens(tokens[:, head:], lengths - head, same - head)
     return Trie(tuple(tokens[0, :head].tolist()), levels, int(tokens.max()))
 
 
-def _levels_from_sorted_tokens(
+def _trie_levels_from_sorted_tokens(
     tokens: NDArray[np.int32], lengths: NDArray[np.int64], same: NDArray[np.int64]
 ) -> tuple[TrieLevel, ...]:
     """tokens: (texts, width), sorted; same: (texts - 1,) tokens shared with the text before."""
@@ -182,14 +182,14 @@ def _load_trie(path: Path) -> Trie:
 def continuation_nlls(model: LanguageModel, context: Tokens, tails: Sequence[Tokens]) -> NDArray[np.float64]:
     """(tails,): nll in nats of each tail behind the context, teacher-forced."""
     found = np.zeros(len(tails))
-    for indices in batches_of_equal_shape([(0, len(tail)) for tail in tails], 512):
+    for indices in index_batches_of_equal_shape([(0, len(tail)) for tail in tails], 512):
         own = torch.tensor([tails[i] for i in indices], device=model.device)
         prefix = torch.tensor([context], device=model.device).expand(len(own), -1)
         found[indices] = -model.token_log_probs(prefix, own).double().sum(-1).cpu().numpy()
     return found
 
 
-def nll_with_tie_margin(nll: NDArray[np.float64]) -> NDArray[np.float64]:
+def leaf_nll_limit_with_tie_margin(nll: NDArray[np.float64]) -> NDArray[np.float64]:
     """The largest nll that counts as equal to this: ties, and what rounding may have parted, count against exposure."""
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 
@@ -209,7 +209,7 @@ class LeafCount:
 
 
 @dataclass(frozen=True)
-class _Branches:
+class _TrieBranches:
     """Live inner nodes of one depth, with the tokens that lead to them."""
 
     depth: int
@@ -220,8 +220,8 @@ class _Branches:
     def __len__(self) -> int:
         return len(self.node)
 
-    def slice_branches(self, index: slice) -> _Branches:
-        return _Branches(self.depth, self.node[index], self.nll[index], self.path[index])
+    def slice_branches(self, index: slice) -> _TrieBranches:
+        return _TrieBranches(self.depth, self.node[index], self.nll[index], self.path[index])
 
 
 @torch.no_grad()
@@ -248,7 +248,7 @@ def count_leaves_within_nll(
         max_rows = min(_ROWS, max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row))
 
     def count(max_rows: int) -> LeafCount:
-        search = _LeafSearch(tree, limits, nodes, model.device)
+        search = _TrieLeafSearch(tree, limits, nodes, model.device)
         search.walk(model, context, max_rows, lambda: progress(search.spent + search.cut, tree.inner_node_count))
         at_most = torch.cumsum(search.found[:-1], 0).cpu().numpy()
         # The search sorts its limits: the rank of each limit brings the counts back into the order given.
@@ -259,7 +259,7 @@ def count_leaves_within_nll(
     return BatchSizeLimit(max_rows).run_within_memory(count)[1]
 
 
-class _LeafSearch:
+class _TrieLeafSearch:
     """What a walk has found out so far. `spent`: nodes it has looked at; `cut`: those of branches that it need not look
     at; `unseen`: leaves it could not pay for.
     """
@@ -275,7 +275,7 @@ class _LeafSearch:
     def walk(self, model: LanguageModel, context: Tokens, max_rows: int, progress: Callable[[], None]) -> None:
         """Depth-first, `max_rows` live nodes at once."""
         head, root = torch.tensor([context], device=model.device), self.found.new_zeros(1)
-        waiting = [_Branches(0, root, root.double(), root.new_empty(1, 0))]
+        waiting = [_TrieBranches(0, root, root.double(), root.new_empty(1, 0))]
         while waiting:
             live = self.branches_within_node_budget(waiting.pop())
             if not len(live):
@@ -289,13 +289,13 @@ class _LeafSearch:
                 sizes = self.levels[children.depth].nodes[children.node] if len(children) else children.node
                 if int(sizes.sum()) > max_rows:
                     # A stack: the likeliest are to come off it first.
-                    waiting += reversed(_split_branches_by_nodes(children, sizes, max_rows))
+                    waiting += reversed(_split_trie_branches_by_node_count(children, sizes, max_rows))
                     break
                 live = self.branches_within_node_budget(children)
                 if len(live):
                     rows.advance(parents[: len(live)], live.path[:, -1])  # the budget drops from the end alone
 
-    def branches_within_node_budget(self, live: _Branches) -> _Branches:
+    def branches_within_node_budget(self, live: _TrieBranches) -> _TrieBranches:
         """The branches that the nodes left pay for; the others stay unseen."""
         left = max(0, self.budget - self.spent)
         if self.budget == 0 or left >= len(live):
@@ -303,14 +303,14 @@ class _LeafSearch:
         self.unseen += int(self.levels[live.depth].leaves[live.node[left:]].sum())
         return live.slice_branches(slice(left))
 
-    def count_leaves_and_expand(self, live: _Branches, rows: Rows) -> tuple[_Branches, Tensor]:
+    def count_leaves_and_expand(self, live: _TrieBranches, rows: Rows) -> tuple[_TrieBranches, Tensor]:
         """Counts the leaves below the live nodes; their inner children that may lead to more, likeliest first, and the
         place of the parent of each.
         """
         self.spent += len(live)
         level = self.levels[live.depth]
-        leaf_of, leaf = _parent_and_child_indices(level.leaf_start, live.node)
-        inner_of, inner = _parent_and_child_indices(level.inner_start, live.node)
+        leaf_of, leaf = _trie_parent_and_child_indices(level.leaf_start, live.node)
+        inner_of, inner = _trie_parent_and_child_indices(level.inner_start, live.node)
         parents, tokens = torch.cat([leaf_of, inner_of]), torch.cat([level.leaf_token[leaf], level.inner_token[inner]])
         nll = live.nll[parents] - rows.token_log_probs(parents, tokens).double()
         reached = torch.searchsorted(self.limits, nll[: len(leaf)])  # the first limit >= nll: ties are within it
@@ -323,7 +323,7 @@ class _LeafSearch:
             self.cut += int(self.levels[live.depth + 1].nodes[inner[far]].sum())
         parents = inner_of[stays]
         paths = torch.cat([live.path[parents], tokens[stays].unsqueeze(-1)], dim=1)
-        return _Branches(live.depth + 1, inner[stays], nll[stays], paths), parents
+        return _TrieBranches(live.depth + 1, inner[stays], nll[stays], paths), parents
 
 
 def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
@@ -331,7 +331,7 @@ def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
     check_tokens_within_vocabulary("the canaries", [(tree.largest,)], model.vocab_size, model.name)
 
 
-def _parent_and_child_indices(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+def _trie_parent_and_child_indices(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     """Of the chosen nodes: the place of each child's parent among them, and of the child in its level."""
     first, sizes = start[node], start[node + 1] - start[node]
     parent = torch.repeat_interleave(torch.arange(len(node), device=node.device), sizes)
@@ -339,7 +339,7 @@ def _parent_and_child_indices(start: Tensor, node: Tensor) -> tuple[Tensor, Tens
     return parent, first[parent] + within
 
 
-def _split_branches_by_nodes(live: _Branches, size: Tensor, most: int) -> list[_Branches]:
+def _split_trie_branches_by_node_count(live: _TrieBranches, size: Tensor, most: int) -> list[_TrieBranches]:
     """The branches in runs whose nodes, all depths together, are at most `most`; a larger one stands alone."""
     total, cuts = 0, [0]
     for i, nodes in enumerate(size.tolist()):

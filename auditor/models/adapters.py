@@ -12,7 +12,7 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
-from auditor.models.weights import WRAPPED, refuse_missing_or_foreign_weights, wrapper_names_in_keys
+from auditor.models.weights import WRAPPED, refuse_missing_or_foreign_weights, training_wrapper_names_phrase
 
 # Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
@@ -31,7 +31,7 @@ def load_adapter_onto_base(base: Any, folder: str, adapter: str = "default", ont
         # Read (again): only this tells what had no place.
         found = onto.load_adapter(folder, adapter_name=adapter)
         others = found.unexpected_keys
-        if wrapper_names_in_keys(others) and all(key.startswith("base_model.") for key in others):
+        if training_wrapper_names_phrase(others) and all(key.startswith("base_model.") for key in others):
             found = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
     strangers = [key for key in found.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
     refuse_missing_or_foreign_weights(

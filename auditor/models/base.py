@@ -20,7 +20,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.result import Doubt
-from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
+from auditor.models.decoding import ANCESTRAL, Decoding, index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
 from auditor.models.partial_distributions import (
     LIKELIEST,
@@ -169,7 +169,7 @@ class LanguageModel(ABC):
         A model that remembers what it read reads those of several lengths at once; any other does nothing.
         """
 
-    def continues_read_texts(self, tokens: int) -> bool:
+    def keeps_read_texts(self, tokens: int) -> bool:
         """Whether it would keep so many tokens that `read_ahead` reads: completing them then reads nothing again."""
         return False
 
@@ -209,7 +209,7 @@ class LanguageModel(ABC):
         whether log-probabilities are asked for.
         """
         rows = self.start(prefixes, length, prompt=prompt, distribution=likelihood)
-        return sample_completions_from_rows(self, rows, uniforms, [length] * len(prefixes), decoding, likelihood)
+        return draw_model_completions_from_rows(self, rows, uniforms, [length] * len(prefixes), decoding, likelihood)
 
     @torch.no_grad()
     def suffix_log_probs(
@@ -241,17 +241,17 @@ class LanguageModel(ABC):
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         """(B, L): log-probability in nats of each suffix token behind its prefix, teacher-forced."""
-        read = self.teacher_forced(prefixes, suffixes, prompt=prompt)
+        read = self.teacher_forced_distributions(prefixes, suffixes, prompt=prompt)
         return torch.cat([distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1) for own, distribution in read])
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         """(B, L): the place of each suffix token in its distribution, from 1 for the likeliest, teacher-forced."""
-        read = self.teacher_forced(prefixes, suffixes)
+        read = self.teacher_forced_distributions(prefixes, suffixes)
         return torch.cat([ANCESTRAL.ranks(every.flatten(0, 1), own.flatten()).view_as(own) for own, every in read])
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """What can be told of each suffix token (B x L rows) short of its distribution: itself and the likeliest."""
-        read = self.teacher_forced(prefixes, suffixes)
+        read = self.teacher_forced_distributions(prefixes, suffixes)
         return concatenate_partial_distributions(
             [reduce_to_partial_distribution(every.flatten(0, 1), own.flatten(), LIKELIEST) for own, every in read]
         )
@@ -268,18 +268,18 @@ class LanguageModel(ABC):
         """What of its answers until now may have hidden a leak: answers withheld, cut or not its own."""
         return ()
 
-    def answers_withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
+    def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
         """Of each prefix, whether an answer to it did not come through."""
         return [False] * len(prefixes)
 
-    def finish(self) -> None:  # noqa: B027 - a model at hand stays what it is
+    def check_unchanged_at_end(self) -> None:  # noqa: B027 - a model at hand stays what it is
         """Called at the end of a run. Raises AuditError where it is no longer the model that it was."""
 
-    def special_token(self, kind: str) -> int | None:
+    def special_token_id(self, kind: str) -> int | None:
         """The token that its own configuration names as `bos` or `eos`, the first of several."""
         return None
 
-    def teacher_forced(
+    def teacher_forced_distributions(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """A few texts at a time, to bound memory: suffixes (b, L) and the distribution of each token (b, L, V)."""
@@ -292,14 +292,18 @@ class LanguageModel(ABC):
         )
         yield from ((suffixes[some], distribution) for some, distribution in asked)
 
-    def paper_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+    def published_perplexity_nll(
+        self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1
+    ) -> Mapping[str, Sequence[float]]:
         """Summed nll (nats) of each text behind its `given` tokens as a paper counts it, by the name of the perplexity.
 
-        Empty where there is no other way than the distribution's own, `perplexity_nll`.
+        Empty where there is no other way than the distribution's own, `model_nll_and_token_counts`.
         """
         return {}
 
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
+    def divergence_checks(
+        self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
+    ) -> Sequence[DivergenceCheck]:
         """What is claimed of one token against what is realised, at the positions `at` among the last `last`.
 
         Teacher-forced on contexts (B, n). order: of the divergence, 0 for the one that is claimed. Realised
@@ -308,7 +312,7 @@ class LanguageModel(ABC):
         """
         raise NotApplicable(f"{self.name} makes no claim about single answers")
 
-    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """The distributions of the neighbours that its claim is about, at the positions `at` among the last `last`.
 
         One entry for each relation, teacher-forced on contexts (B, n); empty where it knows of none. They tell of the
@@ -316,11 +320,11 @@ class LanguageModel(ABC):
         """
         return ()
 
-    def neighbour(self, relation: str, index: int) -> LanguageModel:
+    def neighbour_model(self, relation: str, index: int) -> LanguageModel:
         """Neighbour `index` of `neighbours` as a model of its own, whose tokens are drawn as this one's are."""
         raise NotApplicable(f"{self.name} knows of no model that is its neighbour by {relation}")
 
-    def claim_premises(self) -> Mapping[str, int]:
+    def claim_premise_counts(self) -> Mapping[str, int]:
         """What the claim rests on beside the distributions, in counts, as far as the model can tell.
 
         `shared_records`: private records in more than one shard, each of which voids a claim about a shard;
@@ -328,7 +332,7 @@ class LanguageModel(ABC):
         """
         return {}
 
-    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
+    def check_text_fits(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
         """Refuses sequences longer than the positions the model has. prefix token: tokens before the prefix."""
         rows = 0 if prompt is None else len(prompt)
         needed = prefix_token + n_prefix + length + rows
@@ -341,7 +345,7 @@ class LanguageModel(ABC):
 
 
 @torch.no_grad()
-def sample_completions_from_rows(
+def draw_model_completions_from_rows(
     model: LanguageModel, rows: Rows, uniforms: Tensor, lengths: Sequence[int], decoding: Decoding, likelihood: bool
 ) -> Completions:
     """As `LanguageModel.completions`, from rows behind the B prefixes. lengths: (B,) tokens to come of each.
@@ -377,7 +381,7 @@ def sample_completions_from_rows(
     return Completions(tokens, scores, row_of_draw, near)
 
 
-def perplexity_nll(
+def model_nll_and_token_counts(
     model: LanguageModel, texts: Sequence[tuple[int, ...]], given: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
     """(summed nll in nats, predicted tokens) of each text under the model's distribution.
@@ -387,7 +391,7 @@ def perplexity_nll(
     results: dict[int, tuple[float, int]] = {}
     shapes = [(first, len(text)) for first, text in zip(given or [1] * len(texts), texts, strict=True)]
     model.read_ahead([text[:-1] for text in texts], [length - first for first, length in shapes])
-    for batch in batches_of_equal_shape(shapes, _TEXTS_AT_ONCE):
+    for batch in index_batches_of_equal_shape(shapes, _TEXTS_AT_ONCE):
         tokens, first = torch.tensor([texts[i] for i in batch], device=model.device), shapes[batch[0]][0]
         with torch.no_grad():
             scores = model.token_log_probs(tokens[:, :first], tokens[:, first:])

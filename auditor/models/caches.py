@@ -30,7 +30,7 @@ class NativeCache:
             found[place] = tensor
             return tensor
 
-        _map_nested_tensors(self.held, note, (), {})
+        _map_nested_cache_tensors(self.held, note, (), {})
         return found
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
@@ -42,10 +42,10 @@ class NativeCache:
                 return tensor
             return tensor.index_select(dimension, rows.to(tensor.device))
 
-        self.held = _map_nested_tensors(self.held, select, (), {})
+        self.held = _map_nested_cache_tensors(self.held, select, (), {})
 
 
-def find_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
+def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
     """The dimension that differs between a cache of two rows and one of three that have read as many tokens."""
     others = three.tensors()
     return {
@@ -54,7 +54,7 @@ def find_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
     }
 
 
-def _map_nested_tensors(
+def _map_nested_cache_tensors(
     value: Any, change: Callable[[Place, Tensor], Tensor], place: Place, done: dict[int, tuple[Any, Any]]
 ) -> Any:
     """`value` with its tensors changed, in place where it can be; what is held twice is changed once.
@@ -66,13 +66,13 @@ def _map_nested_tensors(
     if isinstance(value, Tensor):
         result: Any = change(place, value)
     elif isinstance(value, tuple):
-        parts = [_map_nested_tensors(part, change, (*place, i), done) for i, part in enumerate(value)]
+        parts = [_map_nested_cache_tensors(part, change, (*place, i), done) for i, part in enumerate(value)]
         result = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     else:
         result = value
         done[id(value)] = (value, value)  # before its parts, which may point back
-        for name, part in list(_items_of_container(value)):
-            new = _map_nested_tensors(part, change, (*place, name), done)
+        for name, part in list(_items_of_cache_container(value)):
+            new = _map_nested_cache_tensors(part, change, (*place, name), done)
             if new is not part and isinstance(value, MutableMapping | list):
                 value[name] = new
             elif new is not part:
@@ -81,7 +81,7 @@ def _map_nested_tensors(
     return result
 
 
-def _items_of_container(value: Any) -> Iterator[tuple[Any, Any]]:
+def _items_of_cache_container(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, list):

@@ -9,14 +9,14 @@ import torch
 _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # what families call how many they have
 
 
-def input_device(model: Any, embedding: Any) -> torch.device:
+def model_input_device(model: Any, embedding: Any) -> torch.device:
     """The device that token ids must be on. Offloaded weights (`device_map`) do not tell it, but their hook does."""
     # accelerate hangs this hook on a part whose weights it moves in for each use.
     used_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     return next(model.parameters()).device if used_on is None else torch.device(used_on)
 
 
-def devices_of_parts(model: Any) -> tuple[str, ...]:
+def devices_of_split_model(model: Any) -> tuple[str, ...]:
     """The places that a `device_map` put the parts of a model in; none where all are in one."""
     places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
     return tuple(places) if len(places) > 1 or places == ["disk"] else ()

@@ -1,7 +1,7 @@
 """Whether a `LanguageModel` of whoever's gives one distribution however it is asked, on random tokens.
 
-`distribution_inconsistencies` says what is compared. Transformers models have a check of their own (`self_check`),
-which also chooses how they are served. Knows nothing of what a model is asked for.
+`distribution_inconsistency_sentences` says what is compared. Transformers models have a check of their own
+(`self_check`), which also chooses how they are served. Knows nothing of what a model is asked for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SEED = 20_240_229  # of the random tokens: any number
 
 def check_distribution_consistency(model: LanguageModel) -> None:
     """Raises AuditError for a model whose distributions do not agree. One that gives none is not asked anything."""
-    for sentence in distribution_inconsistencies(model):
+    for sentence in distribution_inconsistency_sentences(model):
         raise AuditError(f"expected {model.name} to give one distribution however it is asked, but {sentence}")
 
 
 @torch.no_grad()
-def distribution_inconsistencies(model: LanguageModel) -> Iterator[str]:
+def distribution_inconsistency_sentences(model: LanguageModel) -> Iterator[str]:
     """What `model` answers otherwise than it should, in clauses; each is worked out as it is asked for.
 
     Held against `log_probs` of whole texts: each text alone, and without what comes after; rows that are advanced and
@@ -47,7 +47,7 @@ def distribution_inconsistencies(model: LanguageModel) -> Iterator[str]:
     if whole.shape != (2, length, model.vocab_size):
         yield f"log_probs of 2 texts of {length} of {model.vocab_size} tokens is of shape {tuple(whole.shape)}"
         return
-    if bool(torch.isnan(whole).any()) or not _close_within_tolerance(
+    if bool(torch.isnan(whole).any()) or not _are_log_probs_close(
         whole.double().exp().sum(-1).log(), torch.zeros(()), 1e-3
     ):
         yield "the probabilities of all next tokens do not add up to 1"
@@ -57,35 +57,35 @@ def distribution_inconsistencies(model: LanguageModel) -> Iterator[str]:
     spread = _ROUNDING * float(whole[torch.isfinite(whole)].std())
 
     def same(found: Tensor, truth: Tensor) -> bool:
-        return found.shape == truth.shape and distribution_distance(found, truth) <= spread
+        return found.shape == truth.shape and largest_rms_log_prob_distance(found, truth) <= spread
 
     if not same(model.log_probs(texts[1:], length)[0], whole[1]):
         yield "log_probs of a text depends on the texts beside it"
     if not same(model.log_probs(texts[:, :-2], 1)[:, 0], whole[:, -3]):  # -3: the last of these, in the whole
         yield "the distribution of a token changes with what comes after it"
-    yield from _incremental_decoding_mismatches(model, texts, spread)
+    yield from _incremental_decoding_fault_sentences(model, texts, spread)
     given = model.token_log_probs(texts[:, :2], texts[:, 2:])
-    if not _close_within_tolerance(given, whole[:, 1:-1].gather(-1, texts[:, 2:, None])[..., 0], spread):
+    if not _are_log_probs_close(given, whole[:, 1:-1].gather(-1, texts[:, 2:, None])[..., 0], spread):
         yield "token_log_probs of given tokens is not what log_probs has for them"
-    yield from _sample_disagreements(model, texts, spread)
+    yield from _sampling_fault_sentences(model, texts, spread)
 
 
-def _incremental_decoding_mismatches(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
+def _incremental_decoding_fault_sentences(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
     steps = STEPS[: texts.shape[1] - 2]
     found, contexts = advance_collecting_log_probs(model.start(texts[:, :2], len(steps)), texts, 2, steps)
     truth = model.log_probs(contexts, len(steps) + 1)
-    if distribution_distance(found, truth) > spread:
+    if largest_rms_log_prob_distance(found, truth) > spread:
         yield "rows that are advanced and split have other distributions than log_probs of the same tokens"
 
 
-def _sample_disagreements(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
+def _sampling_fault_sentences(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
     noise = torch.stack([torch.as_tensor(secret_uniform_draws(8, 3, seed)) for seed in (1, 2)])
     first, second = (model.completions(texts[:, :2], 3, ANCESTRAL, noise) for _ in range(2))
     if not torch.equal(first.tokens, second.tokens):
         yield "the same random numbers draw other samples a second time"
     assert first.log_probs is not None
     given = model.token_log_probs(texts[:, :2].repeat_interleave(8, 0), first.tokens)
-    if not _close_within_tolerance(first.log_probs, given, spread):
+    if not _are_log_probs_close(first.log_probs, given, spread):
         yield "samples say another probability of their tokens than token_log_probs"
 
 
@@ -108,12 +108,12 @@ def advance_collecting_log_probs(
     return torch.stack(distributions, dim=1), contexts
 
 
-def distribution_distance(found: Tensor, truth: Tensor) -> float:
+def largest_rms_log_prob_distance(found: Tensor, truth: Tensor) -> float:
     """How far apart distributions (..., V) are in nats: root mean square over tokens, of the farthest of them."""
     found, truth = found.float(), truth.float()
     apart = torch.where(found == truth, 0.0, found - truth)  # -inf is -inf
     return float(apart.square().mean(-1).sqrt().nan_to_num(nan=torch.inf).max())
 
 
-def _close_within_tolerance(found: Tensor, truth: Tensor, tolerance: float) -> bool:
+def _are_log_probs_close(found: Tensor, truth: Tensor, tolerance: float) -> bool:
     return torch.allclose(found.double(), truth.double(), rtol=0, atol=max(tolerance, 1e-4))

@@ -40,12 +40,12 @@ class Decoding:
             raise AuditError(f"expected top_p in (0, 1], got {self.top_p}")
 
     @property
-    def ancestral(self) -> bool:
+    def is_ancestral(self) -> bool:
         """Whether tokens are drawn from the model's own distribution: the only decoding a private prediction claims."""
         return self.temperature == 1 and self.top_k == 0 and self.top_p == 1 and not self.forbidden
 
     def __str__(self) -> str:
-        if self.ancestral:
+        if self.is_ancestral:
             return "ancestral"
         if self.temperature == 0:
             return "greedy"
@@ -64,7 +64,7 @@ class Decoding:
     def log_distribution(self, log_probs: Tensor) -> Tensor:
         """The decoding distribution of each row, (rows, V) nats, renormalised; -inf where a token is cut."""
         distribution = torch.full_like(log_probs, -math.inf)
-        for rows, tokens, weights in self.support(log_probs):
+        for rows, tokens, weights in self.kept_tokens_and_weights_by_group(log_probs):
             log_weights = weights.double().log() - weights.sum(-1, keepdim=True, dtype=torch.float64).log()
             if tokens is None:
                 distribution[rows] = log_weights.to(distribution.dtype)
@@ -72,13 +72,13 @@ class Decoding:
                 distribution[rows] = distribution[rows].scatter(-1, tokens, log_weights.to(distribution.dtype))
         return distribution
 
-    def token_log_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+    def decoded_token_log_probs(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """`log_distribution` of one given token a row, (rows,) -> (rows,) float64 nats; the rest is not written out."""
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._temperature_scaled(log_probs)
             return (scaled.gather(-1, tokens.unsqueeze(-1)) - log_total).squeeze(-1).double()
         distribution = log_probs.new_empty(len(tokens), dtype=torch.float64)
-        for rows, kept, weights in self.support(log_probs):
+        for rows, kept, weights in self.kept_tokens_and_weights_by_group(log_probs):
             assert kept is not None  # a truncated distribution always names its tokens
             mine = torch.where(kept == tokens[rows].unsqueeze(-1), weights, 0.0).sum(-1)
             distribution[rows] = mine.log() - weights.sum(-1).log()  # log 0: a token that is cut has -inf
@@ -108,24 +108,24 @@ class Decoding:
     ) -> tuple[Tensor, Tensor]:
         """One token a draw, by inverse CDF in the order of token ids.
 
-        log_probs: (rows, V), with `log_total` as in `support`; row_of_draw: (draws,), which row each draw reads;
-        uniforms: (draws,) float64 in [0, 1).
+        log_probs: (rows, V), with `log_total` as in `kept_tokens_and_weights_by_group`; row_of_draw: (draws,), which
+        row each draw reads; uniforms: (draws,) float64 in [0, 1).
         Returns the tokens (draws,) and whether each draw lay within NEAR_BOUNDARY of a CDF boundary (draws,).
         """
         drawn = torch.empty_like(row_of_draw)
         near = torch.zeros_like(row_of_draw, dtype=torch.bool)
-        for rows, tokens, weights in self.support(log_probs, log_total):
+        for rows, tokens, weights in self.kept_tokens_and_weights_by_group(log_probs, log_total):
             place = torch.full((len(log_probs),), -1, dtype=torch.long, device=rows.device)
             place[rows] = torch.arange(len(rows), device=rows.device)
             mine = (place[row_of_draw] >= 0).nonzero().squeeze(-1)
             if not len(mine):
                 continue
             at = place[row_of_draw[mine]]
-            column, near[mine] = inverse_cdf(weights, at, uniforms[mine])
+            column, near[mine] = draw_token_columns_by_inverse_cdf(weights, at, uniforms[mine])
             drawn[mine] = column if tokens is None else tokens[at, column]
         return drawn, near
 
-    def support(
+    def kept_tokens_and_weights_by_group(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         """Groups of rows with the tokens that stay, ascending by id, and their weights (not normalised).
@@ -190,7 +190,7 @@ class Decoding:
     def _tempered_log_normaliser(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
         """(len(rows),): the log of what exp of these rows of `allowed` sums to after temperature."""
         if self.temperature != 1 or self.forbidden:
-            return log_sum_exp(allowed, rows, 1 / self.temperature)
+            return log_sum_exp_of_logit_rows(allowed, rows, 1 / self.temperature)
         return allowed.new_zeros(len(rows)) if log_total is None else log_total[rows]
 
     def _truncates(self, vocab_size: int) -> bool:
@@ -199,11 +199,12 @@ class Decoding:
     def _truncate(self, distribution: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Top-k then top-p among the `width` likeliest tokens of each row, (rows, V) with forbidden ones masked.
 
-        Returns where no more tokens were needed, (rows,), and tokens and weights as `support`. scaled_total: (rows,).
+        Returns where no more tokens were needed, (rows,), and tokens and weights as `kept_tokens_and_weights_by_group`.
+        scaled_total: (rows,).
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:
-            values, tokens = _lower_ids_first(*top_k_by_blocks(distribution, width))
+            values, tokens = _sort_tied_tokens_by_id(*top_k_by_blocks(distribution, width))
         else:  # a stable sort puts the lower id first among equals
             values, tokens = distribution.sort(dim=-1, descending=True, stable=True)
         values = values / self.temperature
@@ -251,7 +252,7 @@ class Cooling(Decoding):
             raise AuditError(f"expected steps >= 1 of a falling temperature, got {self.steps}")
 
     @property
-    def ancestral(self) -> bool:
+    def is_ancestral(self) -> bool:
         return False
 
     def __str__(self) -> str:
@@ -262,10 +263,10 @@ class Cooling(Decoding):
         left = max(0.0, 1 - position / self.steps)
         return Decoding(self.temperature + left * (self.hot - self.temperature), self.top_k, self.top_p, self.forbidden)
 
-    def support(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+    def kept_tokens_and_weights_by_group(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         raise TypeError("the distribution differs from token to token: ask `decoding_at_position`")
 
-    def token_log_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+    def decoded_token_log_probs(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         raise TypeError("the distribution differs from token to token: ask `decoding_at_position`")
 
 
@@ -295,7 +296,7 @@ def top_k_by_blocks(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, at)
 
 
-def _lower_ids_first(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_tied_tokens_by_id(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Falling values and their columns, as a stable sort has them: of equal ones the lower column first.
 
     In bfloat16 many logits are equal; without a tie nothing is sorted.
@@ -307,7 +308,7 @@ def _lower_ids_first(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return values, tokens.gather(1, order)
 
 
-def log_sum_exp(distribution: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def log_sum_exp_of_logit_rows(distribution: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """(rows,): log of the sum of exp(scale x) over each row of (rows, V), or over these rows, without a copy of it."""
     # Entries summed at once: on a CPU as many as leave what is written on the way in a core's own memory.
     at_once = 2**18 if distribution.device.type == "cpu" else 2**25
@@ -325,7 +326,7 @@ def log_sum_exp(distribution: Tensor, rows: Tensor | None = None, scale: float =
     return total
 
 
-def inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def draw_token_columns_by_inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The column whose CDF interval holds the uniform, one searchsorted for all draws.
 
     weights: (rows, k) >= 0; row_of_draw, uniforms (float64): (draws,). Returns columns and nearness to a boundary.
@@ -350,7 +351,9 @@ def inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple
     return column, near
 
 
-def batches_of_equal_shape(lengths: Sequence[tuple[int, int]], batch_size: int | None = None) -> Iterator[list[int]]:
+def index_batches_of_equal_shape(
+    lengths: Sequence[tuple[int, int]], batch_size: int | None = None
+) -> Iterator[list[int]]:
     """Indices in batches of equal (prefix, suffix) length, so that no batch needs padding; None: all of one at once."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, shape in enumerate(lengths):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.nouns import Tokens
-from auditor.models.memory import BatchSizeLimit, available_memory_bytes
+from auditor.models.memory import BatchSizeLimit, available_device_memory_bytes
 from auditor.models.slot_cache import SlotLayer
 
 _SHARE = 8  # of the free memory, what is held takes one part of so many at most
@@ -44,7 +44,7 @@ class HiddenStateCache:
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
         """(B, last, V) behind the texts (B, n)."""
-        names = [_text_key(text) for text in texts.cpu()]
+        names = [_hidden_state_key_of_text(text) for text in texts.cpu()]
         missing = [i for i, name in enumerate(names) if not self._has_states(name, last)]
         if self._right is False or len(missing) == len(names):
             return self._read_and_hold(texts, last, names)
@@ -57,10 +57,10 @@ class HiddenStateCache:
         return found
 
     @torch.no_grad()
-    def rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
+    def logits_and_layers_behind_prefixes(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
         """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold these; None unless each was
         read ahead, with `keys`, as all of a text but its last positions."""
-        names = [_text_key(prefix) for prefix in prefixes.cpu()]
+        names = [_hidden_state_key_of_text(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
             return None
         states, layers, slots = zip(*(self._begun[name] for name in names), strict=True)
@@ -69,12 +69,12 @@ class HiddenStateCache:
             SlotLayer.gather_slots(rows, prefixes.shape[1], length) for rows in held
         ]
 
-    def room(self, each: int, device: torch.device) -> int:
+    def token_capacity_left(self, each: int, device: torch.device) -> int:
         """Tokens whose keys and values, of so many bytes each, may still be held; 0 where nothing is held."""
         return 0 if self._right is False else max(0, self._remaining_bytes(device, _SHARE * _FOR_STATES) // each)
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
-        return available_memory_bytes(device) // share - self._bytes
+        return available_device_memory_bytes(device) // share - self._bytes
 
     @torch.no_grad()
     def read_ahead(
@@ -88,7 +88,8 @@ class HiddenStateCache:
         asked = ((torch.tensor(t), own) for t, own in dict(zip(texts, last, strict=True)).items() if own <= len(t))
         # By length: a batch is filled up to its longest text, the last.
         ahead = sorted(
-            (one for one in asked if not self._has_states(_text_key(one[0]), one[1])), key=lambda one: len(one[0])
+            (one for one in asked if not self._has_states(_hidden_state_key_of_text(one[0]), one[1])),
+            key=lambda one: len(one[0]),
         )
         if len(ahead) < 2:  # one alone is read when it is asked about
             return
@@ -111,14 +112,14 @@ class HiddenStateCache:
         missing = longest - states.shape[1]  # positions that were not read
         # Copies: a view of a row would keep the states of the whole batch in memory.
         own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
-        self._hold_where_room([_text_key(text) for text, _ in texts], own)
+        self._hold_where_room([_hidden_state_key_of_text(text) for text, _ in texts], own)
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
             device, _SHARE * _FOR_STATES
         ):
             self._bytes += new
             for slot, ((text, last), state) in enumerate(zip(texts, own, strict=True)):
                 # The state at -last has read the text up to and with that position.
-                self._begun[_text_key(text[: len(text) - last + 1])] = state[-last], layers, slot
+                self._begun[_hidden_state_key_of_text(text[: len(text) - last + 1])] = state[-last], layers, slot
 
     def _has_states(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last
@@ -160,6 +161,6 @@ class HiddenStateCache:
         return again.shape == found.shape and bool((again - found).abs().max() <= _TOLERANCE * found.abs().max())
 
 
-def _text_key(text: Tensor) -> bytes:
+def _hidden_state_key_of_text(text: Tensor) -> bytes:
     """text: (n,) token ids, on the CPU."""
     return text.numpy().tobytes()

@@ -20,9 +20,9 @@ from transformers.cache_utils import Cache
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows, max_logits_at_once
-from auditor.models.caches import Dimensions, NativeCache, find_batch_dimensions
-from auditor.models.configuration import end_of_text_tokens, input_device, max_positions, unwrap_peft
-from auditor.models.decoding import Decoding, log_sum_exp
+from auditor.models.caches import Dimensions, NativeCache, find_cache_batch_dimensions
+from auditor.models.configuration import end_of_text_tokens, max_positions, model_input_device, unwrap_peft
+from auditor.models.decoding import Decoding, log_sum_exp_of_logit_rows
 from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
@@ -40,14 +40,14 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families cal
 
 
 @dataclass
-class Traffic:
+class ModelTraffic:
     """What was asked of models. rows: sequences, anew at each step; tokens: those that were read of them."""
 
     rows: int = 0
     tokens: int = 0
 
 
-traffic = Traffic()  # of this process
+traffic = ModelTraffic()  # of this process
 
 
 class HuggingFaceRows(Rows):
@@ -70,7 +70,7 @@ class HuggingFaceRows(Rows):
         forward: Forward | None = None,
     ) -> None:
         self.model, self.width = model, width
-        self.forward = forward or model.logits
+        self.forward = forward or model.logits_of_input
         self._start(prefixes, length, prompt)
 
     @abstractmethod
@@ -81,7 +81,7 @@ class HuggingFaceRows(Rows):
         self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
     ) -> Tensor:
         """(sequences, width, V): the logits behind tokens (sequences, n)."""
-        return self._next_logits_of_input(self.model.embed(tokens, prompt), cache)
+        return self._next_logits_of_input(self.model.input_behind_soft_prompt(tokens, prompt), cache)
 
     def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
         """As `_next_logits_of_tokens`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
@@ -120,7 +120,7 @@ class HuggingFaceRows(Rows):
 
     def _log_normalisers(self) -> Tensor:
         if self._total is None:
-            self._total = log_sum_exp(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
+            self._total = log_sum_exp_of_logit_rows(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
         return self._total
 
 
@@ -130,13 +130,13 @@ class SlotRows(HuggingFaceRows):
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
-        alone = self.forward == self.model.logits  # not `is`: a bound method is made anew each time
-        before = self.model.cached_prefix_rows(prefixes, total) if alone and prompt is None else None
+        alone = self.forward == self.model.logits_of_input  # not `is`: a bound method is made anew each time
+        before = self.model.cached_prefix_logits_and_layers(prefixes, total) if alone and prompt is None else None
         if before is not None:
             logits, self.layers = before
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
             return
-        read = self.model.embed(prefixes, prompt)
+        read = self.model.input_behind_soft_prompt(prefixes, prompt)
         begun, self.layers = self.model.layers_with_shared_prefix(read, 1, total, alone)
         self.cache = Cache(layers=list(self.layers))
         self._logits = self._next_logits_of_input(read[:, begun:], self.cache)
@@ -201,9 +201,9 @@ class RecomputedRows(HuggingFaceRows):
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         self.tokens, self.prompt = prefixes, prompt
-        self._read()
+        self._recompute_row_logits()
 
-    def _read(self) -> None:
+    def _recompute_row_logits(self) -> None:
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(1, max_logits_at_once(self.model.device) // (positions * self.width * self.model.vocab_size))
@@ -215,7 +215,7 @@ class RecomputedRows(HuggingFaceRows):
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
-        self._read()
+        self._recompute_row_logits()
 
 
 class HuggingFaceModel(LanguageModel):
@@ -247,7 +247,7 @@ class HuggingFaceModel(LanguageModel):
         self.max_positions = max_positions(model)
         self.eos = end_of_text_tokens(model, config)
         self.embedding = model.get_input_embeddings()
-        self.device = input_device(model, self.embedding)
+        self.device = model_input_device(model, self.embedding)
         head = model.get_output_embeddings()
         # The hook stays on the model, which may be wrapped more than once.
         if head is not None and make_head_input_contiguous not in head._forward_pre_hooks.values():
@@ -270,16 +270,16 @@ class HuggingFaceModel(LanguageModel):
         if self._seen is not None:
             self._seen.read_ahead(texts, last, self.device, keys=self.can_join_rows)
 
-    def continues_read_texts(self, tokens: int) -> bool:
+    def keeps_read_texts(self, tokens: int) -> bool:
         return (
             self.can_join_rows
             and self._seen is not None
-            and self._seen.room(self._cache_bytes[1], self.device) >= tokens
+            and self._seen.token_capacity_left(self._cache_bytes_fixed_and_per_position[1], self.device) >= tokens
         )
 
-    def cached_prefix_rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
+    def cached_prefix_logits_and_layers(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
         """As `HiddenStateCache.rows`, of what was read ahead."""
-        return None if self._seen is None else self._seen.rows(prefixes, length)
+        return None if self._seen is None else self._seen.logits_and_layers_behind_prefixes(prefixes, length)
 
     def layers_with_shared_prefix(
         self, read: Tensor, last: int, length: int, shared: bool = True
@@ -298,22 +298,22 @@ class HuggingFaceModel(LanguageModel):
         )
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        self.check_room(prefixes.shape[1], length, prompt)
-        return self.rows(prefixes, length, prompt)
+        self.check_text_fits(prefixes.shape[1], length, prompt)
+        return self.start_rows_as_served(prefixes, length, prompt)
 
     @torch.no_grad()
-    def rows(
+    def start_rows_as_served(
         self, prefixes: Tensor, length: int, prompt: Tensor | None, width: int = 1, forward: Forward | None = None
     ) -> Rows:
         """Decoding rows as `served` says, `width` sequences behind each that `forward` answers."""
         return _ROWS[self.served](self, prefixes.to(self.device), length, prompt, width, forward)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        fixed, each = (0, 0) if self.served == "recompute" else self._cache_bytes
+        fixed, each = (0, 0) if self.served == "recompute" else self._cache_bytes_fixed_and_per_position
         return super().row_bytes(positions, distribution) + fixed + positions * each
 
     @cached_property
-    def _cache_bytes(self) -> tuple[int, int]:
+    def _cache_bytes_fixed_and_per_position(self) -> tuple[int, int]:
         """What the cache holds of one row, in bytes: whatever its length, and for each position."""
         # Two lengths tell apart what grows with the length and what does not.
         two, four = (sum(held.nbytes for held in self._cache_of_dummy_pass(1, n).tensors().values()) for n in (2, 4))
@@ -322,12 +322,12 @@ class HuggingFaceModel(LanguageModel):
 
     @cached_property
     def cache_batch_dimensions(self) -> Dimensions:
-        return find_batch_dimensions(self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4))
+        return find_cache_batch_dimensions(self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4))
 
     @torch.no_grad()
     def _cache_of_dummy_pass(self, rows: int, length: int) -> NativeCache:
         cache = NativeCache()
-        self.forward(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
+        self.log_probs_of_input(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
         return cache
 
     def digest(self) -> str:
@@ -339,12 +339,12 @@ class HuggingFaceModel(LanguageModel):
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
-    def special_token(self, kind: str) -> int | None:
+    def special_token_id(self, kind: str) -> int | None:
         token = getattr(self.model.config.get_text_config(decoder=True), f"{kind}_token_id", None)
         return next(iter(token), None) if isinstance(token, list | tuple) else token
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.forward(self.embed(contexts.to(self.device), prompt), last)
+        return self.log_probs_of_input(self.input_behind_soft_prompt(contexts.to(self.device), prompt), last)
 
     def embedding_rows(self, count: int) -> Tensor:
         """As the model reads them: the look-up itself scales them in some families (Gemma, XGLM, BioGPT)."""
@@ -356,7 +356,7 @@ class HuggingFaceModel(LanguageModel):
         rows: Tensor = self.embedding(torch.arange(count, device=self.device))
         return rows.detach().clone()
 
-    def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
+    def input_behind_soft_prompt(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
         """What the model reads: the token ids (B, n) themselves, as everybody else gives it; behind a soft prompt
         embeddings, (B, P + n, d). Prompt rows are no tokens: never generated.
 
@@ -369,12 +369,15 @@ class HuggingFaceModel(LanguageModel):
         embeds = self.embedding(tokens)
         return torch.cat([prompt.to(embeds).expand(len(tokens), -1, -1), embeds], dim=1)
 
-    def forward(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
+    def log_probs_of_input(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
         """(B, last, V) log-probabilities, float32. As `logits`."""
-        return torch.log_softmax(self.logits(read, last, cache), dim=-1)
+        return torch.log_softmax(self.logits_of_input(read, last, cache), dim=-1)
 
-    def logits(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
-        """(B, last, V), float32. read: as `embed` gives it, behind what the cache holds. AuditError on NaN logits."""
+    def logits_of_input(self, read: Tensor, last: int, cache: Cache | NativeCache | None = None) -> Tensor:
+        """(B, last, V), float32. read: as `input_behind_soft_prompt` gives it, behind what the cache holds.
+
+        Raises AuditError on NaN logits.
+        """
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)
         return (

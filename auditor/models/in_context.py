@@ -19,7 +19,7 @@ from auditor.models.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
-class RecordBatches:
+class InContextRecordBatches:
     """Records in batches of `size` at most; `asked`: the batch that answers a text, by how the text begins.
 
     A text with none of these beginnings is answered by the first batch.
@@ -43,23 +43,23 @@ class RecordBatches:
         return own[part - 1] if 0 < part <= len(own) else ()
 
     @property
-    def longest_record_tokens(self) -> int:
+    def longest_record_token_count(self) -> int:
         return max((len(record) for batch in self.records for record in batch), default=0)
 
 
 class InContextEnsemble(Ensemble):
-    """The records of `RecordBatches` in front of what a public model reads. AuditError where they leave no room."""
+    """The records of `InContextRecordBatches` in front of what a public model reads. AuditError: they leave no room."""
 
     unit = "record"
 
-    def __init__(self, public: LanguageModel, batches: RecordBatches) -> None:
+    def __init__(self, public: LanguageModel, batches: InContextRecordBatches) -> None:
         room = public.max_positions
         if (
-            room is not None and batches.longest_record_tokens + 2 > room
+            room is not None and batches.longest_record_token_count + 2 > room
         ):  # a token of the text, and one that follows it
             raise AuditError(
                 f"expected records that leave room behind them in the {room} positions of {public.name}, "
-                f"got one of {batches.longest_record_tokens} tokens"
+                f"got one of {batches.longest_record_token_count} tokens"
             )
         self.public, self.batches, self.size = public, batches, batches.size
 

@@ -21,7 +21,7 @@ from auditor.models import self_check
 from auditor.models.adapters import load_adapter_onto_base, resize_embeddings_for_adapter
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.precision import DTYPES
-from auditor.models.weights import FORMATS, read_weights, resolve_auto_dtype
+from auditor.models.weights import FORMATS, options_with_auto_dtype_resolved, read_weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 _ADAPTER = "adapter_config.json"
@@ -37,11 +37,11 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
     Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those of the model, or
     when its distributions do not agree (`self_check`).
     """
-    with translate_load_errors(name, "causal LM", options):
+    with translating_model_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
             if options.base is not None:
                 raise AuditError(f"--base names the base of an adapter, got it with {name!r}, which is none")
-            read = read_weights("causal", name, resolve_auto_dtype(name, options))
+            read = read_weights("causal", name, options_with_auto_dtype_resolved(name, options))
             tokenizer = load_tokenizer_if_present(name, options)
             return _model_after_self_check(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
         _refuse_adapter_beside_weights(Path(name))
@@ -54,7 +54,7 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
         with wrap_library_errors(
             f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"
         ):
-            read = read_weights("causal", base, resolve_auto_dtype(base, below))
+            read = read_weights("causal", base, options_with_auto_dtype_resolved(base, below))
         resize_embeddings_for_adapter(read.model, Path(name))
         model = load_adapter_onto_base(read.model, name)
         tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(base, below)
@@ -68,10 +68,10 @@ def dtype_when_loaded(name: str, options: LoadingOptions) -> str:
     """The precision that `load_causal_lm` would have it in, an adapter in its base's."""
     if options.dtype != AUTO:
         return options.dtype
-    named = adapter_base(name)
+    named = adapter_base_and_revision(name)
     place, revision = (options.base, None) if options.base else named or (name, options.revision)
-    with translate_load_errors(name, "causal LM", options):
-        return resolve_auto_dtype(place, replace(options, revision=revision)).dtype
+    with translating_model_load_errors(name, "causal LM", options):
+        return options_with_auto_dtype_resolved(place, replace(options, revision=revision)).dtype
 
 
 def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
@@ -79,7 +79,7 @@ def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
     return model
 
 
-def adapter_base(name: str) -> tuple[str, str | None] | None:
+def adapter_base_and_revision(name: str) -> tuple[str, str | None] | None:
     """The base that a folder's adapter names, and its revision; None where it names none or is none."""
     if not (Path(name) / _ADAPTER).is_file():
         return None
@@ -95,7 +95,7 @@ def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -
         raise AuditError(
             f"expected an adapter that names its base model, got {name!r}, which names none: give --base MODEL"
         )
-    if _is_path(base) and not Path(base).is_dir():
+    if _is_path_and_no_hub_id(base) and not Path(base).is_dir():
         where = "--base names" if options.base else "it was trained on"
         more = "" if options.base else ": give --base MODEL, where that model lies now"
         raise AuditError(f"expected the base of the adapter {name!r} in {base!r}, which {where}; no such folder{more}")
@@ -114,7 +114,7 @@ def _refuse_adapter_beside_weights(folder: Path) -> None:
         )
 
 
-def _is_path(name: str) -> bool:
+def _is_path_and_no_hub_id(name: str) -> bool:
     """Whether this can be a folder alone, and no name on the hub, which has one slash at most."""
     local = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     return local or ("/" in name and Path(name).parent.is_dir())
@@ -124,11 +124,11 @@ def _is_path(name: str) -> bool:
 
 
 @contextmanager
-def translate_load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
+def translating_model_load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
     """Whatever a library raises within becomes an AuditError; so do an unknown dtype and a missing folder before it."""
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
-    if _is_path(name) and not Path(name).is_dir():
+    if _is_path_and_no_hub_id(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {what} in {name!r}: no such folder")
     where = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
     with wrap_library_errors(f"cannot load {name!r}{where} as a Hugging Face {what} on {options.device}"):

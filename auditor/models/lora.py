@@ -22,13 +22,13 @@ from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.models.adapters import load_adapter_onto_base
 from auditor.models.base import Rows
 from auditor.models.caches import NativeCache
-from auditor.models.configuration import devices_of_parts
+from auditor.models.configuration import devices_of_split_model
 from auditor.models.ensemble import Ensemble, EnsembleMemberRows
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import (
     ENSEMBLE,
     WHOLE,
-    control_adapter_folder,
+    ensemble_control_adapter_folder,
     read_ensemble_metadata,
     read_shard_record_list,
 )
@@ -47,7 +47,7 @@ class LoraEnsemble(Ensemble):
         self.public, self.unit = public, unit
         self.size = len(adapters)
         self.shards = [read_shard_record_list(adapter) for adapter in adapters]
-        self._routing = Routing()
+        self._routing = MixedLoraRouting()
         mixed = _replace_with_mixed_lora(copy_sharing_weights(public.model), adapters, self._routing)
         self._model = _model_served_like(public, mixed, f"{public.name} ensemble")
         if public.served == "cache":
@@ -56,22 +56,24 @@ class LoraEnsemble(Ensemble):
             )  # the mixed forward cannot be asked for one row of it
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        self._model.check_room(prefixes.shape[1], length, prompt)
-        return self._model.rows(prefixes, length, prompt, 1 + self.size, self._logits_of_all_members)
+        self._model.check_text_fits(prefixes.shape[1], length, prompt)
+        return self._model.start_rows_as_served(prefixes, length, prompt, 1 + self.size, self._logits_of_all_members)
 
     def _logits_of_all_members(self, read: Tensor, last: int, cache: Cache | NativeCache | None) -> Tensor:
         self._routing.part = self._routing.blocks = None
-        return self._model.logits(read, last, cache)
+        return self._model.logits_of_input(read, last, cache)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         self._routing.part = part
-        return self._model.forward(self._model.embed(contexts.to(self._model.device), prompt), last)
+        return self._model.log_probs_of_input(
+            self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt), last
+        )
 
     def distributions(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         self._routing.part, self._routing.blocks = None, parts
-        read = self._model.embed(contexts.to(self._model.device), prompt)
+        read = self._model.input_behind_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `Routing.blocks` has it.
-        distributions = self._model.forward(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
+        distributions = self._model.log_probs_of_input(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
     def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
@@ -82,7 +84,7 @@ class LoraEnsemble(Ensemble):
     def member_next_log_probs(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
         """(B, V): the distribution behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
         self._routing.part = part
-        return self._model.forward(read, 1, cache)[:, 0]
+        return self._model.log_probs_of_input(read, 1, cache)[:, 0]
 
 
 class _CachedMemberRows(EnsembleMemberRows):
@@ -114,7 +116,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         # A slot has one writer: a pair that is asked twice is read once.
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row, part = pairs // parts, pairs % parts
-        read = self.lora._model.embed(self.tokens, self.prompt)
+        read = self.lora._model.input_behind_soft_prompt(self.tokens, self.prompt)
         # Batches need one length: what is missing is rounded up to a power of two, so that there are few of them.
         depth = self.depth[row, part]
         missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
@@ -133,7 +135,7 @@ class _CachedMemberRows(EnsembleMemberRows):
     def _extend_member_caches(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
         """Reads positions `begin` and on of the rows, with what is held of those before."""
         held = self.slot[row, part]
-        layers = [pool.first_positions(held, begin, read.shape[1]) for pool in self.pool]
+        layers = [pool.copy_first_positions_of_slots(held, begin, read.shape[1]) for pool in self.pool]
         distribution = self.lora.member_next_log_probs(read[row, begin:], part, Cache(layers=list(layers)))
         self._keep_member_layers(layers, row, part)
         return distribution
@@ -171,7 +173,7 @@ class _CachedMemberRows(EnsembleMemberRows):
         return own
 
 
-class Routing:
+class MixedLoraRouting:
     """Which part serves each row of the batch: set before each forward, read by all mixed layers in it."""
 
     part: Tensor | None = None  # (rows,); None: as many rows for each part
@@ -188,7 +190,7 @@ class MixedLora(nn.Module):
     b: Tensor
     merged: Tensor | None = None  # (parts, in, out): the layer's weight with each part's update in it
 
-    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: Routing) -> None:
+    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: MixedLoraRouting) -> None:
         super().__init__()
         self.base, self.routing = base, routing
         self.register_buffer("a", a)
@@ -241,7 +243,7 @@ def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
             layer.merged = torch.baddbmm(own, layer.a.mT, layer.b.mT)
 
 
-def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
+def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
     """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in one batch."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
@@ -290,10 +292,10 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
     return found
 
 
-def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
+def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """The members below `folder`, one sub-folder each, in name order: LoRA adapters of the public model.
 
-    The control adapter beside them (`control_adapter_folder`) is no member. Raises AuditError when there is none.
+    The control adapter beside them (`ensemble_control_adapter_folder`) is no member. AuditError where there is none.
     """
     if not folder.is_dir():
         raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
@@ -313,8 +315,8 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """The control beside the members (`control_adapter_folder`). AuditError where there is none, or of another base."""
-    adapter = control_adapter_folder(folder)
+    """The control beside the members (`ensemble_control_adapter_folder`). AuditError: none, or one of another base."""
+    adapter = ensemble_control_adapter_folder(folder)
     if adapter is None:
         raise AuditError(f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter there")
     _check_adapter_base_matches(adapter, public.name)
@@ -337,7 +339,7 @@ def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> Huggi
 
 def _require_single_device(public: HuggingFaceModel) -> None:
     """Refuses to put adapters beside a model whose parts lie in several places. Raises AuditError."""
-    if places := devices_of_parts(public.model):
+    if places := devices_of_split_model(public.model):
         raise AuditError(
             f"expected the public model of an ensemble in one place, got one that --device-map put on "
             f"{', '.join(places)}: its members are asked in one batch"
@@ -362,7 +364,7 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
     if (
         own.is_dir()
         and given.is_dir()
-        and (own.samefile(given) or _weight_file_digests(own) == _weight_file_digests(given))
+        and (own.samefile(given) or _adapter_base_weight_digests(own) == _adapter_base_weight_digests(given))
     ):
         return
     raise AuditError(
@@ -371,7 +373,7 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
     )
 
 
-def _weight_file_digests(folder: Path) -> dict[str, str]:
+def _adapter_base_weight_digests(folder: Path) -> dict[str, str]:
     found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     digests = {}
     for path in found:

@@ -17,8 +17,8 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.configuration import max_positions
-from auditor.models.consistency import SEED, distribution_distance
-from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translate_load_errors
+from auditor.models.consistency import SEED, largest_rms_log_prob_distance
+from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translating_model_load_errors
 from auditor.models.self_check import AT_LOAD, rounding_tolerance, text_lengths_to_test
 from auditor.models.weights import read_weights
 
@@ -104,10 +104,10 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
         texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
         distribution = model.log_probs(texts, gap)
         rounding = rounding_tolerance(model.model, distribution)
-        far = distribution_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
+        far = largest_rms_log_prob_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if far > rounding:
             raise AuditError(f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for again alone")
-        if distribution_distance(distribution[1], distribution[0]) <= rounding:
+        if largest_rms_log_prob_distance(distribution[1], distribution[0]) <= rounding:
             raise AuditError(f"{kind} does not change with what comes after it")
 
 
@@ -117,7 +117,7 @@ def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMas
     Raises AuditError where there is none, none with a mask token, or one whose distributions disagree
     (`check_masked_distribution`).
     """
-    with translate_load_errors(name, "masked LM", options):
+    with translating_model_load_errors(name, "masked LM", options):
         read = read_weights("masked", name, options)
         tokenizer = load_tokenizer_if_present(name, options)
         if tokenizer is None:
@@ -134,7 +134,7 @@ def detect_model_kind(name: str, given: str = "auto", options: LoadingOptions = 
     """
     if (Path(name) / "adapter_config.json").is_file():
         return "causal" if given == "auto" else given
-    with translate_load_errors(name, "model", options):
+    with translating_model_load_errors(name, "model", options):
         config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")

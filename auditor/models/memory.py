@@ -31,18 +31,18 @@ def decoding_memory_budget(device: torch.device, most: int) -> int:
 
     most: the size beyond which a CPU gets no faster. An accelerator keeps getting faster with larger batches.
     """
-    share = available_memory_bytes(device) // _SHARE
+    share = available_device_memory_bytes(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
-def available_memory_bytes(device: torch.device) -> int:
+def available_device_memory_bytes(device: torch.device) -> int:
     """Bytes that this process could still take: of the accelerator, or of the machine within the limits set to it."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and in no use
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return machine_memory.free_memory_bytes()
+    return machine_memory.free_machine_memory_bytes()
 
 
 def release_unused_memory() -> None:
@@ -57,7 +57,7 @@ def release_unused_memory() -> None:
         trim(0)
 
 
-def in_new_thread(work: Callable[[int], T]) -> Callable[[int], T]:
+def wrap_work_in_new_thread(work: Callable[[int], T]) -> Callable[[int], T]:
     """`work` in a thread of its own, with this one's context and gradients.
 
     Where oneDNN once found no page to compile a kernel into, it compiles none in that thread ever again.
@@ -97,7 +97,7 @@ class BatchSizeLimit:
             release_unused_memory()
             self.size = asked = max(self.least, asked // 2)
             if move:
-                run, apart = in_new_thread(work), True
+                run, apart = wrap_work_in_new_thread(work), True
 
     def run_pieces_within_memory(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
         """`work` on slices of 0..count, `size` long at most: each with its result. Raises as `run_within_memory`."""

@@ -83,12 +83,12 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
     masked one stands in the distribution is not told.
     """
     assert not decoding.forbidden
-    if decoding.ancestral:
+    if decoding.is_ancestral:
         exact = seen.log_probs.double()
         return exact, exact
     if decoding.temperature == 0:
         return _greedy_log_prob_bounds(seen)
-    distributions = _TemperedWeights.of(seen, 1 / decoding.temperature)
+    distributions = _TemperedWeights.from_partial_distribution(seen, 1 / decoding.temperature)
     sure, possible, least, most = _top_k_kept_bounds(decoding.top_k, seen, distributions)
     if decoding.top_p < 1:
         kept, may, least, most = _top_p_kept_bounds(decoding, seen, distributions, least, most)
@@ -123,7 +123,7 @@ class _UntoldTokens:
     cap: Tensor
     low: Tensor
 
-    def weight(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+    def _total_weight_bounds(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the most that they weigh together, if their mass is between these two."""
         # A weight is a power of a share: convex at temperatures up to 1, where even shares weigh least (Jensen).
         if self.power >= 1:
@@ -170,7 +170,7 @@ class _TemperedWeights:
     unknown: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, seen: PartialDistribution, power: float) -> _TemperedWeights:
+    def from_partial_distribution(cls, seen: PartialDistribution, power: float) -> _TemperedWeights:
         first, known = seen.top[:, 0].double(), seen._is_among_likeliest
         top, own = seen.top.double() - first.unsqueeze(-1), seen.log_probs.double() - first
         likelier = (top >= own.unsqueeze(-1)).sum(-1) - known.long()
@@ -184,13 +184,15 @@ class _TemperedWeights:
         # No untold token is likelier than the last of the K; beside an untold own one, none of `rest` than that.
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(own.exp(), cap)
-        unknown = _UntoldTokens(power, middle, rest, share, cap, torch.where(known, cap, share)).weight(least, most)
+        unknown = _UntoldTokens(power, middle, rest, share, cap, torch.where(known, cap, share))._total_weight_bounds(
+            least, most
+        )
         weight, every = (power * own).exp(), (power * top).exp()
         extra = torch.where(known, 0.0, weight)
         return cls(power * own, weight, every, extra, middle, rest, cap.pow(power), unknown)
 
     @property
-    def told(self) -> Tensor:
+    def told_token_weight(self) -> Tensor:
         """(n,) what the K likeliest weigh, and the own token."""
         return self.top.sum(-1) + self.extra
 
@@ -201,7 +203,7 @@ _Kept = tuple[Tensor, Tensor, Tensor, Tensor]  # whether for sure, and at all; i
 
 
 def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _TemperedWeights) -> _Kept:
-    least, most = (distributions.told + unknown for unknown in distributions.unknown)
+    least, most = (distributions.told_token_weight + unknown for unknown in distributions.unknown)
     always = torch.ones_like(seen.tokens, dtype=torch.bool)
     if k == 0:
         return always, always, least, most
@@ -218,7 +220,7 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Temper
     more = torch.maximum(
         distributions.middle * torch.minimum(distributions.own, distributions.any_of), share * distributions.unknown[0]
     )
-    return seen._is_among_likeliest | (seen.ranks <= k), always, distributions.told + more, most
+    return seen._is_among_likeliest | (seen.ranks <= k), always, distributions.told_token_weight + more, most
 
 
 def _top_p_kept_bounds(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from auditor.models.memory import available_memory_bytes
+from auditor.models.memory import available_device_memory_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXTS = 8  # that are read in both precisions
@@ -24,7 +24,7 @@ _attention = torch.nn.functional.scaled_dot_product_attention
 CPU = torch.device("cpu")
 
 
-def has_bfloat16(device: torch.device) -> bool:
+def has_native_bfloat16(device: torch.device) -> bool:
     """Whether it multiplies in bfloat16 itself: one that does not is slower in it than in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -40,7 +40,7 @@ def saved_dtype(config: Any) -> str:
 
 def auto_dtype(config: Any, device: torch.device) -> str:
     """What `auto` is: bfloat16 for weights that were saved in it, where the machine has it, else float32."""
-    return "bfloat16" if saved_dtype(config) == "bfloat16" and has_bfloat16(device) else "float32"
+    return "bfloat16" if saved_dtype(config) == "bfloat16" and has_native_bfloat16(device) else "float32"
 
 
 def make_head_input_contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -60,11 +60,11 @@ class Float32SingleQueryAttention(TorchFunctionMode):
     ) -> Any:
         if function is not _attention or args[0].shape[-2] != 1 or args[0].dtype == torch.float32:
             return function(*args, **(kwargs or {}))
-        more = {name: _as_float32(value) for name, value in (kwargs or {}).items()}
-        return function(*map(_as_float32, args), **more).to(args[0].dtype)
+        more = {name: _floating_tensor_as_float32(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_floating_tensor_as_float32, args), **more).to(args[0].dtype)
 
 
-def _as_float32(value: Any) -> Any:
+def _floating_tensor_as_float32(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -79,7 +79,7 @@ def dtype_effect_sentence(model: Any, texts: Sequence[tuple[tuple[int, ...], tup
     if plain.dtype not in (torch.float16, torch.bfloat16) or quantised or not texts:
         return ""
     dtype, needed = str(plain.dtype).removeprefix("torch."), 4 * sum(weight.numel() for weight in plain.parameters())
-    if needed > (free := available_memory_bytes(model.device)) // 2 or getattr(plain, "hf_device_map", None):
+    if needed > (free := available_device_memory_bytes(model.device)) // 2 or getattr(plain, "hf_device_map", None):
         return (
             f"runs in {dtype}; what that changes was not measured: float32 takes {needed / 1e9:.1f} GB beside it, "
             f"of {free / 1e9:.1f} GB that are free"

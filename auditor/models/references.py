@@ -20,7 +20,7 @@ class ReferenceModels:
     models: tuple[LanguageModel, ...]
     saw: tuple[frozenset[str], ...]
 
-    def check(self, attacked: Collection[str], where: str) -> None:
+    def check_records_seen_by_references(self, attacked: Collection[str], where: str) -> None:
         """Raises AuditError for fewer than 2 models, a model that saw all records, and a record that all models saw."""
         if len(self.models) < 2:
             raise AuditError(f"expected at least 2 reference models in {where}, got {len(self.models)}")
@@ -38,12 +38,12 @@ class ReferenceModels:
             )
 
 
-def reference_folders(folder: Path) -> list[Path]:
+def reference_model_folders(folder: Path) -> list[Path]:
     """The sub-folders that hold a model or an adapter, in name order."""
     return sorted(path for path in folder.glob("[!.]*/") if any((path / name).is_file() for name in _MODEL))
 
 
-def load_references(
+def load_reference_models(
     folder: Path, load: Callable[[str], LanguageModel], attacked: Mapping[str, Collection[str]]
 ) -> ReferenceModels:
     """The models in the sub-folders, in name order, each with the `shard.json` that says what it saw.
@@ -53,7 +53,7 @@ def load_references(
     """
     if not folder.is_dir():
         raise AuditError(f"expected -A references= to be a folder of reference models, got {str(folder)!r}")
-    found = reference_folders(folder)
+    found = reference_model_folders(folder)
     listed = [read_shard_record_list(place) for place in found]
     for place, names in zip(found, listed, strict=True):
         if names is None:
@@ -66,5 +66,5 @@ def load_references(
             )
     saw = (frozenset(id for name in names or () for id in attacked.get(name, ())) for names in listed)
     references = ReferenceModels(tuple(load(str(place)) for place in found), tuple(saw))
-    references.check({id for ids in attacked.values() for id in ids}, repr(str(folder)))
+    references.check_records_seen_by_references({id for ids in attacked.values() for id in ids}, repr(str(folder)))
     return references

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
-from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, distribution_distance
-from auditor.models.decoding import batches_of_equal_shape
+from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, largest_rms_log_prob_distance
+from auditor.models.decoding import index_batches_of_equal_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
@@ -54,7 +54,7 @@ def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = Non
         trial.limit_text_length(needed=reach is not None)
         trial.choose_row_serving()
         if reach is not None:
-            trial.share_beginnings()
+            trial.enable_exact_prefix_sharing()
             trial.enable_exact_row_joining()
     _reached[model] = room
     return model.notes[len(before) :]
@@ -80,9 +80,9 @@ class _SelfCheckTrial:
         self.own = logits.log_softmax(-1)
         self.tolerance = rounding_tolerance(model.model, logits)
 
-    def same(self, found: Tensor, truth: Tensor) -> bool:
+    def is_same_distribution(self, found: Tensor, truth: Tensor) -> bool:
         """Whether two distributions (..., V) are one but for rounding."""
-        return distribution_distance(found, truth) <= self.tolerance
+        return largest_rms_log_prob_distance(found, truth) <= self.tolerance
 
     def check_causality(self) -> None:
         """Raises AuditError unless earlier tokens change a distribution, and later ones, or their presence, do not."""
@@ -94,8 +94,10 @@ class _SelfCheckTrial:
             )
         at = self.short - 2
         alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
-        if not self.same(first, second) or not self.same(alone, self.own[0, at - 1]):
-            far = max(distribution_distance(first, second), distribution_distance(alone, self.own[0, at - 1]))
+        if not self.is_same_distribution(first, second) or not self.is_same_distribution(alone, self.own[0, at - 1]):
+            far = max(
+                largest_rms_log_prob_distance(first, second), largest_rms_log_prob_distance(alone, self.own[0, at - 1])
+            )
             raise AuditError(
                 f"expected a causal LM, got {self.model.name!r} ({self.model.model.config.model_type}), whose "
                 f"distribution of a token changes by {far:.2g} nats with what comes after it"
@@ -103,14 +105,16 @@ class _SelfCheckTrial:
 
     def drop_embeddings_unless_faithful(self) -> None:
         """Takes `embeddings` from a model that answers otherwise by them than by ids, or without a gradient in them."""
-        if "embeddings" in self.model.capabilities and not _holds_without_error(self._embeddings_tell_all):
+        if "embeddings" in self.model.capabilities and not _self_check_holds_without_error(
+            self._embeddings_are_faithful
+        ):
             self.model.capabilities = self.model.capabilities - {"embeddings"}
             self._note(
                 "input embeddings do not give its distribution or its gradients, so that soft prompts are "
                 "not applicable to it"
             )
 
-    def _embeddings_tell_all(self) -> bool:
+    def _embeddings_are_faithful(self) -> bool:
         half = self.short // 2
         prompt = self.model.embedding(self.twins[:1, :half])[0]
         # A tuned prompt is no token's embedding: a model that looks for the token behind it (Gemma 4) finds none.
@@ -121,7 +125,7 @@ class _SelfCheckTrial:
             (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)  # Reformer has none when it answers
         # Some layers in few bits answer without a gradient, which torch takes for one of zero.
         learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
-        return self.same(found[0].detach(), self.own[0, half:]) and learns
+        return self.is_same_distribution(found[0].detach(), self.own[0, half:]) and learns
 
     def limit_text_length(self, needed: bool) -> None:
         """Limits texts to a length beyond which a model reads all of a text otherwise, as stretched positions do.
@@ -133,7 +137,7 @@ class _SelfCheckTrial:
             # One position, in a text that ends below the mark and in the same text beyond it.
             alone = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
             within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
-            if self.same(within, alone):
+            if self.is_same_distribution(within, alone):
                 continue
             why = f"more than {mark} tokens change its distribution from the first token on"
             if needed:
@@ -152,7 +156,7 @@ class _SelfCheckTrial:
         for served in ways[ways.index(first) :]:
             self.model.served = served
             exact = self._rows_are_exact  # of the last way, what is raised says why there is none
-            found = exact() if served == "recompute" else _holds_without_error(exact)
+            found = exact() if served == "recompute" else _self_check_holds_without_error(exact)
             if found:
                 break
         else:
@@ -162,9 +166,11 @@ class _SelfCheckTrial:
         if self.model.served == "recompute" != first:
             self._note("its cache changes the distribution, so each decoded token reads the whole text again")
 
-    def share_beginnings(self) -> None:
+    def enable_exact_prefix_sharing(self) -> None:
         """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
-        if self.model.served == "slots" and all(self._shared_prefix_is_exact(begin) for begin in self._begins()):
+        if self.model.served == "slots" and all(
+            self._shared_prefix_is_exact(begin) for begin in self._prefix_lengths_to_test()
+        ):
             self.model.enable_shared_prefix_cache()
         else:
             self.model.begins = None
@@ -175,7 +181,9 @@ class _SelfCheckTrial:
 
         Where not, prefixes of each length are completed on their own: the same, later.
         """
-        self.model.can_join_rows = self.model.served == "slots" and _holds_without_error(self._joined_rows_are_exact)
+        self.model.can_join_rows = self.model.served == "slots" and _self_check_holds_without_error(
+            self._joined_rows_are_exact
+        )
 
     def _joined_rows_are_exact(self) -> bool:
         """Whether rows behind texts of two lengths, advanced and split together, have their contexts' distributions."""
@@ -183,16 +191,16 @@ class _SelfCheckTrial:
         if long < 2:
             return False
         contexts = [self.texts[i, :begin].tolist() for i, begin in enumerate((1, long))]
-        first, other = (self.model.rows(torch.tensor([text]), len(STEPS), None) for text in contexts)
+        first, other = (self.model.start_rows_as_served(torch.tensor([text]), len(STEPS), None) for text in contexts)
         rows = first.joined([other])
         for step, parents in enumerate(STEPS):
             tokens = self.texts.flatten()[step + torch.arange(len(parents), device=self.texts.device)]
             rows.advance(torch.tensor(parents, device=tokens.device), tokens)
             contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
             found = rows.log_probs()
-            for alike in batches_of_equal_shape([(len(context), 0) for context in contexts]):
+            for alike in index_batches_of_equal_shape([(len(context), 0) for context in contexts]):
                 anew = self.model.log_probs(torch.tensor([contexts[i] for i in alike]), 1)[:, 0]
-                if not self.same(found[alike], anew):
+                if not self.is_same_distribution(found[alike], anew):
                     return False
         return True
 
@@ -201,18 +209,22 @@ class _SelfCheckTrial:
         texts, model = self.texts.clone(), self.model
         texts[1, :begin] = texts[0, :begin]
         last = self.room - begin
-        # Leaves `begins` as it tried it: `share_beginnings` then sets it for good, or to None.
+        # Leaves `begins` as it tried it: `enable_exact_prefix_sharing` then sets it for good, or to None.
         model.begins = None
         whole = model.logits_after_cached_prefix(texts, last)
         model.enable_shared_prefix_cache(least=1)
-        return _holds_without_error(
-            lambda: self.same(model.logits_after_cached_prefix(texts, last).log_softmax(-1), whole.log_softmax(-1))
+        return _self_check_holds_without_error(
+            lambda: self.is_same_distribution(
+                model.logits_after_cached_prefix(texts, last).log_softmax(-1), whole.log_softmax(-1)
+            )
         )
 
     def _rows_are_exact(self) -> bool:
-        return all(self._rows_agree_behind(begin) for begin in self._begins()) and self._rows_agree_behind(2, soft=True)
+        return all(
+            self._rows_agree_behind(begin) for begin in self._prefix_lengths_to_test()
+        ) and self._rows_agree_behind(2, soft=True)
 
-    def _begins(self) -> Iterator[int]:
+    def _prefix_lengths_to_test(self) -> Iterator[int]:
         """Lengths of prefixes from which rows pass every length that means something, and reach the last."""
         before_marks = [mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)]
         yield from sorted({n for n in (2, *before_marks, self.room - len(STEPS)) if 1 <= n <= self.room - 1})
@@ -225,15 +237,15 @@ class _SelfCheckTrial:
                 return True
             prompt = self.model.embedding(self.texts[0, :2])
         steps = STEPS[: self.room - begin - (2 if soft else 0)]
-        rows = self.model.rows(self.texts[:, :begin], len(steps), prompt)
+        rows = self.model.start_rows_as_served(self.texts[:, :begin], len(steps), prompt)
         found, contexts = advance_collecting_log_probs(rows, self.texts, begin, steps)
-        return self.same(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
+        return self.is_same_distribution(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
 
     def _note(self, text: str) -> None:
         self.model.notes = (*self.model.notes, f"{self.model.name}: {text}")
 
 
-def _holds_without_error(question: Callable[[], bool]) -> bool:
+def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
     """Whatever a model raises that cannot be asked so is a no; memory that ran out says nothing of the model."""
     try:
         return question()

@@ -16,7 +16,7 @@ _UNITS = ("record", "user")
 WHOLE = "whole"  # an ensemble's sub-folder: one adapter on all the records, by the members' recipe
 
 
-def control_adapter_folder(folder: Path) -> Path | None:
+def ensemble_control_adapter_folder(folder: Path) -> Path | None:
     """The control beside the members: one adapter trained by their recipe on all their records. None: there is none."""
     found = folder / WHOLE
     return found if (found / "adapter_config.json").is_file() else None
@@ -43,14 +43,14 @@ def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
     return unit, members
 
 
-def text_digests(texts: Iterable[str]) -> list[str]:
+def record_digests(texts: Iterable[str]) -> list[str]:
     """Records by the SHA-256 of their text, each once: enough to see that shards are disjoint."""
     return sorted({hashlib.sha256(text.encode()).hexdigest() for text in texts})
 
 
 def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
     """Says in a member's folder which records it was trained on, by name; readable by its owner only."""
-    disk.replace_atomically(member / SHARD, json.dumps({"records": text_digests(texts)}))
+    disk.replace_atomically(member / SHARD, json.dumps({"records": record_digests(texts)}))
 
 
 def read_shard_record_list(member: Path) -> list[str] | None:

@@ -49,13 +49,16 @@ class SharedPrefixCache:
             self._read_and_hold_prefix(texts[0], held, count)
         assert self._held is not None
         slot = torch.zeros(len(texts), dtype=torch.long)
-        return count, [layer.first_positions(slot, count, length) for layer in self._held[1]]
+        return count, [layer.copy_first_positions_of_slots(slot, count, length) for layer in self._held[1]]
 
     def _read_and_hold_prefix(self, text: Tensor, held: int, count: int) -> None:
         """Reads the first `count` positions of a text, of which the first `held` are there."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if held and self._held is not None:
-            layers = [layer.first_positions(torch.zeros(1, dtype=torch.long), held, count) for layer in self._held[1]]
+            layers = [
+                layer.copy_first_positions_of_slots(torch.zeros(1, dtype=torch.long), held, count)
+                for layer in self._held[1]
+            ]
         self._held = None  # where reading fails nothing is held
         self._read(text[None, held:count], 1, Cache(layers=list(layers)))
         self._held = text[:count].clone(), layers

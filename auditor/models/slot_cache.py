@@ -63,7 +63,7 @@ class SlotLayer(CacheLayerMixin):
             else:
                 held[destination, :, : self.filled] = held[source, :, : self.filled]
 
-    def first_positions(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
+    def copy_first_positions_of_slots(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
         """A layer of `length` positions: the first `filled` ones of these slots, which may be none."""
         new = SlotLayer(length, filled)
         for name in ("keys", "values") if filled else ():

@@ -58,7 +58,7 @@ _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # of transformers and accelerate
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_model_device(device: str) -> torch.device:
     """Where models go. `auto`: the accelerator, where there is one. Raises AuditError for what is not there."""
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device == AUTO:
@@ -88,17 +88,17 @@ class Weights:
 
 
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """A model on its device, every weight of which was read. `auto` is float32 here: `resolve_auto_dtype` says what
-    else.
+    """A model on its device, every weight of which was read. `auto` is float32 here; what else it
+    can be, `options_with_auto_dtype_resolved` says.
 
     Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
     """
-    device, options = resolve_device(options.device), options.with_float32_for_auto()
+    device, options = resolve_model_device(options.device), options.with_float32_for_auto()
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     _refuse_unsupported_models(kind, name, config, options, known)
     notes = _weight_formats_notes(name)
-    own = {**_model_args(_model_args_with_quantise(options)), **_device_map(options)}
+    own = {**_parse_model_arg_flags(_model_args_with_quantise(options)), **_parse_device_map_flag(options)}
     if getattr(config, "quantization_config", None) or "quantization_config" in own:
         own.setdefault("device_map", {"": device})  # quantised weights are made where they stay
     own = {**own, **options.from_pretrained_arguments, "config": config, "dtype": DTYPES[options.dtype]}
@@ -111,7 +111,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         return found
 
     model, info = read(None)
-    wrappers = wrapper_names_in_keys(info["unexpected_keys"])
+    wrappers = training_wrapper_names_phrase(info["unexpected_keys"])
     if wrappers:
         model, info = read(WRAPPED)
         notes += (f"{name}: the names of its weights carry a wrapper of the training ({wrappers}): read without it",)
@@ -120,11 +120,11 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
 
 
-def resolve_auto_dtype(name: str, options: LoadingOptions) -> LoadingOptions:
+def options_with_auto_dtype_resolved(name: str, options: LoadingOptions) -> LoadingOptions:
     """How a whole model is loaded, with what `auto` is for it in the place of `auto`."""
     if options.dtype != AUTO:
         return options
-    device = resolve_device(options.device)  # first: one that is not there is refused
+    device = resolve_model_device(options.device)  # first: one that is not there is refused
     return replace(
         options, dtype=auto_dtype(AutoConfig.from_pretrained(name, **options.from_pretrained_arguments), device)
     )
@@ -176,30 +176,31 @@ def refuse_missing_or_foreign_weights(
         key, found, wanted = min(mismatched)
         raise AuditError(
             f"expected the weights of {name!r} to have the shapes that its configuration gives, "
-            f"but {key} is {_shape_text(found)}, not {_shape_text(wanted)}"
+            f"but {key} is {_weight_shape_text(found)}, not {_weight_shape_text(wanted)}"
         )
     if missing:
         beside = f"; it has others, as {strangers[0]}" if strangers else ""
         raise AuditError(
-            f"expected all weights of the {of} in {name!r}, but it lacks {_shortened_key_list(missing)}{beside}"
+            f"expected all weights of the {of} in {name!r}, but it lacks "
+            f"{_shortened_weight_names_phrase(missing)}{beside}"
         )
     if strangers:
         raise AuditError(
             f"expected the weights of {name!r} to be those of the {of}, but it has no place for "
-            f"{_shortened_key_list(strangers)}"
+            f"{_shortened_weight_names_phrase(strangers)}"
         )
 
 
-def _shortened_key_list(keys: Collection[str]) -> str:
+def _shortened_weight_names_phrase(keys: Collection[str]) -> str:
     shown, rest = sorted(keys)[:_SHOWN], len(keys) - _SHOWN
     return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _shape_text(sizes: Any) -> str:
+def _weight_shape_text(sizes: Any) -> str:
     return " x ".join(str(size) for size in sizes)
 
 
-def wrapper_names_in_keys(keys: Collection[str]) -> str:
+def training_wrapper_names_phrase(keys: Collection[str]) -> str:
     """The names that wrappers left in these, in words; "" for none."""
     return ", ".join(sorted({found for key in keys for found in _WRAPPER.findall(key)}))
 
@@ -243,12 +244,12 @@ def _extra_input_phrase(config: Any) -> str:
     return _MORE_THAN_TOKENS.get(config.model_type, "")
 
 
-def _model_args(given: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_model_arg_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     """`--model-arg` as keyword arguments of `from_pretrained`. A value that parses as JSON is JSON: `true` is a bool.
 
     Raises AuditError for what has a flag of its own, and for quantisation without its library.
     """
-    own = {key: _value_from_json_text(value) for key, value in given.items()}
+    own = {key: _model_arg_value_from_json_text(value) for key, value in given.items()}
     for key in own:
         if key in ("dtype", "torch_dtype"):
             raise AuditError(f"expected --dtype in place of --model-arg {key}={given[key]}")
@@ -280,13 +281,13 @@ def _model_args_with_quantise(options: LoadingOptions) -> Mapping[str, Any]:
     return {**options.model_args, f"load_in_{options.quantise}": "true"}
 
 
-def _device_map(options: LoadingOptions) -> dict[str, Any]:
+def _parse_device_map_flag(options: LoadingOptions) -> dict[str, Any]:
     """`--device-map` as `from_pretrained` takes it. Raises AuditError for what is none."""
     if options.device_map is None:
         return {}
     if "device_map" in options.model_args:
         raise AuditError("expected either --device-map or --model-arg device_map, got both")
-    read = _value_from_json_text(options.device_map)
+    read = _model_arg_value_from_json_text(options.device_map)
     if read not in _MAPS and not (isinstance(read, dict) and read):
         raise AuditError(
             f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, got "
@@ -295,7 +296,7 @@ def _device_map(options: LoadingOptions) -> dict[str, Any]:
     return {"device_map": read}
 
 
-def _value_from_json_text(given: Any) -> Any:
+def _model_arg_value_from_json_text(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:

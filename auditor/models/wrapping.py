@@ -14,7 +14,7 @@ _SAME = (
 )
 
 
-def _forwarded(question: str) -> Any:
+def _make_forwarding_method(question: str) -> Any:
     """What the other model answers to this question of `LanguageModel`."""
 
     def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
@@ -35,15 +35,15 @@ class WrappingModel(LanguageModel):
         for name in _SAME:  # copied once: what the other changes later, such as its notes, is not seen here
             setattr(self, name, getattr(model, name))
 
-    embedding_rows = _forwarded("embedding_rows")
-    read_ahead = _forwarded("read_ahead")
-    continues_read_texts = _forwarded("continues_read_texts")
-    special_token = _forwarded("special_token")
-    digest = _forwarded("digest")
-    cost_sentences = _forwarded("cost_sentences")
-    doubts = _forwarded("doubts")
-    answers_withheld = _forwarded("answers_withheld")
-    finish = _forwarded("finish")
+    embedding_rows = _make_forwarding_method("embedding_rows")
+    read_ahead = _make_forwarding_method("read_ahead")
+    keeps_read_texts = _make_forwarding_method("keeps_read_texts")
+    special_token_id = _make_forwarding_method("special_token_id")
+    digest = _make_forwarding_method("digest")
+    cost_sentences = _make_forwarding_method("cost_sentences")
+    doubts = _make_forwarding_method("doubts")
+    has_withheld_answer_by_prefix = _make_forwarding_method("has_withheld_answer_by_prefix")
+    check_unchanged_at_end = _make_forwarding_method("check_unchanged_at_end")
 
 
 class WrappingRows(Rows):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Pair, Query, Tokens
-from auditor.generation.sample import Candidates
+from auditor.generation.sample import SuffixCandidates
 from auditor.generation.search import SearchResult, TreeLeaves, check_tree_search_threshold
 from auditor.models.decoding import Decoding
 from auditor.plugins.method import Method
@@ -36,7 +36,7 @@ class Attack(Method):
     of_learnt: ClassVar[bool] = False  # whether it attacks only models trained on the data, not those that read it
     control: ClassVar[str] = ""  # name of a defense that a run adds for this attack, where it can be had
 
-    def prompt_rows(self) -> int:
+    def soft_prompt_rows(self) -> int:
         """Rows of the longest soft prompt that it puts before a prefix."""
         return 0
 
@@ -48,7 +48,7 @@ class Attack(Method):
         """The options that `fit` depends on, by default all: runs of one sweep that agree in them share a state."""
         return dataclasses.asdict(self)
 
-    def rehearsal(self) -> tuple[Attack, float]:
+    def timing_stand_in(self) -> tuple[Attack, float]:
         """The attack whose `fit` a run's time estimate measures, and how many times as long this attack's own takes.
 
         By default this attack itself, once.
@@ -63,14 +63,14 @@ class Attack(Method):
         """Answer the queries one by one, in their order. Results depend on the secret, not on its neighbours."""
         raise NotImplementedError
 
-    def samples_by_recipe(self, view: View) -> dict[str, int]:
+    def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
         """Samples this attack draws of each prefix, by sampling recipe: a query budget is set by them beforehand.
 
         Attacks with the same recipe share one pass.
         """
         return {}
 
-    def state_name(self, view: View) -> str:
+    def fitted_state_name(self, view: View) -> str:
         """Names the state of `fit`: views with the same name share it."""
         return view.target_name
 
@@ -104,17 +104,17 @@ class CorpusAttack(Attack):
         if not 0 <= self.n <= self.length:
             raise AuditError(f"expected n in 0..{self.length}, the tokens of a generation, got {self.n}")
 
-    def begins(self, view: View) -> list[Tokens]:
+    def generation_beginnings(self, view: View) -> list[Tokens]:
         """What generations begin with, in turn."""
         raise NotImplementedError
 
-    def prompts_of(self, view: View) -> list[Tokens]:
+    def user_chosen_beginnings(self, view: View) -> list[Tokens]:
         """The `begins` that a user chose: text behind a prompt that was trained on is no untargeted extraction."""
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
         """One a generation. Its id says how it begins: with other prompts, others are drawn."""
-        begins = self.begins(view)
+        begins = self.generation_beginnings(view)
         named = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
         turns = [i % len(begins) for i in range(self.generations)]
         return [Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length) for i, at in enumerate(turns)]
@@ -148,8 +148,8 @@ class SamplingAttack(Attack):
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
     @property
-    def required(self) -> tuple[str, ...]:
-        return self.needs if self.search == "sample" else add_capability(self.needs, "distribution")
+    def required_capabilities(self) -> tuple[str, ...]:
+        return self.needs if self.search == "sample" else add_required_capability(self.needs, "distribution")
 
     @property
     def draws_samples(self) -> bool:
@@ -160,40 +160,40 @@ class SamplingAttack(Attack):
         return Sampling(self.samples, decoding, self.eos, self.search, self.threshold, self.beams)
 
     @property
-    def draws_once(self) -> bool:
+    def has_one_candidate(self) -> bool:
         """Whether sampling or greedy decoding leaves a prefix with one candidate."""
         return self.search != "beam" and (self.temperature == 0 or (self.search == "sample" and self.samples == 1))
 
-    def prompt_name(self, view: View) -> str:
+    def soft_prompt_name(self, view: View) -> str:
         """Names the soft prompt in the sampling recipe; empty without one."""
         return ""
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
         return None
 
-    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         """For each query of the batch, how sure the attack is of each candidate, (distinct,); higher is surer."""
         raise NotImplementedError
 
-    def samples_by_recipe(self, view: View) -> dict[str, int]:
+    def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
         if self.search != "sample":
             return {}  # reads the distribution, draws nothing
-        return {view.recipe(self.sampling(), self.prompt_name(view)): self.samples}
+        return {view.sampling_recipe_name(self.sampling(), self.soft_prompt_name(view)): self.samples}
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
-        view.require_capability(*self.required)
+        view.require_capability(*self.required_capabilities)
         prompt = self.soft_prompt(state)
-        for batch in view.candidates(queries, self.sampling(), prompt, self.prompt_name(view)):
-            for (query, candidates), score in zip(batch, self.scores(view, batch), strict=True):
-                yield rank_candidates(query, candidates, score, self.samples)
+        for batch in view.candidates(queries, self.sampling(), prompt, self.soft_prompt_name(view)):
+            for (query, candidates), score in zip(batch, self.candidate_scores(view, batch), strict=True):
+                yield rank_candidates_as_guesses(query, candidates, score, self.samples)
 
 
-def add_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
+def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
     """`needs` and this capability, which is not named twice."""
     return needs if capability in needs else (*needs, capability)
 
 
-def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples: int) -> Guesses:
+def rank_candidates_as_guesses(query: Query, candidates: SuffixCandidates, score: Tensor, samples: int) -> Guesses:
     """Candidates by falling score; equal scores by falling count, then in the order they were first drawn."""
     keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), -int(candidates.counts[i]), i))
     likely: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(keys)
@@ -204,21 +204,21 @@ def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples
         Guess(tuple(candidates.suffixes[i].tolist()), float(score[i]), int(candidates.counts[i]), *likely[i])
         for i in keys
     )
-    rows, near = candidates.forward_rows(), candidates.near_boundary
+    rows, near = candidates.forward_row_count(), candidates.near_boundary
     if isinstance(candidates, SearchResult):  # which reads distributions and draws no token
         certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
 
 
-def mean_nll(candidates: Candidates) -> Tensor:
+def mean_nll_of_candidates(candidates: SuffixCandidates) -> Tensor:
     """(distinct,) mean nll in nats a token: the sampler's own log-probabilities, no second pass."""
     return candidates.nll / candidates.suffixes.shape[1]
 
 
-def candidate_tokens(candidates: Candidates) -> list[tuple[int, ...]]:
+def candidate_suffixes_as_tuples(candidates: SuffixCandidates) -> list[tuple[int, ...]]:
     return [tuple(suffix) for suffix in candidates.suffixes.tolist()]
 
 
-def cpu_float64_tensor(values: Sequence[float]) -> Tensor:
+def candidate_values_tensor(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")  # beside candidates

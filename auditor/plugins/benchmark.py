@@ -36,7 +36,7 @@ class Benchmark:
     doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
 
     @property
-    def unattacked(self) -> Sequence[Tokens]:
+    def unattacked_training_tokens(self) -> Sequence[Tokens]:
         """Records that were trained on, are not attacked and were not to be forgotten: what can be learnt again."""
         return [pair.prefix + pair.suffix for pair in self.known]
 
@@ -45,7 +45,7 @@ class Benchmark:
         queries = tuple(Query(secret.id, secret.prefix, len(secret.suffix)) for secret in self.secrets)
         return Challenge(known=self.known, queries=queries)
 
-    def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+    def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """All that was trained on, or all held-out text: each text with how often, None where nobody knows.
 
         By default what is attacked or known, and no more; a benchmark of whole records overrides it.

@@ -34,7 +34,7 @@ def cached_plugin_classes(before: Callable[[], None]) -> Found:
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
         return _import_all_plugins(before)
-    now = _source_files_fingerprint()
+    now = _plugin_source_files_fingerprint()
     with suppress(AuditError, OSError, ValueError, KeyError, TypeError, AttributeError):  # made anew
         held = json.loads((cache_folder() / "plugins.json").read_text(encoding="utf-8"))
         if held["files"] == now:
@@ -53,10 +53,10 @@ def _import_all_plugins(before: Callable[[], None]) -> Found:
     before()
     from auditor.plugins import registry  # imports torch, which takes seconds
 
-    return registry.all_plugins()
+    return registry.plugins_by_kind()
 
 
-def _source_files_fingerprint() -> str:
+def _plugin_source_files_fingerprint() -> str:
     """Changes where any file of ours does."""
     folders = {Path(place) for package in _PACKAGES for place in importlib.import_module(package).__path__}
     files = sorted(path for folder in folders for path in folder.rglob("*.py"))

@@ -91,7 +91,7 @@ class Defense:
         return folder
 
     @property
-    def members(self) -> int | None:
+    def required_member_count(self) -> int | None:
         """How many members its ensemble must have; None: as many as there are."""
         return None
 
@@ -112,11 +112,11 @@ class Defense:
         """`protect` and `claim` in front of a masked LM. Raises AuditError for a defense that cannot be there."""
         raise AuditError(f"expected a causal LM behind {self.name}, which draws token by token, got a masked one")
 
-    def budget(self, scenario: Scenario) -> Budget | None:
+    def query_budget(self, scenario: Scenario) -> QueryBudget | None:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
         return None
 
-    def lots(self, scenario: Scenario) -> Mapping[str, int]:
+    def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:
         """By secret id, the number of the budget that pays for its tokens; empty where one budget pays for all.
 
         Lots hold disjoint private data, so each is accounted for alone: a claim covers T tokens of any one lot.
@@ -127,7 +127,7 @@ class Defense:
         """What a reader of every row must know about how the defense was set up: sentences."""
         return ()
 
-    def chain(self) -> tuple[Cause, ...]:
+    def cause_chain(self) -> tuple[Cause, ...]:
         """Why this model leaks less than the undefended one: rows from that one on, each with one more change.
 
         A run shows these rows beside this defense's own and credits each change with its part of the reduction. Rows
@@ -150,7 +150,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Budget:
+class QueryBudget:
     """A fixed allowance of drawn tokens and what happens when it is spent: the row stops, or the public answers."""
 
     tokens: int

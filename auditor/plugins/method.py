@@ -32,7 +32,7 @@ class Method:
     least_nonmembers: ClassVar[int] = 0  # it needs as many, and as many members, to say anything
 
     @property
-    def required(self) -> tuple[str, ...]:
+    def required_capabilities(self) -> tuple[str, ...]:
         """The capabilities that it cannot run without as its options are set: known before anything is drawn."""
         return self.needs
 
@@ -45,7 +45,7 @@ class Method:
         """The recipe of its candidates, or of the distribution it reads, for the report; None: it has neither."""
         return None
 
-    def section(self, findings: Sequence[Finding]) -> OwnSection | None:
+    def report_section(self, findings: Sequence[Finding]) -> OwnSection | None:
         """Its own section of the reports, of all of its rows of the run; None: it has none.
 
         It is kept in `result.json` and shown as it stands, so it must not hold private text.

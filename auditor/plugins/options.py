@@ -27,11 +27,11 @@ def build_plugin(kind: str, known: Mapping[str, type[Plugin]], name: str, option
     for option, value in options.items():
         if option not in fields:
             raise unknown_name_error(f"option of {kind} {name}:", option, fields)
-        values[option] = parse_option(f"{name}.{option}", hints[option], value)
+        values[option] = parse_plugin_option_value(f"{name}.{option}", hints[option], value)
     return cls(**values)
 
 
-def parse_option(where: str, kind: Any, value: Any) -> Any:
+def parse_plugin_option_value(where: str, kind: Any, value: Any) -> Any:
     """A command-line or TOML value as the annotated type. No value is guessed at: `samples=ten` is refused."""
     if typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):

@@ -17,7 +17,7 @@ from torch import Tensor
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.base import LanguageModel
-from auditor.models.decoding import Decoding, batches_of_equal_shape
+from auditor.models.decoding import Decoding, index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
@@ -50,21 +50,21 @@ class Probe(Method):
     # Measurements that are means of `per_secret` and take no facts: by these a row may be stopped early.
     means: ClassVar[tuple[str, ...]] = ()
 
-    def subjects(self, view: View) -> tuple[Secret, ...]:
+    def textless_subjects(self, view: View) -> tuple[Secret, ...]:
         """Its own subjects where these are no texts, such as gradients: no more than ids and whether each was in.
 
         Raises NotApplicable where there is nothing.
         """
         raise NotImplementedError
 
-    def wanted_references(self) -> str:
+    def wanted_reference_models(self) -> str:
         """Reference models that it wants beside the one all attacks share, as `-A references=` names them; "": none."""
         return ""
 
-    def check(self, secrets: Sequence[Secret]) -> None:
+    def check_secrets(self, secrets: Sequence[Secret]) -> None:
         """Refuses secrets that it can say nothing of, before any model is asked. Raises AuditError."""
 
-    def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its neighbours."""
         raise NotImplementedError
 
@@ -76,7 +76,7 @@ class Probe(Method):
         """
         return {}
 
-    def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """The observations, with values that it takes all secrets to tell: a p-value against the non-members."""
         return list(observations)
 
@@ -84,22 +84,22 @@ class Probe(Method):
         """The numbers of the row. The first is the main one; NAME_nonmembers and excess_NAME go with it."""
         raise NotImplementedError
 
-    def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main number by repeat count, members only; empty where no repeat count is known."""
         return {}
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """By measurement, a number for each secret, whose mean over the members it is: runs are paired by these.
 
         A measurement left out cannot be held to a baseline.
         """
         return {}
 
-    def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+    def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         """The lower bounds of epsilon that it proves, the (epsilon, delta) one first: what a claim is held to."""
         return ()
 
-    def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
+    def claim_violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         """How the target's claim was seen to fail: sentences. Empty where it was not, or where nobody looked."""
         return ()
 
@@ -135,7 +135,7 @@ def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: L
     """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
     # One limit for all shapes: a size that was too large for one is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
-    for indices in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for indices in index_batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
         # The default binds these indices: a plain closure would read those of a later turn of the loop.
         def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:
             batch = [secrets[i] for i in alike[some]]
@@ -147,11 +147,11 @@ def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: L
             yield from found
 
 
-def token_statistics(
+def read_token_statistics(
     model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
 ) -> Iterator[list[Tensor]]:
     """What `of_rows` tells of each token, (b, L) for a few texts at a time; it is given `at_once` entries at most."""
-    for own, distribution in model.teacher_forced(prefixes, suffixes):
+    for own, distribution in model.teacher_forced_distributions(prefixes, suffixes):
         # (b, L, V) -> (b L, V), a chunk at a time: what `of_rows` makes of it takes as much memory again.
         step = max(1, at_once // distribution.shape[-1])
         chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
@@ -159,19 +159,19 @@ def token_statistics(
         yield [torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True)]
 
 
-def run_probe(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
+def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
     """All that a probe sees of these secrets."""
-    found = {observation.secret: observation for observation in probe.measure(view, secrets)}
+    found = {observation.secret: observation for observation in probe.observe_secrets(view, secrets)}
     seen = [found[secret.id] for secret in secrets]
     # Both are given what was seen: `facts` finds nothing of what `complete` adds.
-    return Observed(probe.complete(secrets, seen), probe.facts(view, secrets, seen))
+    return Observed(probe.complete_all(secrets, seen), probe.facts(view, secrets, seen))
 
 
 def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:
     return np.array([observation.values[name] for observation in observations], dtype=float)
 
 
-def strip_prefix_from_matching_names(prefix: str, names: Iterable[str]) -> list[str]:
+def observed_names_without_prefix(prefix: str, names: Iterable[str]) -> list[str]:
     """What follows the prefix in those of the names that begin with it."""
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
@@ -180,7 +180,7 @@ def member_mask(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
     return np.array([secret.member for secret in secrets], dtype=bool)
 
 
-def measure_with_nonmember_baseline(
+def mean_probability_with_nonmember_baseline(
     name: str, p: NDArray[np.float64], member: NDArray[np.bool_], note: str = "", excess: bool = True
 ) -> list[Measurement]:
     """Mean probability of members and, where there are any, of non-members; `excess`: their difference too."""
@@ -191,7 +191,9 @@ def measure_with_nonmember_baseline(
     return [own, floor, mean_excess_over_nonmembers(excess_metric_name(name), own, floor)] if excess else [own, floor]
 
 
-def mean_by_repeat_count(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> dict[str, Measurement]:
+def mean_probability_by_repeat_count(
+    name: str, secrets: Sequence[Secret], p: NDArray[np.float64]
+) -> dict[str, Measurement]:
     """Mean probability of the members of each repeat count, where repeat counts are known."""
     return {str(r): mean_probability(name, p[own]) for r, own in masks_by_repeat_count(secrets).items()}
 

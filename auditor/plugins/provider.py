@@ -48,20 +48,20 @@ class Provider:
         """The model. Raises AuditError, one sentence, where there is none."""
         raise NotImplementedError
 
-    def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
+    def prepare_for_next_run(self, model: LanguageModel, wanted: RequestedModel) -> None:
         """Called when another run is to use a model that this provider has loaded already."""
 
-    def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
+    def model_sources_by_role(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         """By role, what the model is read from: a file, folder or hub id, and the revision of one on the hub.
 
         A gate knows the judged model by the digests of these; empty for a model of which there are no files.
         """
         return {}
 
-    def memory(self, wanted: RequestedModel) -> int | None:
+    def least_model_bytes(self, wanted: RequestedModel) -> int | None:
         """Bytes that the model takes at least, as far as that is known before it is loaded."""
         return None
 
-    def said(self, wanted: RequestedModel) -> str:
+    def model_description(self, wanted: RequestedModel) -> str:
         """What the model is: a sentence without its full stop."""
         return f"{wanted.name}, as it is"

@@ -55,49 +55,49 @@ def _plugin_load_error(what: str, error: BaseException) -> AuditError:
     return AuditError(f"cannot load the plug-in {what!r}: {type(error).__name__}: {error}")
 
 
-def attacks() -> dict[str, type[Attack]]:
+def attacks_by_name() -> dict[str, type[Attack]]:
     return _find_plugin_classes(Attack, "auditor.attacks")
 
 
-def probes() -> dict[str, type[Probe]]:
+def probes_by_name() -> dict[str, type[Probe]]:
     return _find_plugin_classes(Probe, "auditor.attacks")
 
 
-def attacks_and_probes() -> dict[str, type[Attack] | type[Probe]]:
+def attacks_and_probes_by_name() -> dict[str, type[Attack] | type[Probe]]:
     """All that `--attack` may name. Raises AuditError where an attack and a probe share a name."""
-    found, more = attacks(), probes()
+    found, more = attacks_by_name(), probes_by_name()
     for name in sorted(set(found) & set(more)):
         raise AuditError(f"an attack and a probe are both called {name!r}: {found[name]} and {more[name]}")
     return {**found, **more}
 
 
-def method_name_measuring(what: str) -> str:
+def attack_or_probe_name_measuring(what: str) -> str:
     """The attack or probe that measures this (`Attack.measures`), the first of several."""
-    return next(name for name, kind in attacks_and_probes().items() if kind.measures == what)
+    return next(name for name, kind in attacks_and_probes_by_name().items() if kind.measures == what)
 
 
-def defenses() -> dict[str, type[Defense]]:
+def defenses_by_name() -> dict[str, type[Defense]]:
     return _find_plugin_classes(Defense, "auditor.defenses")
 
 
-def trainers() -> dict[str, type[Trainer]]:
+def trainers_by_name() -> dict[str, type[Trainer]]:
     return _find_plugin_classes(Trainer, "auditor.defenses")
 
 
-def mitigations() -> dict[str, type[Trainer]]:
+def mitigations_by_name() -> dict[str, type[Trainer]]:
     """The trainings that leave one model in the place of a plain one: what `audit mitigate --by` may name."""
     return {
         name: kind
-        for name, kind in trainers().items()
+        for name, kind in trainers_by_name().items()
         if issubclass(kind, Defense) and "trained" in kind.needs and not kind.unlearns
     }
 
 
-def benchmarks() -> dict[str, type[Benchmark]]:
+def benchmarks_by_name() -> dict[str, type[Benchmark]]:
     return _find_plugin_classes(Benchmark, "auditor.benchmarks")
 
 
-def providers() -> dict[str, type[Provider]]:
+def providers_by_name() -> dict[str, type[Provider]]:
     return _find_plugin_classes(Provider, "auditor.providers")
 
 
@@ -106,16 +106,23 @@ def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Prov
 
     A provider without options of its own is handed them as they are (`RequestedModel.loading`).
     """
-    known = providers()
+    known = providers_by_name()
     prefix, name = provider_and_name(model)
     prefix = prefix or next(one.name for one in known.values() if one.unprefixed)
     own = options if prefix in known and plugin_option_defaults(known[prefix]) else {}
     return build_plugin("provider", known, prefix, own), name
 
 
-def all_plugins() -> dict[str, dict[str, Any]]:
+def plugins_by_kind() -> dict[str, dict[str, Any]]:
     """All plug-ins by kind (Attack, ...) and name."""
-    found = (attacks(), probes(), defenses(), trainers(), benchmarks(), providers())
+    found = (
+        attacks_by_name(),
+        probes_by_name(),
+        defenses_by_name(),
+        trainers_by_name(),
+        benchmarks_by_name(),
+        providers_by_name(),
+    )
     return dict(zip(("Attack", "Probe", "Defense", "Trainer", "Benchmark", "Provider"), found, strict=True))
 
 
@@ -144,7 +151,7 @@ def _import_plugin_modules(package: str) -> list[types.ModuleType]:
     ours = importlib.import_module(package)
     names = [f"{package}.{info.name}" for info in pkgutil.iter_modules(ours.__path__) if not info.ispkg]
     # Safe mode runs no code of other distributions; `load_plugin_file` refuses files by itself.
-    outside = [] if safe_mode.is_safe_mode() else [_load_entry_point(entry) for entry in _plugin_entry_points()]
+    outside = [] if safe_mode.is_safe_mode() else [_load_plugin_entry_point(entry) for entry in _plugin_entry_points()]
     return [importlib.import_module(name) for name in names] + outside + list(_extra.values())
 
 
@@ -154,7 +161,7 @@ def _plugin_entry_points() -> importlib.metadata.EntryPoints:
     return importlib.metadata.entry_points(group=ENTRY_POINTS)
 
 
-def _load_entry_point(entry: importlib.metadata.EntryPoint) -> types.ModuleType:
+def _load_plugin_entry_point(entry: importlib.metadata.EntryPoint) -> types.ModuleType:
     try:
         module: types.ModuleType = entry.load()
     except (Exception, SystemExit) as error:

@@ -42,7 +42,9 @@ class TrainingJob:
     users: bool  # whether the data say whose each record is; else a record's unit is its own content
     public: HuggingFaceModel  # judges records for trainers that ask; the base where no other was named
     out: Path
-    checkpoint: Checkpoint  # where an interrupted training goes on; cleared by whoever records that it is finished
+    checkpoint: (
+        TrainerCheckpoint  # where an interrupted training goes on; cleared by whoever records that it is finished
+    )
     seed: int
     progress: Callable[[str, int, int], None]  # (what, done, of how many)
     half: torch.dtype | None = None  # what torch's autocast multiplies matrices in, where a trainer lets it
@@ -99,7 +101,7 @@ class TrainingSummary:
     told: tuple[str, ...] = ()
 
 
-def read_training_summary(folder: Path) -> TrainingSummary | None:
+def read_trainer_summary_of_model(folder: Path) -> TrainingSummary | None:
     """The summary in a model's folder; None where there is none, or the training is not finished."""
     try:
         record = json.loads((folder / RECORD).read_text())
@@ -109,7 +111,7 @@ def read_training_summary(folder: Path) -> TrainingSummary | None:
         return None
 
 
-class Checkpoint:
+class TrainerCheckpoint:
     """Where an interrupted training goes on: one file, replaced as a whole, readable by its owner only.
 
     Once `save` returns, the state is on disk: were the key of the noise lost, records would be used again with another.

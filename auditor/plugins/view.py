@@ -18,7 +18,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.secret_randomness import CHANNELS, secret_uniform_draws
 from auditor.generation.sample import (
-    Candidates,
+    SuffixCandidates,
     merge_candidates,
     sample_mixed_length_batch,
     sampling_batches_by_length,
@@ -26,7 +26,7 @@ from auditor.generation.sample import (
 from auditor.generation.search import beam_search, find_suffixes_above_threshold
 from auditor.generation.shared_candidates import CandidatesOnDisk
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
+from auditor.models.decoding import ANCESTRAL, Decoding, index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
 from auditor.models.references import ReferenceModels
 from auditor.plugins.defense import largest_lot_token_count
@@ -77,7 +77,7 @@ class Sampling:
 
 
 @dataclass
-class Meter:
+class ClaimTokenMeter:
     """Tokens of one target inside the claim: what this run really drew, and what the claim says is spent.
 
     drawn: by (recipe, secret): the same tokens drawn again, after a worker was lost with them, are counted once.
@@ -97,7 +97,7 @@ class Meter:
         return max(0, self.drawn_token_count - self.spent)
 
 
-Batch = list[tuple[Query, Candidates]]
+Batch = list[tuple[Query, SuffixCandidates]]
 
 
 @dataclass
@@ -117,7 +117,7 @@ class View:
     tokenizer: Any = None
     batch_size: int | None = None
     allowance: Mapping[tuple[str, str], int] | None = None  # tokens a (recipe, secret) may still draw; None: unlimited
-    meter: Meter = field(default_factory=Meter)
+    meter: ClaimTokenMeter = field(default_factory=ClaimTokenMeter)
     claim: Claim | None = None  # what the target promises, as everybody is told; None: nothing
     progress: Callable[[str, int, int], None] = lambda what, done, total: None  # of what one answer takes long for
     training: GradientCanaries | None = None  # what the target's training kept for an audit of it
@@ -154,7 +154,7 @@ class View:
         assert self.training is not None  # `require_capability` has seen to it
         return self.training
 
-    def decoding(self, sampling: Sampling) -> Decoding:
+    def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
         """The decoding really used: the attack's own, or ancestral where the setting has the target draw."""
         if self.setting.ancestral:
             return ANCESTRAL
@@ -163,14 +163,14 @@ class View:
 
     def decoding_description(self, sampling: Sampling) -> str:
         """How candidates come about, as a reader of the report is told; the number of samples is told elsewhere."""
-        decoding = self.decoding(sampling)
+        decoding = self.decoding_in_this_setting(sampling)
         if sampling.search == "tree":
             return f"tree to {sampling.threshold:g}, {decoding}"
         if sampling.search == "beam":
             return f"beam {sampling.beams}" + ", end of text masked" * bool(decoding.forbidden)
         return str(decoding)
 
-    def recipe(self, sampling: Sampling, prompt: str) -> str:
+    def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
         """The name of a pass: attacks with the same recipe share it. `prompt` names the soft prompt."""
         samples = f"{sampling.samples} x " if sampling.search == "sample" else ""
         return f"{samples}{self.decoding_description(sampling)}, prompt {prompt or 'none'}"
@@ -179,7 +179,7 @@ class View:
         """The queries whose whole answer the budget pays for, or that are answered publicly; all without a budget."""
         if self.allowance is None:
             return list(queries)
-        name = self.recipe(sampling, prompt)
+        name = self.sampling_recipe_name(sampling, prompt)
         return [query for query in queries if (name, query.id) in self.allowance]
 
     def candidates(
@@ -187,13 +187,13 @@ class View:
     ) -> Iterator[Batch]:
         """Candidates for each query, in batches of one shape. A pass with this recipe that was run before is reused."""
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
-        name = self.recipe(sampling, prompt)
+        name = self.sampling_recipe_name(sampling, prompt)
         done = self._shared.setdefault(name, CandidatesOnDisk())
         queries = self.queries_within_allowance(sampling, prompt, queries)
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
-        rows = BatchSizeLimit(self._decoding_rows_in_memory(queries, prompt_rows))
+        rows = BatchSizeLimit(self._max_decoding_rows_in_memory(queries, prompt_rows))
         at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
-        batched = batches_of_equal_shape
+        batched = index_batches_of_equal_shape
         if sampling.search == "sample":
             batched = partial(sampling_batches_by_length, self.target, samples=sampling.samples)
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
@@ -210,7 +210,7 @@ class View:
 
             for some, _ in at_once.run_pieces_within_memory(len(asked), find):
                 # A sampling batch may hold several lengths; attacks are handed one shape at a time.
-                for alike in batches_of_equal_shape([(len(query.prefix), query.length) for query in asked[some]]):
+                for alike in index_batches_of_equal_shape([(len(query.prefix), query.length) for query in asked[some]]):
                     yield [(asked[some][i], done[asked[some][i].id]) for i in alike]
 
     def prefix_batch_size(self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0) -> int:
@@ -218,10 +218,10 @@ class View:
         # A tree divides a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
         return self.batch_size or max(
-            1, min(_PREFIXES_AT_ONCE, self._decoding_rows_in_memory(queries, prompt_rows) // width)
+            1, min(_PREFIXES_AT_ONCE, self._max_decoding_rows_in_memory(queries, prompt_rows) // width)
         )
 
-    def _decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
+    def _max_decoding_rows_in_memory(self, queries: Sequence[Query], prompt_rows: int) -> int:
         """Decoding rows that memory allows at once."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
         row = self.target.row_bytes(prompt_rows + longest, distribution=self.has_capability("likelihood"))
@@ -229,9 +229,9 @@ class View:
 
     def _candidates_of_batch(
         self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: BatchSizeLimit
-    ) -> Sequence[Candidates]:
+    ) -> Sequence[SuffixCandidates]:
         """Candidates of each query, drawn or searched. rows: decoding rows at once."""
-        model, decoding = self.target, self.decoding(sampling)
+        model, decoding = self.target, self.decoding_in_this_setting(sampling)
         if sampling.search != "sample":
             prefixes, length = torch.tensor([query.prefix for query in batch], device=model.device), batch[0].length
             if sampling.search == "beam":
@@ -240,7 +240,7 @@ class View:
             return find_suffixes_above_threshold(
                 model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows
             )
-        noise = [self._sampling_noise(query, sampling.samples, name) for query in batch]
+        noise = [self._uniform_draws_of_query(query, sampling.samples, name) for query in batch]
         distribution = self.has_capability("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
         # Where that is wrong, prefixes are parted first: samples of one prefix share what they agree in.
@@ -262,7 +262,7 @@ class View:
             self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
         return passes[0] if len(passes) == 1 else [merge_candidates(parts) for parts in zip(*passes, strict=True)]
 
-    def _sampling_noise(self, query: Query, samples: int, name: str) -> np.ndarray:
+    def _uniform_draws_of_query(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The number of samples is left out of the key: a run with fewer of them draws the first ones of this run.
         recipe = name.split(" x ", 1)[1]
         key = (self.seed, self.target_name, self.setting.stream, recipe, query.id)
@@ -295,7 +295,9 @@ def _nll_of_lone_suffixes(
     found: dict[tuple[Tokens, Tokens], float] = {}
     # A last token is predicted and never read.
     model.read_ahead([(prefix + suffix)[:-1] for prefix, suffix in pairs], [len(suffix) for _, suffix in pairs])
-    for indices in batches_of_equal_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
+    for indices in index_batches_of_equal_shape(
+        [(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE
+    ):
         prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
         with torch.no_grad():
             scores = model.token_log_probs(prefixes, suffixes)
@@ -310,19 +312,19 @@ def _nll_of_shared_prefix_suffixes(
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
     # By the prefix alone: `suffix_log_probs` takes suffixes of several lengths.
-    for indices in batches_of_equal_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
+    for indices in index_batches_of_equal_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
         # Used up within this turn of the loop, so `pairs` is still its own.
-        asked = limit.run_pieces_within_memory(len(pairs), lambda some: _suffix_log_probs(model, pairs[some]))  # noqa: B023
+        asked = limit.run_pieces_within_memory(len(pairs), lambda some: _summed_suffix_log_probs(model, pairs[some]))  # noqa: B023
         for some, log_probs in asked:
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found
 
 
-def _suffix_log_probs(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
+def _summed_suffix_log_probs(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
     """Summed log-probability of each suffix, the prefixes all of one length."""
     read = list(dict.fromkeys(prefix for prefix, _ in pairs))
     owner = [read.index(prefix) for prefix, _ in pairs]

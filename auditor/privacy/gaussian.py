@@ -120,7 +120,9 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
         return epsilon_by_tightest_accountant(sigma, q, steps, delta)[0]
 
     # RDP is an upper bound and fast: its sigma is enough, and the reported one lies shortly below.
-    high = _bisect(lambda sigma: quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02)
+    high = _bisect_noise_multiplier(
+        lambda sigma: quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02
+    )
     if high < _PLD_FROM or epsilon > _PLD_TO:
         return high
     spent = reported(high)
@@ -143,7 +145,7 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
     return high
 
 
-def _bisect(enough: Any, low: float, high: float, precision: float) -> float:
+def _bisect_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
     """The upper end of a log-bracket of this width around where `enough` becomes true."""
     if not enough(high):
         raise AuditError(f"expected an epsilon that some noise multiplier up to {high:g} gives; none is enough")

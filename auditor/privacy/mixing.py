@@ -28,7 +28,7 @@ _Terms = list[tuple[float, float]]  # a sum, kept as the logs of (weight, value)
 _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
-def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
+def published_pmixed_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
     """Renyi divergence (nats) that PMixED claims for one query answered by `subset_size` members (Theorems 5.1, C.4).
 
     A claim, not a bound: its triangle inequality fails at a single order. Raises AuditError on bad input.
@@ -50,17 +50,19 @@ def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> 
 
 
 @cache
-def published_beta(epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int) -> float:
-    """Largest beta whose `published_query_rdp`, `queries` times, claims at most (epsilon, delta); PMixED Sec. 5.2.
+def largest_published_pmixed_beta(
+    epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int
+) -> float:
+    """Largest beta whose `published_pmixed_query_rdp`, `queries` times, claims (epsilon, delta) at most; PMixED 5.2.
 
     Members are projected to the radius alpha * beta (nats). inf where nothing is spent; raises AuditError on bad input
     or an (epsilon, delta, alpha) that leaves no budget.
     """
 
     def query_rdp(beta: float) -> float:
-        return published_query_rdp(alpha, q, beta, subset_size)
+        return published_pmixed_query_rdp(alpha, q, beta, subset_size)
 
-    return _largest_within_budget(query_rdp, epsilon, delta, alpha, queries)
+    return _largest_radius_within_budget(query_rdp, epsilon, delta, alpha, queries)
 
 
 def member_mixing_weight(q: float, members: int) -> float:
@@ -114,13 +116,13 @@ def neighbour_distributions(
     left = members - 1 if adjacency == "add_remove" else members
     shares = mean_member_weights(weights, q, left) if left else np.zeros(distributions.shape[:-1])
     parts = shares[..., None] * distributions
-    mixed, private = _leave_one_out_sums(parts), _leave_one_out_sums(shares[..., None])
+    mixed, private = _leave_one_member_out_sums(parts), _leave_one_member_out_sums(shares[..., None])
     if adjacency == "replace":
         mixed, private = mixed + np.roll(parts, -1, axis=-2), private + np.roll(shares, -1, axis=-1)[..., None]
     return mixed + np.maximum(1 - private, 0.0) * public[..., None, :]
 
 
-def _leave_one_out_sums(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _leave_one_member_out_sums(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Sum over the second last axis of all but each one, without subtracting."""
     before, after = np.zeros_like(parts), np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
@@ -128,7 +130,9 @@ def _leave_one_out_sums(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
     return before + after
 
 
-def sound_query_rdp(adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float) -> float:
+def sound_pmixed_query_rdp(
+    adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
+) -> float:
     """Upper bound (nats) on the Renyi divergence of order `alpha`, both directions, of one token of the sound rule.
 
     The rule: every member is projected by the forward divergence alone, of order `alpha` or higher, to `radius`, and
@@ -157,7 +161,7 @@ def sound_query_rdp(adjacency: Adjacency, alpha: int, q: float, members: int, ra
 
 
 @cache
-def sound_epsilon(
+def sound_pmixed_epsilon(
     adjacency: Adjacency,
     delta: float,
     alpha: int,
@@ -175,14 +179,14 @@ def sound_epsilon(
     queries = require_count("queries", queries, 0)
 
     def at_order(order: int) -> float:
-        rdp = sound_query_rdp(adjacency, order, q, members, radius, cap)
+        rdp = sound_pmixed_query_rdp(adjacency, order, q, members, radius, cap)
         return rdp_to_dp(queries * rdp if queries else 0.0, delta, order)
 
     return min(at_order(order) for order in range(2, require_renyi_order(alpha) + 1))
 
 
 @cache
-def sound_radius(
+def largest_sound_pmixed_radius(
     adjacency: Adjacency,
     epsilon: float,
     delta: float,
@@ -199,9 +203,9 @@ def sound_radius(
     """
 
     def query_rdp(radius: float) -> float:
-        return sound_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap)
+        return sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap)
 
-    return _largest_within_budget(query_rdp, epsilon, delta, alpha, queries)
+    return _largest_radius_within_budget(query_rdp, epsilon, delta, alpha, queries)
 
 
 def _renyi_terms_fixed_members(
@@ -227,8 +231,8 @@ def _renyi_terms_fixed_members(
         return [(weight, log_moment(j, radius, log_reach)) for weight, j in zip(weights, orders, strict=True)]
 
     if adjacency == "replace":
-        return [terms(base_all, _log_moment_of_change)]
-    return [terms(base_others, _log_moment_of_rise), terms(base_all, _log_moment_of_fall)]
+        return [terms(base_all, _log_moment_of_replaced_member)]
+    return [terms(base_others, _log_moment_of_member_above_public), terms(base_all, _log_moment_of_member_below_public)]
 
 
 # Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, where every moment
@@ -237,27 +241,31 @@ def _renyi_terms_fixed_members(
 # h = -x, (1 - x)^j - 1 + j x - x^j is 0 at 0 and grows, as (1 - x)^(j-1) + x^(j-1) <= 1.
 
 
-def _log_moment_of_rise(j: int, radius: float, log_reach: float) -> float:
+def _log_moment_of_member_above_public(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E h^j; where j is odd, on its part above 0."""
     return _log_expm1((j - 1) * radius)
 
 
-def _log_moment_of_fall(j: int, radius: float, log_reach: float) -> float:
+def _log_moment_of_member_below_public(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E (-h)^j; where j is odd, on its part where the member is below public."""
-    return _log_negative_part_moment(j, radius, log_reach) if j % 2 else _log_moment_of_rise(j, radius, log_reach)
+    return (
+        _log_odd_moment_below_public(j, radius, log_reach)
+        if j % 2
+        else _log_moment_of_member_above_public(j, radius, log_reach)
+    )
 
 
-def _log_negative_part_moment(j: int, radius: float, log_reach: float) -> float:
+def _log_odd_moment_below_public(j: int, radius: float, log_reach: float) -> float:
     # h_- <= reach, so E h_-^j <= reach^(j - 2) E h_-^2, and E h^2 = M_2 - 1 <= e^radius - 1
     return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
 
 
-def _log_moment_of_change(j: int, radius: float, log_reach: float) -> float:
+def _log_moment_of_replaced_member(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E (h - h')^j, h and h' being a replaced member's two; where j is odd, on its part above 0."""
     if j == 2:
         return math.log(4) + _log_expm1(radius)  # Minkowski: each has norm sqrt(e^radius - 1) at most
     # (f - f')_+ <= f; (h - h')_+ <= h_+ + h'_-, and Minkowski again
-    norms = _log_expm1((j - 1) * radius) / j, _log_negative_part_moment(j, radius, log_reach) / j
+    norms = _log_expm1((j - 1) * radius) / j, _log_odd_moment_below_public(j, radius, log_reach) / j
     above = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
     return above if j % 2 else math.log(2) + above  # h and h' may change places: below 0 the bound is the same
 
@@ -277,7 +285,7 @@ def _renyi_terms_add_remove(alpha: int, q: float, radius: float, cap: float) -> 
     ]
 
 
-def _largest_within_budget(
+def _largest_radius_within_budget(
     query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
 ) -> float:
     """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon, delta) at order alpha."""

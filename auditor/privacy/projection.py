@@ -32,10 +32,10 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     Half precision is renormalised in float32. Raises AuditError where a distribution is none: NaN, or a total mass
     other than 1.
     """
-    log_p, log_p0 = _align_dtype_and_dimensions(log_p, log_p0)
+    log_p, log_p0 = _align_distribution_dtypes_and_shapes(log_p, log_p0)
     moments = log_p.new_empty(require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
     of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
-    for index in _chunk_index_ranges(log_p.shape):
+    for index in _distribution_chunk_slices(log_p.shape):
         private, public = (_broadcast_slice(distribution, index) for distribution in (log_p, log_p0))
         moments[(slice(None), *index)] = of_chunk(private, public, alpha)
     return moments
@@ -93,10 +93,10 @@ def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radiu
     unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
     # The distributions' leading dimensions; `weight` may have others before them, which the radius alone has.
     lead = weight.shape[weight.ndim - moments.ndim + 1 :]
-    log_p, log_p0 = _align_dtype_and_dimensions(log_p, log_p0, lead)
+    log_p, log_p0 = _align_distribution_dtypes_and_shapes(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
     found, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
-    for index in _chunk_index_ranges(log_p.shape):
+    for index in _distribution_chunk_slices(log_p.shape):
         here = (slice(None), *index)
         own, allowed, looked_at = (x[here].reshape(sizes, -1).clone() for x in (found, budget, unsure))
         some = looked_at.any(0)  # of the distributions of the chunk
@@ -250,13 +250,15 @@ class _ReverseDivergence:
         """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
         inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
         # coefficients alpha - j, from j = alpha - 1, the highest power, down
-        return weight**2 * self._sum_weighted_by_square(_polynomial(inverse, range(1, self.alpha)))
+        return weight**2 * self._mean_weighted_by_squared_excess(
+            _polynomial_without_constant(inverse, range(1, self.alpha))
+        )
 
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
         own = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
         return torch.addcmul((1 - own).to(self.ratio), self.ratio, own.to(self.ratio)).reciprocal_()
 
-    def _sum_weighted_by_square(self, term: Tensor) -> Tensor:
+    def _mean_weighted_by_squared_excess(self, term: Tensor) -> Tensor:
         return term.mul_(self.square).sum(-1).double()
 
     def shrink_weight_to_budget(self, weight: Tensor, budget: Tensor) -> Tensor:
@@ -271,7 +273,11 @@ class _ReverseDivergence:
             inverse = self._inverse_of_mixture_ratio(weight)
             moment = self.reverse_moment_excess(weight, inverse)
             log_moment = torch.log1p(moment)
-            slope = order * weight * self._sum_weighted_by_square(_polynomial(inverse, [1] * self.alpha))
+            slope = (
+                order
+                * weight
+                * self._mean_weighted_by_squared_excess(_polynomial_without_constant(inverse, [1] * self.alpha))
+            )
             # Newton on G^(-1/order), G = E x^-order: ((G / e^budget)^(1/order) - 1) order G / G'
             step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / slope
             step = torch.where(log_moment > budget, step, 0.0)
@@ -282,7 +288,7 @@ class _ReverseDivergence:
         return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
 
 
-def _polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
+def _polynomial_without_constant(x: Tensor, coefficients: Iterable[int]) -> Tensor:
     """sum_j c_j x^j for j = n..1: the coefficient of the highest power first (Horner)."""
     first, *others = coefficients
     total = first * x
@@ -295,7 +301,9 @@ def _log_expm1(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-def _align_dtype_and_dimensions(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> tuple[Tensor, Tensor]:
+def _align_distribution_dtypes_and_shapes(
+    log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None
+) -> tuple[Tensor, Tensor]:
     """Both distributions in one dtype and of as many dimensions, p with all of them and p0 with 1 where it can."""
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens")
@@ -311,7 +319,7 @@ def _align_dtype_and_dimensions(log_p: Tensor, log_p0: Tensor, lead: torch.Size 
     return log_p.expand(shape), log_p0[(None,) * (len(shape) - log_p0.ndim)]
 
 
-def _chunk_index_ranges(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
+def _distribution_chunk_slices(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
     """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single distribution."""
     ranges = []
     for dim, size in enumerate(shape[:-1]):

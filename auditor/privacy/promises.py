@@ -140,7 +140,9 @@ class PrivacyRecord:
         )
 
 
-def recipe_settings_to_compare(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
+def private_training_settings_to_compare(
+    own: PrivacyRecord, control: PrivacyRecord
+) -> Iterator[tuple[str, object, object]]:
     """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(own, name), getattr(control, name)

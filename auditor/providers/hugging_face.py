@@ -24,5 +24,5 @@ class HuggingFace(Provider):
     def load(self, wanted: RequestedModel) -> HuggingFaceModel:
         return load_causal_lm(wanted.name, wanted.loading)
 
-    def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
-        return wanted.loading.places(wanted.name)
+    def model_sources_by_role(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
+        return wanted.loading.from_pretrained_sources_by_role(wanted.name)

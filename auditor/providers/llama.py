@@ -36,10 +36,10 @@ class LlamaModel(LanguageModel):
         self.vocab_size = int(llama.n_vocab())
         self.max_positions = int(llama.n_ctx())
         self.family = f"{llama.metadata.get('general.architecture', 'GGUF')} with {self.vocab_size:,} tokens"
-        self.eos = () if (end := self.special_token("eos")) is None else (end,)
+        self.eos = () if (end := self.special_token_id("eos")) is None else (end,)
         self._held: list[int] = []
 
-    def special_token(self, kind: str) -> int | None:
+    def special_token_id(self, kind: str) -> int | None:
         token = int(self._llama.token_bos() if kind == "bos" else self._llama.token_eos())
         return token if token >= 0 else None
 
@@ -112,10 +112,10 @@ class LlamaCpp(Provider):
         consistency.check_distribution_consistency(model)
         return model
 
-    def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
+    def model_sources_by_role(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         return {"model": (wanted.name, None)}
 
-    def memory(self, wanted: RequestedModel) -> int | None:
+    def least_model_bytes(self, wanted: RequestedModel) -> int | None:
         return Path(wanted.name).stat().st_size
 
 

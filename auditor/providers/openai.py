@@ -13,8 +13,8 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel
 from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, RequestedModel
-from auditor.remote.answers import AnswerStore
-from auditor.remote.connection import ServerConnection, TokenBudget
+from auditor.remote.answers import ServerAnswerStore
+from auditor.remote.connection import ServerConnection, ServerTokenBudget
 from auditor.remote.model import RemoteModel
 
 
@@ -47,20 +47,22 @@ class OpenAI(Provider):
 
     def load(self, wanted: RequestedModel) -> RemoteModel:
         return RemoteModel(
-            ServerConnection(str(wanted.base_url), self._cost_ledger(wanted)), wanted.name, self._tokenizer(wanted)
+            ServerConnection(str(wanted.base_url), self._token_budget_of_run(wanted)),
+            wanted.name,
+            self._load_required_tokenizer(wanted),
         )
 
-    def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
+    def prepare_for_next_run(self, model: LanguageModel, wanted: RequestedModel) -> None:
         assert isinstance(model, RemoteModel)  # it has made no other
-        model.switch_token_budget(self._cost_ledger(wanted))
+        model.switch_token_budget(self._token_budget_of_run(wanted))
 
-    def _cost_ledger(self, wanted: RequestedModel) -> TokenBudget:
+    def _token_budget_of_run(self, wanted: RequestedModel) -> ServerTokenBudget:
         """The token budget of this run, over the store of what this server has answered in all runs on this machine."""
         # OpenAI.name, also in `Served`: both share the answers of one model.
         where = hashlib.sha256(f"{wanted.base_url} {OpenAI.name}:{wanted.name}".encode()).hexdigest()[:16]
-        return TokenBudget(AnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
+        return ServerTokenBudget(ServerAnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
 
-    def _tokenizer(self, wanted: RequestedModel) -> Any:
+    def _load_required_tokenizer(self, wanted: RequestedModel) -> Any:
         name = wanted.tokenizer or wanted.name
         found = load_tokenizer_if_present(name, LoadingOptions())
         if found is None:
@@ -68,7 +70,7 @@ class OpenAI(Provider):
             raise AuditError(f"expected --tokenizer{beside} with the tokenizer of the model, got none in {name!r}")
         return found
 
-    def said(self, wanted: RequestedModel) -> str:
+    def model_description(self, wanted: RequestedModel) -> str:
         return f"{wanted.name}, as {wanted.base_url} serves it"
 
 
@@ -88,15 +90,15 @@ class Served(OpenAI):
         """Raises AuditError for an address without a name where several models are served, or none."""
         at = self._split_address_and_name(wanted)
         if not at.name:
-            found = list(ServerConnection(str(at.base_url), self._cost_ledger(at)).served_models_by_name())
+            found = list(ServerConnection(str(at.base_url), self._token_budget_of_run(at)).served_models_by_name())
             if len(found) != 1:
                 said = ", ".join(found[:3]) or "none that it says"
                 raise AuditError(f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}")
             at = replace(at, name=found[0])
         return super().load(at)
 
-    def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
-        super().again(
+    def prepare_for_next_run(self, model: LanguageModel, wanted: RequestedModel) -> None:
+        super().prepare_for_next_run(
             model, replace(self._split_address_and_name(wanted), name=model.name.removeprefix(f"{OpenAI.name}:"))
         )
 
@@ -104,7 +106,7 @@ class Served(OpenAI):
         url, _, name = wanted.name.partition("#")
         return replace(wanted, name=name, base_url=url)
 
-    def said(self, wanted: RequestedModel) -> str:
+    def model_description(self, wanted: RequestedModel) -> str:
         return f"what {wanted.name} serves"
 
 

@@ -55,10 +55,10 @@ def _check_salt_length(salt: bytes, where: str) -> bytes:
 
 def salt_fingerprint(salt: bytes) -> str:
     """Tells salts apart: aliases of two runs can be compared where it is the same."""
-    return _keyed_digest(salt, "fingerprint")[:8]
+    return _salted_alias_digest(salt, "fingerprint")[:8]
 
 
-def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
+def secrets_with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     """The secrets with their aliases: `s` and 12 hex digits, numbered where a benchmark holds one record twice.
 
     The person that a secret is of gets one too, `u` and 12 hex digits: no later code knows a name.
@@ -66,19 +66,19 @@ def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     found, seen = list[Secret](), Counter[str]()
     for secret in secrets:
         # A list of two: where the suffix begins is a part of what the secret is.
-        alias = f"s{_keyed_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
+        alias = f"s{_salted_alias_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
         seen[alias] += 1
-        user = None if secret.user is None else f"u{_keyed_digest(salt, json.dumps(['user', secret.user]))[:12]}"
+        user = None if secret.user is None else f"u{_salted_alias_digest(salt, json.dumps(['user', secret.user]))[:12]}"
         found.append(replace(secret, alias=alias if seen[alias] == 1 else f"{alias}-{seen[alias]}", user=user))
     return tuple(found)
 
 
-def record_alias(tokens: Tokens, salt: bytes) -> str:
+def alias_of_training_record(tokens: Tokens, salt: bytes) -> str:
     """What a whole training record is called, of which a secret may be a part: `r` and 12 hex digits."""
-    return f"r{_keyed_digest(salt, json.dumps(tokens))[:12]}"
+    return f"r{_salted_alias_digest(salt, json.dumps(tokens))[:12]}"
 
 
-def _keyed_digest(salt: bytes, text: str) -> str:
+def _salted_alias_digest(salt: bytes, text: str) -> str:
     # Two lists, a list of strings, one of numbers, or a word: what is digested tells its kind, so no digest serves two.
     return hmac.new(salt, text.encode(), "sha256").hexdigest()
 

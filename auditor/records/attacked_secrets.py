@@ -60,7 +60,7 @@ NOT_KEPT = AnsweredSecretIds()
 def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     """What the folder holds. Raises AuditError for a file that holds something else."""
     plan = read_json_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
-    guesses, observations = (_answered_secrets_by_row(folder / name) for name in (GUESSES, OBSERVATIONS))
+    guesses, observations = (_secret_ids_by_cell_in_journal(folder / name) for name in (GUESSES, OBSERVATIONS))
     if guesses is not None or observations is not None:  # a run of one kind has one journal
         guesses, observations = guesses or {}, observations or {}
     return AnsweredSecretIds(plan, read_secret_facts(folder), guesses, observations)
@@ -86,7 +86,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     return found
 
 
-def _answered_secrets_by_row(path: Path) -> dict[CellKey, frozenset[str]] | None:
+def _secret_ids_by_cell_in_journal(path: Path) -> dict[CellKey, frozenset[str]] | None:
     if not path.exists():
         return None
     found: dict[CellKey, set[str]] = {}

@@ -89,7 +89,7 @@ class ClaimEvidence:
         return bool(self.target.claim or self.nominal is not None or self.bounds)
 
 
-def assess_claim(
+def weigh_claim_against_audits(
     result: AuditResult,
     target: TargetRecord,
     level: float = LEVEL,
@@ -105,10 +105,12 @@ def assess_claim(
         claimed = None
     held: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
-    for row, audit in _distinct_epsilon_bounds(rows):
-        promised = _promised_epsilon_or_reason(None if claimed is None else claim, row, audit, target.nominal_epsilon)
+    for row, audit in _findings_with_distinct_epsilon_audits(rows):
+        promised = _promised_epsilon_of_audit_game_or_reason(
+            None if claimed is None else claim, row, audit, target.nominal_epsilon
+        )
         if isinstance(promised, str):
-            unheld.append(UncomparableBound(row.key, audit, promised))
+            unheld.append(UncomparableBound(row.cell_key, audit, promised))
         else:
             held.append((row, audit, promised))
     bounds = []
@@ -116,9 +118,9 @@ def assess_claim(
         # Bonferroni; an audit of a smaller level keeps its own.
         share = min(audit.level, level / len(held))
         try:
-            bounds.append(BoundAgainstClaim(row.key, reaudit_at_level(audit, share), promised))
+            bounds.append(BoundAgainstClaim(row.cell_key, reaudit_at_level(audit, share), promised))
         except AuditError as why:
-            unheld.append(UncomparableBound(row.key, audit, str(why)))
+            unheld.append(UncomparableBound(row.cell_key, audit, str(why)))
     refuted = tuple(dict.fromkeys(why for row in rows for why in row.violations)) if claim else ()
     probes = result.methods_measuring(BOUNDS, BOUNDS_OF_TOKENS)
     missing = tuple(f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable)
@@ -130,7 +132,7 @@ def assess_claim(
     )
 
 
-def _distinct_epsilon_bounds(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
+def _findings_with_distinct_epsilon_audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
     """The (epsilon, delta) bound of each row that has one. Rows of one probe that saw the same are one audit."""
     found: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
@@ -144,7 +146,7 @@ def _distinct_epsilon_bounds(rows: list[Finding]) -> list[tuple[Finding, Audited
     return [(row, main) for (_, _, main), row in found.items()]
 
 
-def _promised_epsilon_or_reason(
+def _promised_epsilon_of_audit_game_or_reason(
     claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
     """The epsilon promised of the game that was played, or why none is. claim: None where nothing finite is claimed."""
@@ -154,10 +156,10 @@ def _promised_epsilon_or_reason(
         return f"outside the claim ({row.claim_reason or 'no reason recorded'})"
     if audit.delta < claim.delta:
         return f"at delta {audit.delta:g}, and the claim is at {claim.delta:g}"
-    return promised_epsilon(claim, audit.relation, audit.unit)
+    return promised_epsilon_or_reason(claim, audit.relation, audit.unit)
 
 
-def promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
+def promised_epsilon_or_reason(claim: Claim, relation: str, unit: str) -> float | str:
     """The epsilon of a claim for these neighbours, or why it has none.
 
     What holds at the claim's delta holds at any larger one too, so that an audit at a larger delta can refute it.

@@ -67,7 +67,7 @@ def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measureme
 def _attack_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     outcomes = [part.cell.member_outcomes_by_seed[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
-    at, draws = {secret: i for i, secret in enumerate(ids)}, _resample_count_matrix(len(ids))
+    at, draws = {secret: i for i, secret in enumerate(ids)}, _contrast_resample_count_matrix(len(ids))
     values = np.zeros(len(draws))
     for part in parts:
         for seed in seeds:
@@ -132,12 +132,12 @@ def _probe_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric],
             else:
                 minus -= values
     return measurement_from_evidence(
-        name, paired_mean_difference(plus, minus), _measurement_at_seed(parts[0], seeds[0]).unit
+        name, paired_mean_difference(plus, minus), _replicate_measurement_at_seed(parts[0], seeds[0]).unit
     )
 
 
 @functools.lru_cache(maxsize=4)
-def _resample_count_matrix(n: int) -> Draws:
+def _contrast_resample_count_matrix(n: int) -> Draws:
     """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n secrets."""
     return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.resample_blocks(n, "contrast", _RESAMPLES)])
 
@@ -145,7 +145,7 @@ def _resample_count_matrix(n: int) -> Draws:
 def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     terms = list[tuple[float, Measurement]]()
     for part in parts:
-        held = [_measurement_at_seed(part, seed) for seed in seeds]
+        held = [_replicate_measurement_at_seed(part, seed) for seed in seeds]
         # Ends are averaged, not combined: seeds share the secrets, so that more seeds narrow nothing.
         value, low, high = (float(np.mean([getattr(m, end) for m in held])) for end in ("value", "low", "high"))
         terms.append((part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit)))
@@ -154,7 +154,7 @@ def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequen
     return Measurement(name, *combine_independent_intervals(terms), max(m.n for _, m in terms), unit, "not paired")
 
 
-def _measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:
+def _replicate_measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:
     held = part.cell.measured[seed]
     if part.metric not in held:
         raise unknown_name_error(

@@ -59,7 +59,7 @@ def _auc_label(m: Measurement) -> str:
     return f"AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"
 
 
-def find_contradicting_numbers(result: AuditResult, target: str, greedy: Measurement | None) -> Iterator[Doubt]:
+def contradiction_doubts_about_target(result: AuditResult, target: str, greedy: Measurement | None) -> Iterator[Doubt]:
     """Numbers of one target that cannot all be right: a filter, a truncation or another distribution lies between.
 
     greedy: the share of secrets that greedy decoding of the undefended model gives.
@@ -113,16 +113,20 @@ def _greedy_contradiction_sentences(
     for row in rows:
         for m in row.measurements:
             level = m.name.removeprefix("discoverable_1_")  # the whole name where it begins otherwise
-            likely = round(m.value * m.n) if level != m.name and _number_or_zero(level) > 0.5 and m.n == greedy.n else 0
+            likely = (
+                round(m.value * m.n)
+                if level != m.name and _discoverable_level_or_zero(level) > 0.5 and m.n == greedy.n
+                else 0
+            )
             if likely > given:  # more probable than not means that each of its tokens is the likeliest
                 yield (
                     f"{likely:,} of {m.n:,} suffixes have an extraction probability of "
-                    f"{_percent_label(_number_or_zero(level))} or more, and greedy decoding, which must give "
-                    f"these, gives {given:,}."
+                    f"{_percent_label(_discoverable_level_or_zero(level))} or more, and greedy decoding, which must "
+                    f"give these, gives {given:,}."
                 )
 
 
-def _number_or_zero(text: str) -> float:
+def _discoverable_level_or_zero(text: str) -> float:
     try:
         return float(text)
     except ValueError:

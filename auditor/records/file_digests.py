@@ -36,7 +36,7 @@ def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> di
     return found
 
 
-def rehash_model_files(
+def model_sha256_by_file_name_uncached(
     named: Mapping[str, tuple[str, str | None]], said: Callable[[str, int, int], None] = lambda *told: None
 ) -> dict[str, str]:
     """As `model_sha256_by_file_name`, with every byte read: who decides by it trusts no file's date and no kept digest.
@@ -63,10 +63,10 @@ def file_sha256_hex(path: Path) -> str:
 def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
     """(`role/file`, where it lies)."""
     for role, (place, revision) in named.items():
-        yield from ((f"{role}/{name}", path) for name, path in _model_files(place, revision))
+        yield from ((f"{role}/{name}", path) for name, path in _files_read_to_load_model(place, revision))
         base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
         if base is not None and base != place:
-            yield from ((f"{role} base/{name}", path) for name, path in _model_files(base, None))
+            yield from ((f"{role} base/{name}", path) for name, path in _files_read_to_load_model(base, None))
 
 
 def check_model_files_unchanged(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
@@ -95,7 +95,7 @@ def roles_of_model_files(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names}
 
 
-def _model_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
+def _files_read_to_load_model(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     """(name, path) of what is read of a model, an adapter or an ensemble's members; of a file, itself."""
     if Path(place).is_file():
         yield Path(place).name, Path(place)
@@ -104,7 +104,7 @@ def _model_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]
         if path.is_file() and path.suffix in _READ and path.name not in _ABOUT:
             yield path.name, path
         elif (path / "adapter_config.json").is_file():  # a member of an ensemble
-            yield from ((f"{path.name}/{name}", own) for name, own in _model_files(str(path), None))
+            yield from ((f"{path.name}/{name}", own) for name, own in _files_read_to_load_model(str(path), None))
 
 
 def _local_model_folder(place: str, revision: str | None) -> Path:

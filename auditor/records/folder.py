@@ -22,7 +22,7 @@ from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import file_digests
 from auditor.records.attacked_secrets import PLAN, SECRETS
-from auditor.records.journal import GUESSES, OBSERVATIONS, TOKENS, run_journals
+from auditor.records.journal import GUESSES, OBSERVATIONS, TOKENS, journals_of_run_folder
 
 _RUNS, _LATEST = Path("runs"), "latest"
 _SECRETS, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "weights.json", "prefix_token.json"
@@ -43,7 +43,7 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
-        self.guesses, self.observations, self.tokens = run_journals(path)
+        self.guesses, self.observations, self.tokens = journals_of_run_folder(path)
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
@@ -53,7 +53,7 @@ class RunFolder:
         try:
             folder._ours = not path.exists()
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder._lock = locks.acquire_lock(path)
+            folder._lock = locks.acquire_folder_lock(path)
             # Asked only under the lock, which whoever writes a plan holds.
             if (path / PLAN).exists():
                 raise AuditError(
@@ -74,7 +74,7 @@ class RunFolder:
         if not (path / PLAN).is_file():
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
-        folder._lock = locks.acquire_lock(path)
+        folder._lock = locks.acquire_folder_lock(path)
         # Under the lock alone: a half-written line is cut off, which another process may be writing.
         for journal in (folder.guesses, folder.observations, folder.tokens):
             journal.index_written_lines()
@@ -129,15 +129,15 @@ class RunFolder:
         if digest:
             disk.replace_atomically(path, digest)
 
-    def check_weights(self, now: Mapping[str, str]) -> None:
+    def refuse_changed_weights(self, now: Mapping[str, str]) -> None:
         """Raises AuditError by the name of a file where the answers in the folder are about other weights."""
-        held = self._read_record(_WEIGHTS, dict[str, str], "the digests of weights")
+        held = self._read_json_file_as_or_none(_WEIGHTS, dict[str, str], "the digests of weights")
         if held is not None or any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
             file_digests.check_model_files_unchanged(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
         """Ties the folder to the weights it is started on. Raises AuditError as `refuse_missing_or_foreign_weights`."""
-        self.check_weights(now)
+        self.refuse_changed_weights(now)
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
@@ -149,7 +149,7 @@ class RunFolder:
 
         Raises AuditError where it is lost: what was found behind it must not stand beside what is found behind another.
         """
-        found = self._read_record(_PREFIX_TOKEN, PrefixToken, "the prefix token of a run")
+        found = self._read_json_file_as_or_none(_PREFIX_TOKEN, PrefixToken, "the prefix token of a run")
         if found is None and (self.path / _SECRETS).is_file():
             where = self.path / _PREFIX_TOKEN
             raise AuditError(f"expected {where}, which says what stood before every text until now: it is missing")
@@ -161,9 +161,9 @@ class RunFolder:
 
     def text_form(self) -> TextForm | None:
         """None in a new folder, and for data that are not rendered."""
-        return self._read_record(_TEXT_FORM, TextForm, "the text form of a run")
+        return self._read_json_file_as_or_none(_TEXT_FORM, TextForm, "the text form of a run")
 
-    def _read_record(self, name: str, kind: type[Item], what: str) -> Item | None:
+    def _read_json_file_as_or_none(self, name: str, kind: type[Item], what: str) -> Item | None:
         path = self.path / name
         if not path.exists():
             return None
@@ -185,7 +185,9 @@ class RunFolder:
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
 
     def _probe_facts_by_cell(self) -> dict[str, dict[str, float]]:
-        return self._read_record(_FACTS, dict[str, dict[str, float]], "what probes found of each cell") or {}
+        return (
+            self._read_json_file_as_or_none(_FACTS, dict[str, dict[str, float]], "what probes found of each cell") or {}
+        )
 
     def attack_state_path(self, name: str) -> Path:
         """Where an attack's tuned state lies (`runs/tuned_states.py`)."""

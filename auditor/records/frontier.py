@@ -17,13 +17,13 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import Frontier, FrontierPoint, Measurement
-from auditor.records.outcomes import RowValuesBySecret, ids_common_to_rows
+from auditor.records.outcomes import RowValuesBySecret, secret_ids_common_to_rows
 from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, BoundedNumber
 from auditor.statistics.frontier import ModelLeakage
 from auditor.statistics.metrics import LEAKS, Metric, find_metric
-from auditor.statistics.roc import nonmembers_for_lower_bound
+from auditor.statistics.roc import fewest_nonmembers_for_fpr_lower_bound
 
 MARGIN = 0.1  # of perplexity
 Row = tuple[str, str]  # setting, attack
@@ -66,14 +66,16 @@ def frontier_models_of_runs(runs: Runs, variant: str = "", at: Mapping[str, Any]
     for target in asked:
         defended = target.name != UNDEFENDED
         line = variant if defended and alone and variant else target.title
-        knobs = _option_labels(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
+        knobs = (
+            _swept_option_labels_of_defense(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
+        )
         claims = [t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name]
         cells = {(cell.setting, cell.attack): cell for cell in found if cell.target == target.name}
         made.append(FrontierModel(target.name, ", ".join([line, *knobs]), line, _weakest_claim(claims), cells))
     return made
 
 
-def _option_labels(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
+def _swept_option_labels_of_defense(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
     """`weight 0.9`; options of other defenses say nothing of this one."""
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
@@ -89,7 +91,7 @@ def _weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
     return max(held, key=lambda c: c.epsilon.get(c.relation, math.inf)) if len(held) == len(claims) else None
 
 
-def merge_grid_models(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
+def merge_frontier_models_of_grid_points(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
     """The models of several points of a grid, the undefended one and every other with the same label once.
 
     Empty where the undefended models differ: those points are about different targets.
@@ -107,12 +109,12 @@ def merge_grid_models(places: Sequence[Sequence[FrontierModel]]) -> list[Frontie
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
+def build_leakage_frontiers_of_models(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """One by each measure of leakage that the undefended model, the first, has; none of fewer than two defenses."""
     if len(models) < 3:
         return ()
     models = _models_with_distinct_lines(models)
-    ratio = _perplexity_ratios_by_label(models)
+    ratio = _frontier_perplexity_ratios_by_label(models)
     made = (
         _frontier_for_metric(models, metric, row, ratio) for metric, row in _metric_and_row_of_each_frontier(models[0])
     )
@@ -142,7 +144,7 @@ def _measured_metric_names(cell: Replicates) -> list[str]:
     return [*next(iter(cell.measured.values()), ())]
 
 
-def _perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
+def _frontier_perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
     """By label, where the model's perplexity of the same texts as the undefended one's is known."""
     base = models[0].heldout
     # Ratios are paired by text over all seeds: each seed needs the same number of texts.
@@ -160,12 +162,14 @@ def _frontier_for_metric(
 ) -> Frontier:
     base = models[0]
     seeds = sorted(base.cells[row].rows)
-    missing = {m.label: why for m in models if (why := _missing_point_reason(m, base, metric, row, seeds, ratio))}
+    missing = {
+        m.label: why for m in models if (why := _missing_frontier_point_reason(m, base, metric, row, seeds, ratio))
+    }
     kept = [model for model in models if model.label not in missing]
     made = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
     if base not in kept or len(kept) < 3:
         return made
-    leaks = _paired_leaks(kept, metric, row, seeds)
+    leaks = _paired_leakage_of_frontier_models(kept, metric, row, seeds)
     if not leaks:
         return made
     points = [
@@ -175,7 +179,7 @@ def _frontier_for_metric(
     return replace(made, points=tuple(_mark_frontier_corners(_flag_least_leaking_points(points, leaks))))
 
 
-def _missing_point_reason(
+def _missing_frontier_point_reason(
     model: FrontierModel,
     base: FrontierModel,
     metric: Metric,
@@ -193,7 +197,7 @@ def _missing_point_reason(
         return f"{row[1]} was not measured wherever it was of the undefended model"
     if cell.options != base.cells[row].options:
         return f"{row[1]} ran with other options"
-    column = metric.scores or metric.column
+    column = metric.scores or metric.per_secret_column_name
     for held in cell.rows.values():
         if column not in held.values:
             return f"{metric.name} is not kept secret by secret"
@@ -204,14 +208,14 @@ def _missing_point_reason(
     return ""
 
 
-def _paired_leaks(
+def _paired_leakage_of_frontier_models(
     models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]
 ) -> list[ModelLeakage]:
     """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
     rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
-    column = metric.scores or metric.column
+    column = metric.scores or metric.per_secret_column_name
     every = [held for some in rows for held in some]
-    own, others = (ids_common_to_rows(every, column, members) for members in (True, False))
+    own, others = (secret_ids_common_to_rows(every, column, members) for members in (True, False))
 
     def values(held: RowValuesBySecret, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
         known = {**held.values_by_secret(column, True), **held.values_by_secret(column, False)}
@@ -221,14 +225,16 @@ def _paired_leaks(
         return []
     if not metric.scores:
         # (models, secrets): the means over seeds.
-        return frontier.mean_leaks(np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows]))
+        return frontier.model_leakages_by_mean(
+            np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows])
+        )
     # By model and seed: the scores of the members, and of the non-members.
     scores = [[(values(h, own), values(h, others)) for h in held] for held in rows]
     if not metric.rate:
-        return frontier.auc_leaks(scores) if len(others) > 1 else []
-    if len(others) < nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
+        return frontier.model_leakages_by_auc(scores) if len(others) > 1 else []
+    if len(others) < fewest_nonmembers_for_fpr_lower_bound(metric.rate, LEVEL / 2):
         return []  # they bound the rate of no model from below, so they show none to leak more than another
-    return frontier.tpr_leaks(scores, metric.rate)
+    return frontier.model_leakages_by_tpr(scores, metric.rate)
 
 
 def _frontier_point(model: FrontierModel, ratio: Measurement, leak: Measurement) -> FrontierPoint:
@@ -262,5 +268,5 @@ def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoin
     """Over the logarithm of perplexity: lots drawn between two models lie on the line between them there."""
     known = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
     places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in known]
-    corners = {known[i] for i in frontier.convex_frontier(places)}
+    corners = {known[i] for i in frontier.convex_frontier_corner_indices(places)}
     return [replace(point, corner=i in corners) for i, point in enumerate(points)]

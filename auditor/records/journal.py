@@ -105,25 +105,25 @@ class _FinishedSecrets(Mapping[str, Record]):
         return self.read(self.begins[secret])
 
 
-def run_journals(
+def journals_of_run_folder(
     folder: Path,
 ) -> tuple[CellJournal[CellKey, Guesses], CellJournal[CellKey, Observation], CellJournal[str, TokenLogProbs]]:
     """Of the answers to attacks, of what probes saw, and of true suffixes that were scored token by token."""
     return (
-        CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses),
-        CellJournal(folder / OBSERVATIONS, _encode_observation, _decode_observation),
-        CellJournal(folder / TOKENS, _encode_token_log_probs, _decode_token_log_probs),
+        CellJournal(folder / GUESSES, _guesses_to_journal_entry, _cell_and_guesses_from_journal_entry),
+        CellJournal(folder / OBSERVATIONS, _observation_to_journal_entry, _cell_and_observation_from_journal_entry),
+        CellJournal(folder / TOKENS, _token_log_probs_to_journal_entry, _token_log_probs_from_journal_entry),
     )
 
 
-def _encode_guesses(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
+def _guesses_to_journal_entry(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
     # Without names of fields, which would be much of the file: in the order of `Guess`.
     ranked = [[list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked]
     rest = to_json(replace(guesses, ranked=()))
     return {"cell": str(cell), **rest, "ranked": ranked}
 
 
-def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
+def _cell_and_guesses_from_journal_entry(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     ranked = tuple(Guess(tuple(suffix), *rest) for suffix, *rest in record["ranked"])
     if not ranked:
         raise ValueError("an answer without a guess")
@@ -132,18 +132,18 @@ def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     return CellKey.parse_cell_key(record["cell"]), replace(guesses, ranked=ranked)
 
 
-def _encode_observation(cell: CellKey, observation: Observation) -> dict[str, Any]:
+def _observation_to_journal_entry(cell: CellKey, observation: Observation) -> dict[str, Any]:
     return {"cell": str(cell), **to_json(observation)}
 
 
-def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
+def _cell_and_observation_from_journal_entry(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     observation: Observation = from_json(Observation, {k: v for k, v in record.items() if k != "cell"}, "observation")
     return CellKey.parse_cell_key(record["cell"]), observation
 
 
-def _encode_token_log_probs(target: str, seen: TokenLogProbs) -> dict[str, Any]:
+def _token_log_probs_to_journal_entry(target: str, seen: TokenLogProbs) -> dict[str, Any]:
     return {"target": target, "secret": seen.secret, "log_probs": to_json([round(x, 4) for x in seen.log_probs])}
 
 
-def _decode_token_log_probs(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:
+def _token_log_probs_from_journal_entry(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:
     return record["target"], TokenLogProbs(record["secret"], tuple(map(float, record["log_probs"])))

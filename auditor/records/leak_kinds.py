@@ -52,7 +52,7 @@ class LeakReading:
     @property
     def is_above_baseline(self) -> bool:
         """Whether its lower bound is above the baseline, the baseline's own interval included."""
-        m = bonferroni_widened_measurement(self.measured, self.looks)
+        m = bonferroni_widened_leak_measurement(self.measured, self.looks)
         if self.excess is not None:
             # The baseline's error is in the interval of the excess already.
             return self.excess.low > 0
@@ -77,13 +77,13 @@ class LeakReading:
         return self.is_above_baseline or m.low > self._baseline_value
 
     @property
-    def least(self) -> float:
+    def smallest_detectable_value(self) -> float:
         """The smallest number that would have been shown, all else as it was; NaN: unknown."""
-        m = bonferroni_widened_measurement(self.measured, self.looks)
+        m = bonferroni_widened_leak_measurement(self.measured, self.looks)
         if not math.isnan(self.most):
             return self.most
         if m.unit == "share":
-            return _smallest_detectable_share(m.n, self.baseline, self.looks)
+            return _smallest_share_that_shows_leak(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
             above = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
             return above + (self.baseline.high if self.excess is None else self.baseline.value)
@@ -92,16 +92,16 @@ class LeakReading:
         return self._baseline_value + m.value - m.low
 
 
-def _smallest_detectable_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
+def _smallest_share_that_shows_leak(n: int, baseline: Measurement | float | None, looks: int) -> float:
     """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
 
-    factor = _interval_factor_for_looks(looks)
+    factor = _leak_interval_factor_for_looks(looks)
 
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
             # Newcombe's rule, as in `mean_excess_over_nonmembers`.
             return k / n - baseline.value > factor * math.hypot(k / n - wilson_interval(k, n)[0], high - baseline.value)
-        # An exact interval's lower end, widened as `bonferroni_widened_measurement` widens it.
+        # An exact interval's lower end, widened as `bonferroni_widened_leak_measurement` widens it.
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
@@ -137,7 +137,7 @@ class LeakKind:
 # --- what the ways to leak share --------------------------------------------------------------------------------------
 
 
-def readings_against_nonmembers(
+def leak_readings_against_nonmembers(
     finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
 ) -> Iterator[LeakReading]:
     """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
@@ -150,10 +150,10 @@ def readings_against_nonmembers(
     if excess is None or math.isnan(excess.low):
         bounded = bounds or AT_LEAST in name
         excess = None if floor is None or bounded else mean_excess_over_nonmembers(excess_metric_name(name), m, floor)
-    yield LeakReading(m, floor, excess if floor is not None else None, finding.key, alone)
+    yield LeakReading(m, floor, excess if floor is not None else None, finding.cell_key, alone)
 
 
-def readings_by_repeat_count(
+def leak_readings_by_repeat_count(
     finding: Finding, baseline: Measurement | float | None, name: str
 ) -> Iterator[LeakReading]:
     """One reading for each repeat count, where there are several: at a level shared among them."""
@@ -165,29 +165,29 @@ def readings_by_repeat_count(
     for count, m in groups:
         excess = None
         if isinstance(baseline, Measurement):
-            wide = bonferroni_widened_measurement(m, len(groups))
+            wide = bonferroni_widened_leak_measurement(m, len(groups))
             excess = mean_excess_over_nonmembers(excess_metric_name(name), wide, baseline)
-        yield LeakReading(m, baseline, excess, finding.key, count=count, looks=len(groups))
+        yield LeakReading(m, baseline, excess, finding.cell_key, count=count, looks=len(groups))
 
 
-def bonferroni_adjusted_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
+def bonferroni_adjusted_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
     """The readings with one level for all of them (Bonferroni), instead of one for each reading or group."""
     # k readings that share a level over k looks are one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     found = []
     for reading in readings:
-        excess = None if reading.excess is None else bonferroni_widened_measurement(reading.excess, levels)
+        excess = None if reading.excess is None else bonferroni_widened_leak_measurement(reading.excess, levels)
         found.append(replace(reading, excess=excess, looks=levels * reading.looks))
     return found
 
 
-def bonferroni_widened_measurement(m: Measurement, looks: int) -> Measurement:
+def bonferroni_widened_leak_measurement(m: Measurement, looks: int) -> Measurement:
     """The measurement with its 95% interval over so many looks (Bonferroni), as a normal distribution's widens."""
-    scale = _interval_factor_for_looks(looks)
+    scale = _leak_interval_factor_for_looks(looks)
     return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))
 
 
 @cache
-def _interval_factor_for_looks(looks: int) -> float:
+def _leak_interval_factor_for_looks(looks: int) -> float:
     tail = (1 - CONFIDENCE) / 2
     return float(norm.isf(tail / max(1, looks)) / norm.isf(tail))

@@ -13,7 +13,12 @@ from dataclasses import replace
 from auditor.core.result import Finding, Measurement
 from auditor.records.claims import BOUNDS, BOUNDS_OF_TOKENS
 from auditor.records.disagreements import ANY, EXACT, is_auc_above_chance, is_measured, membership_control_aucs
-from auditor.records.leak_kinds import LeakKind, LeakReading, readings_against_nonmembers, readings_by_repeat_count
+from auditor.records.leak_kinds import (
+    LeakKind,
+    LeakReading,
+    leak_readings_against_nonmembers,
+    leak_readings_by_repeat_count,
+)
 from auditor.statistics import people
 from auditor.statistics.intervals import mean_excess_over_nonmembers
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
@@ -35,40 +40,40 @@ EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", 
 CHANCE_BITS = 1 / math.log(2)  # mean exposure of a canary that was never inserted: -log2 of a uniform number
 
 
-def _verbatim_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from readings_against_nonmembers(finding, RECALL)
-    yield from readings_against_nonmembers(finding, "document_recall")
-    yield from readings_against_nonmembers(finding, ANY, alone=False)
+def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+    yield from leak_readings_against_nonmembers(finding, RECALL)
+    yield from leak_readings_against_nonmembers(finding, "document_recall")
+    yield from leak_readings_against_nonmembers(finding, ANY, alone=False)
 
 
-def _near_verbatim_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from readings_against_nonmembers(finding, NEAR)
-    yield from readings_against_nonmembers(finding, PROBABLY_NEAR, bounds=True)
+def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+    yield from leak_readings_against_nonmembers(finding, NEAR)
+    yield from leak_readings_against_nonmembers(finding, PROBABLY_NEAR, bounds=True)
 
 
-def _probability_readings(finding: Finding) -> Iterator[LeakReading]:
+def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     """The mean of one sample and of any of n; and whether single secrets are likely, which a mean may hide."""
     any_of = (
         m.name for m in finding.measurements if EXPECTED_ANY_OF.numbers_in_metric_name(m.name.removesuffix(AT_LEAST))
     )
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
-        yield from readings_against_nonmembers(finding, name)
+        yield from leak_readings_against_nonmembers(finding, name)
     for m in finding.measurements:
         levels = DISCOVERABLE.numbers_in_metric_name(m.name)
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
-            yield LeakReading(m, 0.0, row=finding.key, alone=False)
-    yield from readings_by_repeat_count(finding, finding.measurement(nonmember_metric_name(EXACT)), EXACT)
+            yield LeakReading(m, 0.0, row=finding.cell_key, alone=False)
+    yield from leak_readings_by_repeat_count(finding, finding.measurement(nonmember_metric_name(EXACT)), EXACT)
 
 
-def _personal_data_readings(finding: Finding) -> Iterator[LeakReading]:
+def _personal_data_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     for kind, m in finding.by_kind.items():
         floor = finding.by_kind_nonmembers.get(kind)
         if is_measured(m):
             if is_measured(floor):
                 excess = mean_excess_over_nonmembers(excess_metric_name(m.name), m, floor)
-                yield LeakReading(m, floor, excess, finding.key, part=kind)
+                yield LeakReading(m, floor, excess, finding.cell_key, part=kind)
             else:  # a mean of shares, and no tiny probability
-                yield LeakReading(m, 0.0, None, finding.key, part=kind)
+                yield LeakReading(m, 0.0, None, finding.cell_key, part=kind)
 
 
 _SURELY = 0.9  # a record that so many samples hold with this probability is extracted by whoever draws them
@@ -78,7 +83,7 @@ VERBATIM = LeakKind(
     "verbatim",
     ((RECALL, 0.05), (ANY, 0.05)),
     ("verbatim",),
-    _verbatim_readings,
+    _verbatim_leak_readings,
     counted={
         RECALL: "extracted verbatim",
         ANY: "extracted by one of the guesses",
@@ -92,7 +97,7 @@ NEARLY = LeakKind(
     "near-verbatim",
     ((NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
     ("near-verbatim",),
-    _near_verbatim_readings,
+    _near_verbatim_leak_readings,
     counted={NEAR: "extracted near-verbatim"},
     text=True,
 )
@@ -105,7 +110,7 @@ PROBABLE = LeakKind(
     "extraction probability",
     ((EXACT, 0.01),),
     ("probability",),
-    _probability_readings,
+    _extraction_probability_leak_readings,
     main=EXACT,
 )
 PERSONAL = LeakKind(
@@ -114,16 +119,16 @@ PERSONAL = LeakKind(
     "personal data",
     ((RECALL, 0.05),),
     ("verbatim",),
-    _personal_data_readings,
+    _personal_data_leak_readings,
     text=True,
 )
 
 
-def _exposure_readings(finding: Finding) -> Iterator[LeakReading]:
+def _canary_exposure_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     exposed = finding.measurement(EXPOSED)
     if is_measured(exposed):
-        yield LeakReading(exposed, 0.0, row=finding.key)  # corrected over the canaries: one is one too many
-    for reading in readings_against_nonmembers(finding, EXPOSURE):
+        yield LeakReading(exposed, 0.0, row=finding.cell_key)  # corrected over the canaries: one is one too many
+    for reading in leak_readings_against_nonmembers(finding, EXPOSURE):
         yield reading if reading.baseline is not None else replace(reading, baseline=CHANCE_BITS)
 
 
@@ -133,31 +138,33 @@ CANARIES = LeakKind(
     "exposure of canaries",
     ((EXPOSURE, 10.0), (EXPOSED, 0.05)),
     (EXPOSURE,),
-    _exposure_readings,
+    _canary_exposure_leak_readings,
     EXPOSURE,
     {EXPOSED: "canaries more exposed than chance allows"},
 )
 
 
-def _membership_readings(finding: Finding) -> Iterator[LeakReading]:
+def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     """The main score, chosen beforehand; the other scores and single repeat counts at a level shared among them."""
     main, of_people = finding.measurement(auc_name("")), _person_inference_measurements(finding)
     if not is_measured(main) or any(map(is_auc_above_chance, membership_control_aucs(finding))):
-        yield from (LeakReading(m, 0.5, row=finding.key, either_way=True) for m in of_people)  # it compares no records
+        yield from (
+            LeakReading(m, 0.5, row=finding.cell_key, either_way=True) for m in of_people
+        )  # it compares no records
         return
     blind = finding.measurement(auc_name("blind"))
-    yield LeakReading(main, 0.5, either_way=True, row=finding.key, blind=blind)
+    yield LeakReading(main, 0.5, either_way=True, row=finding.cell_key, blind=blind)
     for rate in FALSE_POSITIVES:
         found = finding.measurement(tpr_name("", rate))
         if is_measured(found):
-            yield LeakReading(found, rate, row=finding.key)
+            yield LeakReading(found, rate, row=finding.cell_key)
     others = [m for score in SCORES if is_measured(m := finding.measurement(auc_name(score)))]
     looks = len(others) + len(of_people)
     for m in others:
-        yield LeakReading(m, 0.5, row=finding.key, either_way=True, looks=looks, blind=blind)
-    yield from (LeakReading(m, 0.5, row=finding.key, either_way=True, looks=looks) for m in of_people)
+        yield LeakReading(m, 0.5, row=finding.cell_key, either_way=True, looks=looks, blind=blind)
+    yield from (LeakReading(m, 0.5, row=finding.cell_key, either_way=True, looks=looks) for m in of_people)
     yield from (
-        replace(one, either_way=True, blind=blind) for one in readings_by_repeat_count(finding, 0.5, auc_name(""))
+        replace(one, either_way=True, blind=blind) for one in leak_readings_by_repeat_count(finding, 0.5, auc_name(""))
     )
 
 
@@ -175,20 +182,20 @@ MEMBERSHIP = LeakKind(
     "membership",
     ((auc_name(""), 0.6),),
     ("membership",),
-    _membership_readings,
+    _membership_leak_readings,
     auc_name(""),
     alike=True,
 )
 
 
-def _memorisation_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from readings_against_nonmembers(finding, MEMORISED)
+def _untargeted_extraction_leak_readings(finding: Finding) -> Iterator[LeakReading]:
+    yield from leak_readings_against_nonmembers(finding, MEMORISED)
     records, floor = finding.measurement(RECORDS), finding.measurement(nonmember_metric_name(RECORDS))
     if is_measured(records):
         # Counts of records, without intervals: held-out ones that stand there say how many are merely alike.
-        yield LeakReading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.key)
+        yield LeakReading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.cell_key)
     if finding.measurement(nonmember_metric_name(MEMORISED)) is None:
-        yield from readings_against_nonmembers(finding, GENERATIONS, alone=False)
+        yield from leak_readings_against_nonmembers(finding, GENERATIONS, alone=False)
 
 
 UNTARGETED = LeakKind(
@@ -197,20 +204,20 @@ UNTARGETED = LeakKind(
     "untargeted",
     ((MEMORISED, 10.0), (RECORDS, 1.0)),
     ("untargeted",),
-    _memorisation_readings,
+    _untargeted_extraction_leak_readings,
     counted={GENERATIONS: "drawn texts hold an n-gram of the training data"},
     text=True,
 )
 
 
-def _epsilon_readings(finding: Finding) -> Iterator[LeakReading]:
+def _audited_epsilon_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     most = finding.measurement(PROVABLE)
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
-            yield LeakReading(m, 0.0, row=finding.key, most=math.nan if most is None else most.value)
+            yield LeakReading(m, 0.0, row=finding.cell_key, most=math.nan if most is None else most.value)
     broken = finding.measurement(VIOLATIONS)
     if is_measured(broken):
-        yield LeakReading(broken, 0.0, row=finding.key)
+        yield LeakReading(broken, 0.0, row=finding.cell_key)
 
 
 AUDITED_EPSILON = LeakKind(
@@ -219,7 +226,7 @@ AUDITED_EPSILON = LeakKind(
     "audited epsilon",
     ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
     (BOUNDS, BOUNDS_OF_TOKENS, "claim"),
-    _epsilon_readings,
+    _audited_epsilon_leak_readings,
 )
 # In the order of reports.
 KINDS = (VERBATIM, NEARLY, GREEDILY, PROBABLE, CANARIES, MEMBERSHIP, UNTARGETED, PERSONAL, AUDITED_EPSILON)

@@ -43,7 +43,7 @@ class FolderEdits:
 NO_EDITS = FolderEdits()
 
 
-def digests_of_gate_files(folder: Path) -> dict[str, str]:
+def manifest_digests_of_gate_files(folder: Path) -> dict[str, str]:
     """SHA-256 by name of the records that a gate reads: ids and numbers. Raises AuditError."""
     found = sorted(path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER)
     return {path.name: file_sha256_hex(path) for path in found if path.is_file()}
@@ -58,7 +58,7 @@ def write_manifest(folder: Path, result: bytes) -> None:
     private = {_RANDOM: secrets.token_hex(32), **_journal_digests(folder)}
     # First, since the manifest holds the digest of this file as well.
     disk.replace_atomically(folder / PRIVATE, json.dumps(private, indent=1))
-    found = {**digests_of_gate_files(folder), RESULT: hashlib.sha256(result).hexdigest()}
+    found = {**manifest_digests_of_gate_files(folder), RESULT: hashlib.sha256(result).hexdigest()}
     disk.replace_atomically(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
 
 
@@ -68,7 +68,7 @@ def folder_edits_since_run_end(folder: Path) -> FolderEdits | None:
     if not path.exists():
         return None
     held: dict[str, str] = from_json(dict[str, str], read_json_object(path, "a manifest").get("files"), str(path))
-    now = digests_of_gate_files(folder)
+    now = manifest_digests_of_gate_files(folder)
     if (folder / PRIVATE).exists():
         private = read_json_object(folder / PRIVATE, "digests of journals")
         journals = from_json(dict[str, str], private, str(folder / PRIVATE))

@@ -18,7 +18,7 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
 from auditor.records.manifest import NO_EDITS, FolderEdits
-from auditor.records.table import MEASURED, TABLE, Column, read_secrets_table, refuse_foreign_table
+from auditor.records.table import MEASURED, TABLE, Column, blame_errors_on_secrets_table_context, read_secrets_table
 from auditor.statistics import metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
 from auditor.statistics.bounds import BoundedNumber, measurement_from_evidence
@@ -52,7 +52,7 @@ class RowValuesBySecret:
     anytime: bool = False  # how many were asked was decided by what was found: only bounds by betting hold
 
     @classmethod
-    def of(
+    def from_judged_guesses(
         cls,
         judged: Outcome,
         kinds: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
@@ -65,19 +65,19 @@ class RowValuesBySecret:
         values[SCORE] = judged.score.astype(float)
         return cls(judged.ids, judged.member, judged.repeats, values, judged, parts, score_is_probability)
 
-    def columns(self, cell: CellKey) -> Iterator[Column]:
+    def columns_for_secrets_table(self, cell: CellKey) -> Iterator[Column]:
         """What the table keeps: of an attack what its guesses were judged by, from which all else is worked out."""
-        for name, values in self._kept().items():
+        for name, values in self._values_kept_in_secrets_table().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
 
-    def _kept(self) -> Mapping[str, NDArray[np.float64]]:
+    def _values_kept_in_secrets_table(self) -> Mapping[str, NDArray[np.float64]]:
         if self.outcome is None:
             return self.values or {_ASKED: np.ones(len(self.ids))}
         kept = {name: getattr(self.outcome, name).astype(float) for name in (*_FLAGS, *_COUNTS)}
         score = {_PROBABILITY if self.score_is_probability else SCORE: self.outcome.score}
         return {**kept, **score, **self.outcome.traits, **{f"{_OF_KIND}{k})": held for k, held in self.kinds.items()}}
 
-    def measure(self, name: str, count: int | None = None, kind: str | None = None) -> Measurement | None:
+    def remeasure_metric(self, name: str, count: int | None = None, kind: str | None = None) -> Measurement | None:
         """A number of the row with its interval, worked out anew from those of the secrets; None: too little is kept.
 
         count: of the members that stood in the data so often; kind: of personal data. A name for non-members: of those.
@@ -87,7 +87,7 @@ class RowValuesBySecret:
             seen = self.anytime_valid_evidence(name, count, kind)
             return None if seen is None else measurement_from_evidence(name, seen, about.unit, about.note)
         if kind is not None:
-            held = self._held(kind, about.members)
+            held = self._personal_data_shares_of_kind(kind, about.members)
             return mean_share_per_secret(name, held) if len(held) else None
         # Only members have repeat counts: of one there are neither non-members nor a difference from them.
         if count is not None and (about.signed or not about.members):
@@ -113,12 +113,12 @@ class RowValuesBySecret:
         if about.errors or about.scores or about.signed or about.unit not in SHARES:
             return None
         if kind is not None:
-            values = self._held(kind, about.members)
+            values = self._personal_data_shares_of_kind(kind, about.members)
         else:
-            values = self.chosen(about.members, count).get(about.column, np.empty(0))
+            values = self.metric_values_in_id_order(about.members, count).get(about.per_secret_column_name, np.empty(0))
         return BettingMean(values) if len(values) and np.isfinite(values).all() else None
 
-    def _held(self, kind: str, members: bool) -> NDArray[np.float64]:
+    def _personal_data_shares_of_kind(self, kind: str, members: bool) -> NDArray[np.float64]:
         """What first guesses hold of a kind of personal data, of the secrets that hold some."""
         held = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
         return held[~np.isnan(held)]
@@ -129,13 +129,13 @@ class RowValuesBySecret:
         rows = zip(self.ids, self.member, self.repeats, self.values.get(name, np.empty(0)).tolist(), strict=False)
         return {id: x for id, member, times, x in rows if member == members and count in (None, times)}
 
-    def only(self, name: str, others: bool) -> RowValuesBySecret:
+    def keep_one_metric(self, name: str, others: bool) -> RowValuesBySecret:
         """This one number of the members; others: of the non-members as well."""
         kept = np.flatnonzero(self.member | others)
         ids, repeats = tuple(self.ids[i] for i in kept), tuple(self.repeats[i] for i in kept)
         return RowValuesBySecret(ids, self.member[kept], repeats, {name: self.values[name][kept]})
 
-    def chosen(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
+    def metric_values_in_id_order(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
         """The values of the members (or the others), of one repeat count if given, in the order of their ids."""
         wanted = [
             i
@@ -146,7 +146,7 @@ class RowValuesBySecret:
         return {name: values[wanted] for name, values in self.values.items()}
 
 
-def ids_common_to_rows(rows: Iterable[RowValuesBySecret], name: str, members: bool) -> list[str]:
+def secret_ids_common_to_rows(rows: Iterable[RowValuesBySecret], name: str, members: bool) -> list[str]:
     """The members (or the others) of whom all rows hold the number."""
     return sorted(set.intersection(*(set(row.values_by_secret(name, members)) for row in rows)))
 
@@ -162,16 +162,16 @@ class RunOutcomes:
     edits: FolderEdits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 
-def read_outcomes(folder: Path) -> dict[CellKey, RowValuesBySecret]:
+def read_row_values_by_secret(folder: Path) -> dict[CellKey, RowValuesBySecret]:
     """What a run folder holds; nothing where it holds no table. Raises AuditError as `table.read_secrets_table`."""
     cells: dict[CellKey, list[Column]] = {}
     for column in read_secrets_table(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
-    with refuse_foreign_table(folder / TABLE):
-        return {cell: _per_secret_from_columns(columns) for cell, columns in cells.items()}
+    with blame_errors_on_secrets_table_context(folder / TABLE):
+        return {cell: _row_values_from_table_columns(columns) for cell, columns in cells.items()}
 
 
-def _per_secret_from_columns(columns: Sequence[Column]) -> RowValuesBySecret:
+def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecret:
     """The inverse of `PerSecret.columns`. Raises ValueError and the like for what is none."""
     first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
     if any((one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats) for one in columns):
@@ -192,22 +192,26 @@ def _per_secret_from_columns(columns: Sequence[Column]) -> RowValuesBySecret:
     hit, any_hit = (values.astype(bool) for values in flags.values())
     distance, tolerance = (values.astype(np.int64) for values in counts.values())
     judged = Outcome(ids, hit, any_hit, score, repeats, member, distance, tolerance, kept)
-    return RowValuesBySecret.of(judged, kinds, probable)
+    return RowValuesBySecret.from_judged_guesses(judged, kinds, probable)
 
 
-def tpr_evidence(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
+def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumber | None:
     """Members found at rates of false positives, with bounds at any level; None for other metrics, or no scores."""
     about = find_metric(metric)
     most = about.rate or about.below
     if not most or row is None or about.scores not in row.values:
         return None
-    own, others = (row.chosen(members, None)[about.scores] for members in (True, False))
-    if len(others) < roc.nonmembers_for_rate(most) or np.isnan(row.values[about.scores]).any() or not len(own):
+    own, others = (row.metric_values_in_id_order(members, None)[about.scores] for members in (True, False))
+    if (
+        len(others) < roc.fewest_nonmembers_for_fpr_threshold(most)
+        or np.isnan(row.values[about.scores]).any()
+        or not len(own)
+    ):
         return None
     return roc.BoundedTprAtFpr(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
 
 
-def paired_metric_difference(
+def paired_row_difference_or_reason(
     metric: str, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
     """The metric of `new` minus that of `base`, paired by secret; or why there is none. The secrets are the same.
@@ -216,8 +220,8 @@ def paired_metric_difference(
     """
     about = find_metric(metric)
     if new.anytime or base.anytime:
-        return _anytime_valid_difference(about, count, new, base)
-    first, second = (rows.chosen(about.members, count) for rows in (new, base))
+        return _anytime_valid_row_difference_or_reason(about, count, new, base)
+    first, second = (rows.metric_values_in_id_order(about.members, count) for rows in (new, base))
     if metric == SCORE or any(column not in side for column in about.columns_to_recompute for side in (first, second)):
         if about.scores:
             return f"the scores of {metric} were not kept"
@@ -232,7 +236,10 @@ def paired_metric_difference(
         return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
     if about.scores:
         # Of each run (scores of the members, scores of the non-members).
-        one, other = ((*own, rows.chosen(False, None)[about.scores]) for own, rows in ((one, new), (other, base)))
+        one, other = (
+            (*own, rows.metric_values_in_id_order(False, None)[about.scores])
+            for own, rows in ((one, new), (other, base))
+        )
         if np.isnan(np.concatenate([*one, *other])).any():
             return f"{metric} is by a score that is not a number for some secret"
         return difference_evidence(one, other, rate=about.rate)
@@ -241,13 +248,13 @@ def paired_metric_difference(
     return difference_evidence(one, other)
 
 
-def _anytime_valid_difference(
+def _anytime_valid_row_difference_or_reason(
     about: Metric, count: int | None, new: RowValuesBySecret, base: RowValuesBySecret
 ) -> BoundedNumber | str:
     """Of the secrets that both were asked for: those of the one that stopped first."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return f"{about.name} has no bounds that hold at every look, and --until stopped one of the two"
-    one, other = (rows.values_by_secret(about.column, about.members, count) for rows in (new, base))
+    one, other = (rows.values_by_secret(about.per_secret_column_name, about.members, count) for rows in (new, base))
     deltas = np.array([one[id] - other[id] for id in sorted(one.keys() & other.keys())])
     if not len(deltas) or not np.isfinite(deltas).all():
         return f"{about.name} is kept of no secret, or is not a number for some"

@@ -77,10 +77,12 @@ def _secret_text_entries(
     for secret in secrets:
         own = {row: held[secret.id].ranked[0].suffix for row, held in guesses.items() if secret.id in held}
         context, wording = secret.prefix[-CONTEXT:], secret.wording
-        said = {row: decode_continuation(decode, context, tokens) for row, tokens in own.items()}
+        said = {row: text_added_by_tokens(decode, context, tokens) for row, tokens in own.items()}
         prefix = decode(secret.prefix) if wording is None else wording.prefix
         pieces = (
-            decode_token_by_token(decode, context, secret.suffix) if wording is None else wording.suffix_text_by_token
+            text_added_by_each_token(decode, context, secret.suffix)
+            if wording is None
+            else wording.suffix_text_by_token
         )
         # Other tokens may spell the same text, and whoever reads it sees a verbatim guess.
         same = tuple(row for row, tokens in own.items() if tokens == secret.suffix or said[row] == "".join(pieces))
@@ -88,12 +90,12 @@ def _secret_text_entries(
         yield {"secret": secret.id, **asdict(text)}
 
 
-def decode_continuation(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
+def text_added_by_tokens(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
     """What the tokens add to the text behind the context: some tokenizers drop a space that a text begins with."""
     return decode([*context, *tokens])[len(decode(context)) :]
 
 
-def decode_token_by_token(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
+def text_added_by_each_token(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """What each token adds, as far as decoding tells; a character of several tokens comes with the last of them."""
     found, seen = [], len(decode(context))
     for count in range(1, len(tokens) + 1):

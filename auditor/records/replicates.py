@@ -10,7 +10,7 @@ from typing import Any
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
-from auditor.records.outcomes import RowValuesBySecret, read_outcomes
+from auditor.records.outcomes import RowValuesBySecret, read_row_values_by_secret
 from auditor.records.table import read_heldout_losses
 from auditor.statistics.judging import Outcome
 
@@ -43,8 +43,8 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
     by_key: dict[CellKey, dict[int, Finding]] = {}
     for seed, (result, _) in runs.items():
         for finding in result.findings:
-            by_key.setdefault(finding.key, {})[seed] = finding
-    judged = {seed: read_outcomes(folder) for seed, (_, folder) in runs.items()}
+            by_key.setdefault(finding.cell_key, {})[seed] = finding
+    judged = {seed: read_row_values_by_secret(folder) for seed, (_, folder) in runs.items()}
     heldout = {seed: read_heldout_losses(folder) for seed, (_, folder) in runs.items()}
     for key, findings in by_key.items():
         target, one = key.target, next(iter(findings.values()))

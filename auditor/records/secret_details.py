@@ -68,7 +68,7 @@ def secret_alias_by_id(folder: Path) -> dict[str, str]:
 
 def read_secret_details(folder: Path) -> SecretDetails:
     """What the folder keeps. Raises AuditError for a file that holds something else."""
-    rows = {cell: row for cell, row in outcomes.read_outcomes(folder).items() if row.values}
+    rows = {cell: row for cell, row in outcomes.read_row_values_by_secret(folder).items() if row.values}
     records: dict[CellKey, dict[str, Column]] = {}
     for column in table.read_secrets_table(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
@@ -79,11 +79,11 @@ def read_secret_details(folder: Path) -> SecretDetails:
     }
     told = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
     return SecretDetails(
-        told, rows, table.read_token_likelihoods(folder), table.read_heldout_losses(folder), exposure, records
+        told, rows, table.read_suffix_token_log_probs(folder), table.read_heldout_losses(folder), exposure, records
     )
 
 
-def extraction_by_document(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, tuple[int, int, int]]:
+def extraction_counts_by_document(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, tuple[int, int, int]]:
     """Of members' documents: tokens of the longest block that was extracted, extracted parts, parts asked for."""
     if seen.outcome is None:
         return {}
@@ -93,13 +93,13 @@ def extraction_by_document(details: SecretDetails, seen: RowValuesBySecret) -> d
         for s in details.secrets
         if s.document is not None and s.member and s.id in hit
     ]
-    longest = documents.longest_extracted_blocks(parts)
+    longest = documents.longest_extracted_block_lengths(parts)
     asked, out = Counter(part.document for part in parts), Counter(part.document for part in parts if part.out)
     worst = sorted(longest, key=lambda name: (-longest[name], name))
     return {name: (longest[name], out[name], asked[name]) for name in worst}
 
 
-def extracted_records_by_person(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, tuple[int, int]]:
+def extracted_and_asked_counts_by_person(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, tuple[int, int]]:
     """Of people whose records were trained on: records that were extracted, records asked for. Worst first."""
     if seen.outcome is None:
         return {}
@@ -115,7 +115,7 @@ def extracted_records_by_person(details: SecretDetails, seen: RowValuesBySecret)
 # --- numbers over the secrets -----------------------------------------------------------------------------------------
 
 
-def recall_by_group(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, Measurement]:
+def verbatim_recall_by_secret_group(details: SecretDetails, seen: RowValuesBySecret) -> dict[str, Measurement]:
     """Verbatim recall of the members of each group, by the group's name; empty where there are no groups."""
     groups = {secret.id: secret.group for secret in details.secrets if secret.member and secret.group is not None}
     if seen.outcome is None or not groups:
@@ -128,7 +128,7 @@ def recall_by_group(details: SecretDetails, seen: RowValuesBySecret) -> dict[str
     return shares
 
 
-def prefix_accuracy_by_length(
+def first_suffix_tokens_accuracy_by_length(
     details: SecretDetails, seen: RowValuesBySecret, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ) -> dict[int, Measurement]:
     """Share of members whose first guess is right in its first L tokens, of those with a suffix so long; by L.
@@ -170,7 +170,7 @@ class Reliability:
     n: int
 
 
-def score_calibration(score: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliability:
+def calibration_of_guess_scores(score: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliability:
     """Of (n,) scores in [0, 1] and whether each guess was right, over equally wide bins; empty bins are left out.
 
     Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raises AuditError for a score that is none.

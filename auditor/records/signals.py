@@ -15,8 +15,8 @@ from typing import Literal
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement
-from auditor.records.disagreements import find_contradicting_numbers, is_measured, member_mismatch_doubts
-from auditor.records.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_readings
+from auditor.records.disagreements import contradiction_doubts_about_target, is_measured, member_mismatch_doubts
+from auditor.records.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_leak_readings
 from auditor.records.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
@@ -81,14 +81,14 @@ class LeakAssessment:
     contradictions: dict[str, tuple[Doubt, ...]]
     doubts: dict[str, tuple[Doubt, ...]]
 
-    def of(self, target: str) -> tuple[LeakSignal, ...]:
+    def signals_of_target(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.signals if s.target == target)
 
-    def shown(self, target: str) -> tuple[LeakSignal, ...]:
-        return tuple(s for s in self.of(target) if s.status == SHOWN)
+    def shown_signals(self, target: str) -> tuple[LeakSignal, ...]:
+        return tuple(s for s in self.signals_of_target(target) if s.status == SHOWN)
 
-    def tested(self, target: str) -> tuple[LeakSignal, ...]:
-        return tuple(s for s in self.of(target) if s.status != NOT_TESTED)
+    def tested_signals(self, target: str) -> tuple[LeakSignal, ...]:
+        return tuple(s for s in self.signals_of_target(target) if s.status != NOT_TESTED)
 
     def doubts_about(self, target: str) -> tuple[Doubt, ...]:
         """Contradictions and doubts alike: whatever forbids a conclusion from what was not seen."""
@@ -96,7 +96,7 @@ class LeakAssessment:
 
     def shows_no_leakage(self, target: str) -> bool:
         """Whether "no leakage seen" may be said of it."""
-        tested = self.tested(target)
+        tested = self.tested_signals(target)
         seen = any(s.status == SHOWN or s.suspected for s in tested)
         return bool(tested) and not seen and not self.doubts_about(target)
 
@@ -109,7 +109,7 @@ class LeakAssessment:
 
         target: of this one alone. None where no gate has a rule for it.
         """
-        asked = self.signals if target is None else self.of(target)
+        asked = self.signals if target is None else self.signals_of_target(target)
         # A gate judges defended targets; the undefended one where there is no other.
         judged = [s for s in asked if s.target != UNDEFENDED]
         leaking = [s for s in (*judged, *asked) if s.status == SHOWN]
@@ -124,9 +124,9 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
     found = (finding.target for finding in result.findings if finding.target not in companions)
     targets = sorted(dict.fromkeys((*named, *found)), key=lambda name: name != UNDEFENDED)
 
-    signals = tuple(s for target in targets for s in _read_signals(result, target))
+    signals = tuple(s for target in targets for s in _leak_signals_of_target(result, target))
     greedy = _greedy_recall_signal(result).measured
-    contradictory = {target: tuple(find_contradicting_numbers(result, target, greedy)) for target in targets}
+    contradictory = {target: tuple(contradiction_doubts_about_target(result, target, greedy)) for target in targets}
     of_data = (*member_mismatch_doubts(result), *result.benchmark.doubts)
     doubts = dict.fromkeys(targets, of_data)
     leaking = {signal.target for signal in signals if signal.status == SHOWN}  # their likelihood says nothing more
@@ -140,7 +140,7 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
 # --- from readings to signals -----------------------------------------------------------------------------------------
 
 
-def _read_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
+def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSignal]:
     """One a kind and access at which it was tested; else one that says why it was not.
 
     What released text tells is one question: its signals share the level.
@@ -155,7 +155,7 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
         for reading in kind.read(finding)
     ]
     if result.family == RELEASED_TEXT:
-        shared = bonferroni_adjusted_readings([reading for *_, reading in told])
+        shared = bonferroni_adjusted_leak_readings([reading for *_, reading in told])
         told = [(kind, setting, reading) for (kind, setting, _), reading in zip(told, shared, strict=True)]
     for kind in KINDS:
         own = [(setting, reading) for other, setting, reading in told if other is kind]
@@ -192,7 +192,7 @@ def _signal_from_readings(kind: LeakKind, target: str, setting: str, readings: S
     return LeakSignal(
         *(kind, target, setting, SHOWN if shown else NOT_SHOWN, best.measured, best.baseline, best.row),
         suspected=bool(suspected),
-        least=best.least,
+        least=best.smallest_detectable_value,
         part=best.part,
         count=best.count,
         blind=best.blind,

@@ -104,11 +104,15 @@ def read_secrets_table(folder: Path, kind: str) -> list[Column]:
     path = folder / TABLE
     if not path.exists():
         return []
-    with refuse_foreign_table(path):  # a list: a generator would raise when the block is long left
-        return list(_columns_from_table(_read_checked_table(path, filters=[("kind", "=", kind)]).combine_chunks()))
+    with blame_errors_on_secrets_table_context(path):  # a list: a generator would raise when the block is long left
+        return list(
+            _columns_from_secrets_table(
+                _read_secrets_table_of_this_version(path, filters=[("kind", "=", kind)]).combine_chunks()
+            )
+        )
 
 
-def _read_checked_table(path: Path, **how: Any) -> pa.Table:
+def _read_secrets_table_of_this_version(path: Path, **how: Any) -> pa.Table:
     """Raises AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
@@ -118,7 +122,7 @@ def _read_checked_table(path: Path, **how: Any) -> pa.Table:
     return pq.read_table(path, schema=_secrets_table_schema(), **how)
 
 
-def _columns_from_table(table: pa.Table) -> Iterator[Column]:
+def _columns_from_secrets_table(table: pa.Table) -> Iterator[Column]:
     """Rows that stand together. Raises ValueError for a quantity of a configuration in two places."""
     if not table.num_rows:
         return
@@ -147,7 +151,7 @@ def _columns_from_table(table: pa.Table) -> Iterator[Column]:
 
 
 @contextmanager
-def refuse_foreign_table(path: Path) -> Iterator[None]:
+def blame_errors_on_secrets_table_context(path: Path) -> Iterator[None]:
     """Raises AuditError where the block finds in the file what no run writes there."""
     try:
         yield
@@ -167,7 +171,7 @@ def read_heldout_losses(folder: Path) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def read_token_likelihoods(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
+def read_suffix_token_log_probs(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
     """By target and secret, the log-probability of each token of its true suffix, in nats."""
     found: dict[str, dict[str, tuple[float, ...]]] = {}
     for column in read_secrets_table(folder, TOKENS):
@@ -190,7 +194,7 @@ def read_probe_observations(folder: Path) -> Seen:
 def read_table_as_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     """The whole file, with aliases for secrets. Raises AuditError as `read_secrets_table`, and where there is none."""
     path = folder / TABLE
-    with refuse_foreign_table(path):
-        found = _read_checked_table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
+    with blame_errors_on_secrets_table_context(path):
+        found = _read_secrets_table_of_this_version(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
         named = found["secret"].map(lambda id: aliases.get(id, id))
         return found.assign(secret=named).astype({"member": "boolean", "repeats": "Int64", "token": "Int64"})

@@ -8,17 +8,24 @@ from pathlib import Path
 import numpy as np
 
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
-from auditor.records.outcomes import RowValuesBySecret, read_outcomes
+from auditor.records.outcomes import RowValuesBySecret, read_row_values_by_secret
 from auditor.records.table import read_heldout_losses
 from auditor.statistics.frontier import perplexity_ratios
-from auditor.statistics.unlearning import AFTER, BEFORE, FORGOTTEN, NONMEMBERS, RETAINED, recall_by_model
+from auditor.statistics.unlearning import (
+    AFTER,
+    BEFORE,
+    FORGOTTEN,
+    NONMEMBERS,
+    RETAINED,
+    group_numbers_around_unlearning,
+)
 
 _GREEDY = "greedy"  # of a row with a bound by ranks: whether greedy decoding gives the secret
 _BOUND = "rank_bound"
 Columns = Mapping[str, RowValuesBySecret]  # by model
 
 
-def measure_unlearning(
+def summarise_unlearning_of_run(
     result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
     """What is left of the forgotten records, measured with white-box access where that was measured, else text-only.
@@ -27,14 +34,14 @@ def measure_unlearning(
     were to be forgotten. The steps, rate and texts of relearning are not known here; the caller fills them in.
     """
     setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
-    held, target = read_outcomes(folder), models[AFTER]
+    held, target = read_row_values_by_secret(folder), models[AFTER]
     rows = [f for f in result.findings if f.target == target and f.setting == setting and f.main is not None]
     numbers = list[GroupRecall]()
     for finding in rows:
-        keys = {model: finding.key._replace(target=name) for model, name in models.items()}
+        keys = {model: finding.cell_key._replace(target=name) for model, name in models.items()}
         columns = {model: held[key] for model, key in keys.items() if key in held}
         assert finding.main is not None
-        numbers += _recalled_by_group(finding.attack, finding.main.name, columns, forgotten)
+        numbers += _group_recall_of_unlearning(finding.attack, finding.main.name, columns, forgotten)
     own = (seen for key, seen in held.items() if key.target == target)
     mine = max(own, key=lambda seen: len(seen.ids), default=None)
     attacked = [] if mine is None else [id for id, member in zip(mine.ids, mine.member, strict=True) if member]
@@ -46,11 +53,13 @@ def measure_unlearning(
         forgotten=lost,
         retained=len(attacked) - lost,
         numbers=tuple(numbers),
-        perplexity=_perplexities_before_and_after(result, folder, models),
+        perplexity=_perplexities_around_unlearning(result, folder, models),
     )
 
 
-def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: frozenset[str]) -> Iterator[GroupRecall]:
+def _group_recall_of_unlearning(
+    attack: str, main: str, columns: Columns, forgotten: frozenset[str]
+) -> Iterator[GroupRecall]:
     for name in (_GREEDY, main, _BOUND):
         kept = _BOUND if name == _GREEDY else name
         if not all(kept in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):
@@ -65,10 +74,10 @@ def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: froz
                 # prod_t 1 / rank_t = 1 (formulas C3): every true token is the likeliest, as greedy decoding takes it.
                 found = {model: (values == 1).astype(float) for model, values in found.items()}
             if ids and all(np.isfinite(values).all() for values in found.values()):
-                yield recall_by_model(attack, name, group, found)
+                yield group_numbers_around_unlearning(attack, name, group, found)
 
 
-def _perplexities_before_and_after(
+def _perplexities_around_unlearning(
     result: AuditResult, folder: Path, models: Mapping[str, str]
 ) -> dict[str, Measurement]:
     found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}

@@ -46,11 +46,11 @@ class ServerUsage:
     written: int = 0
 
     @property
-    def tokens(self) -> int:
+    def paid_token_count(self) -> int:
         return self.read + self.written
 
 
-class AnswerStore:
+class ServerAnswerStore:
     """The file, for all threads and several processes at once. AuditError where it cannot be read or written."""
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class AnswerStore:
         except (OSError, sqlite3.Error) as error:
             raise self._store_error(error) from error
 
-    def get(self, key: bytes) -> Any | None:
+    def find_stored_answer(self, key: bytes) -> Any | None:
         found = self._fetch_rows("select answer from answers where key = ?", key)
         return None if not found else json.loads(found[0][0])
 
@@ -93,7 +93,7 @@ class AnswerStore:
             rows = [(run, *one) for one in every]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
 
-    def used_answers_by_kind(self, runs: Sequence[str]) -> dict[str, int]:
+    def used_answer_counts_by_kind(self, runs: Sequence[str]) -> dict[str, int]:
         """How many answers these runs have used, by kind."""
         marks = ",".join("?" * len(runs))
         return dict(self._fetch_rows(f"select kind, count(*) from became where run in ({marks}) group by kind", *runs))

@@ -15,7 +15,13 @@ from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.remote import drift_watch, withheld_answers
 from auditor.remote.answers import digest_of_question
-from auditor.remote.connection import MalformedAnswer, RequestRefused, ServerConnection, ServerRequest, TokenBudget
+from auditor.remote.connection import (
+    MalformedAnswer,
+    RequestRefused,
+    ServerConnection,
+    ServerRequest,
+    ServerTokenBudget,
+)
 from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
 from auditor.remote.handshake import Handshake
 from auditor.remote.server_dialect import WrittenAnswer
@@ -37,24 +43,26 @@ class CachedServerQueries:
         self.watch = ServerWatch(self._redraw_greedy_texts, scored, contexts)
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
-    def charge(self, ledger: TokenBudget) -> None:
+    def switch_paying_run(self, ledger: ServerTokenBudget) -> None:
         """From here on the run of this ledger pays."""
         self.wire.ledger = ledger
         self._runs.append(ledger.run)
 
     # --- samples ---
 
-    def sampled(
+    def stored_or_drawn_samples(
         self, contexts: Sequence[Tokens], length: int, decoding: Decoding, seeds: Sequence[Sequence[int]]
     ) -> list[list[WrittenAnswer]]:
         """The samples of each context, from the store; only those missing there are asked for."""
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
-            body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
+            body = self.dialect.sampling_request_body(
+                self.spelling.prompt_as_server_takes_it(context), length, decoding, 1, None
+            )
             # keyed as if asked for alone: how many come in one request is no part of a sample
             keys.append([self._answer_store_key(body, seed, index) for index, seed in enumerate(of_context)])
-        found = {key: answer for own in keys for key in own if (answer := answers.get(key)) is not None}
+        found = {key: answer for own in keys for key in own if (answer := answers.find_stored_answer(key)) is not None}
         questions = [
             question
             for context, own, seed in zip(contexts, keys, seeds, strict=True)
@@ -99,11 +107,13 @@ class CachedServerQueries:
             mine = missing[start : start + self.dialect.several]
             # A request has one seed, its first sample's: the others of it are what the server draws besides.
             seed = None if decoding == GREEDY else seeds[mine[0]]
-            body = self.dialect.draw(self.spelling.prompt(context), length, decoding, len(mine), seed)
+            body = self.dialect.sampling_request_body(
+                self.spelling.prompt_as_server_takes_it(context), length, decoding, len(mine), seed
+            )
 
             # `of` is bound now: answers are read after the loop has gone on
             def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
-                every = zip(of, self.dialect.written(answer, len(of), length), strict=True)
+                every = zip(of, self.dialect.parse_sampled_answers(answer, len(of), length), strict=True)
                 kinds = [(i, one, self.spelling.withheld_kind_of_answer(context, one, length)) for i, one in every]
                 return {keys[i]: [one.text, one.tokens, one.log_probs, kind] for i, one, kind in kinds}
 
@@ -111,7 +121,9 @@ class CachedServerQueries:
 
     # --- given tokens ---
 
-    def scored(self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0) -> list[tuple[list[Any], ...]]:
+    def stored_or_asked_token_scores(
+        self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0
+    ) -> list[tuple[list[Any], ...]]:
         """(log-probabilities, ranks) of all tokens of each text; nothing is known of the first.
 
         likeliest: with (id, log-probability) of so many tokens at each place.
@@ -124,19 +136,22 @@ class CachedServerQueries:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
         self.spelling.refuse_texts_read_as_other_tokens(texts)
         keys = {
-            text: self._answer_store_key(self.dialect.score(self.spelling.prompt(text), likeliest)) for text in texts
+            text: self._answer_store_key(
+                self.dialect.scoring_request_body(self.spelling.prompt_as_server_takes_it(text), likeliest)
+            )
+            for text in texts
         }
-        found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
-        questions = [self._scoring_question(text, key, likeliest) for text, key in keys.items() if key not in found]
+        found = {key: answer for key in keys.values() if (answer := answers.find_stored_answer(key)) is not None}
+        questions = [self._scoring_request(text, key, likeliest) for text, key in keys.items() if key not in found]
         for answered in self._ask_watching_for_change(questions):
             found |= answered
         for text, key in keys.items():
             self.watch.note_scored_text(text, found[key][0])
         return [tuple(found[keys[text]]) for text in texts]
 
-    def _scoring_question(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
+    def _scoring_request(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
         def read(answer: Any) -> Mapping[bytes, Any]:
-            given = self.dialect.given(answer, text, likeliest)
+            given = self.dialect.parse_prompt_log_probs(answer, text, likeliest)
             if given.tokens is not None and given.tokens[1:] != text[1:]:
                 raise MalformedAnswer("log-probabilities of other tokens came")
             log_probs = [0.0 if i <= self.dialect.hidden else value for i, value in enumerate(given.log_probs)]
@@ -147,7 +162,11 @@ class CachedServerQueries:
             told = [log_probs, [1, *(given.ranks or ())[1:]]]  # 0 nats and rank 1 stand for what is not known
             return {key: [*told, given.likeliest] if likeliest else told}
 
-        return ServerRequest(self.dialect.score(self.spelling.prompt(text), likeliest), len(text) + 9, read)
+        return ServerRequest(
+            self.dialect.scoring_request_body(self.spelling.prompt_as_server_takes_it(text), likeliest),
+            len(text) + 9,
+            read,
+        )
 
     # --- asking ---
 
@@ -156,11 +175,11 @@ class CachedServerQueries:
         answered = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
             some = questions[start : start + drift_watch.EVERY]
-            answered += self._ask_all_as_in_handshake(some)
+            answered += self._ask_all_or_raise_audit_error(some)
             self._give_up_if_server_changed(partial(self.watch.count_requests_and_check_when_due, len(some)))
         return answered
 
-    def _ask_all_as_in_handshake(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
+    def _ask_all_or_raise_audit_error(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         try:
             return self.wire.ask_all(questions)
         except (RequestRefused, MalformedAnswer) as error:
@@ -182,34 +201,36 @@ class CachedServerQueries:
         """Greedy texts, asked anew."""
 
         def question(one: GreedyAnswer) -> ServerRequest:
-            body = self.dialect.draw(self.spelling.prompt(one.context), one.length, GREEDY, 1, None)
+            body = self.dialect.sampling_request_body(
+                self.spelling.prompt_as_server_takes_it(one.context), one.length, GREEDY, 1, None
+            )
             return ServerRequest(body, len(one.context) + 8 + one.length, partial(read, one.length), stored=False)
 
         def read(length: int, answer: Any) -> Mapping[bytes, Any]:
-            return {b"": self.dialect.written(answer, 1, length)[0].text}
+            return {b"": self.dialect.parse_sampled_answers(answer, 1, length)[0].text}
 
-        return [answer[b""] for answer in self._ask_all_as_in_handshake([question(one) for one in asked])]
+        return [answer[b""] for answer in self._ask_all_or_raise_audit_error([question(one) for one in asked])]
 
     def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
         """Log-probabilities of all tokens of each text, asked anew; None where it would be read as other tokens."""
         scored = [self.spelling.can_score_exact_tokens(text) for text in asked]
-        questions = [self._scoring_question(text, b"") for text, can in zip(asked, scored, strict=True) if can]
-        answers = iter(self._ask_all_as_in_handshake([replace(question, stored=False) for question in questions]))
+        questions = [self._scoring_request(text, b"") for text, can in zip(asked, scored, strict=True) if can]
+        answers = iter(self._ask_all_or_raise_audit_error([replace(question, stored=False) for question in questions]))
         return [next(answers)[b""][0] if can else None for can in scored]
 
-    def finish(self) -> None:
+    def check_server_unchanged_at_end(self) -> None:
         self._give_up_if_server_changed(self.watch.check_all_sentinels_for_drift)
 
     # --- what became of the answers ---
 
-    def kinds(self) -> dict[str, int]:
+    def own_answer_counts_by_kind(self) -> dict[str, int]:
         """How many answers these runs have used, by kind (`withheld_answers`)."""
-        return self.wire.ledger.answers.used_answers_by_kind(self._runs)
+        return self.wire.ledger.answers.used_answer_counts_by_kind(self._runs)
 
-    def held_back(self, contexts: Sequence[Tokens]) -> list[bool]:
+    def has_withheld_answer_by_context(self, contexts: Sequence[Tokens]) -> list[bool]:
         """Whether an answer to each may have hidden a leak."""
         held = self.wire.ledger.answers.contexts_with_withheld_answers(
-            self._runs, list(withheld_answers.leak_hiding_answer_counts(self.kinds()))
+            self._runs, list(withheld_answers.leak_hiding_answer_counts(self.own_answer_counts_by_kind()))
         )
         return [digest_of_question(context) in held for context in contexts]
 

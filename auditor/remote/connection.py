@@ -18,8 +18,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from auditor.core.errors import AuditError
-from auditor.remote.answers import AnswerStore, ServerUsage
-from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after
+from auditor.remote.answers import ServerAnswerStore, ServerUsage
+from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after_seconds
 
 KEY = "OPENAI_API_KEY"
 
@@ -89,21 +89,21 @@ class RetryPolicy:
 PATIENCE = RetryPolicy()
 
 
-class TokenBudget:
+class ServerTokenBudget:
     """What one run spends. Raises AuditError before `most` tokens would be exceeded, whatever is in flight."""
 
-    def __init__(self, answers: AnswerStore, run: str, most: int | None) -> None:
+    def __init__(self, answers: ServerAnswerStore, run: str, most: int | None) -> None:
         self.answers, self.run, self.most = answers, run, most
         self._reserved, self._lock = 0, threading.Lock()
 
     @property
-    def spent(self) -> ServerUsage:
+    def server_usage_so_far(self) -> ServerUsage:
         return self.answers.usage_of_run(self.run)
 
     @contextmanager
     def reserve_tokens(self, tokens: int) -> Iterator[None]:
         with self._lock:  # look and reserve in one step: two requests may not both take the last tokens
-            spent = self.spent.tokens
+            spent = self.server_usage_so_far.paid_token_count
             if self.most is not None and spent + self._reserved + tokens > self.most:
                 raise AuditError(
                     f"expected --max-tokens-total to pay for all requests, but {spent:,} of {self.most:,} tokens are "
@@ -123,7 +123,7 @@ class ServerConnection:
     """One server. Raises AuditError where it cannot be reached, takes no key, or fails again and again."""
 
     url: str
-    ledger: TokenBudget
+    ledger: ServerTokenBudget
     patience: RetryPolicy = field(default_factory=lambda: PATIENCE)
     pace: RequestPacing = field(default_factory=RequestPacing)
     _client: Any = None
@@ -199,7 +199,7 @@ class ServerConnection:
                 ledger.answers.store_answers_and_charge(ledger.run, ServerUsage(requests=1), {})
                 raise
             # Charged before the reservation ends: in between, another request would find these tokens free.
-            spent = _tokens_spent_on_answer(answer, question.at_most)
+            spent = _server_usage_of_answer(answer, question.at_most)
             ledger.answers.store_answers_and_charge(ledger.run, spent, kept if question.stored else {})
         return dict(kept)
 
@@ -207,17 +207,17 @@ class ServerConnection:
         """What `read` makes of the JSON that answers one request, None: for the list of models."""
         import openai
 
-        with self.pace.slot() as of_round:
+        with self.pace.wait_for_request_slot() as of_round:
             try:
                 answer = self._send_request(body)
                 self._answered = True
-                self.pace.pause(rate_limit_reset_seconds(answer.headers))
+                self.pace.pause_all_requests(rate_limit_reset_seconds(answer.headers))
                 try:
                     found = read(json.loads(answer.text))
                 except (ValueError, MalformedAnswer) as error:
                     why = str(error) if isinstance(error, MalformedAnswer) else "its answer is not JSON"
                     raise _RetryableFailure(why, billed=True) from error
-                self.pace.faster()
+                self.pace.raise_in_flight_limit()
                 return found
             except openai.APIStatusError as error:
                 self._answered = True
@@ -228,9 +228,9 @@ class ServerConnection:
             except openai.APIConnectionError as error:
                 failed = self._retryable_connection_error(error)
             if isinstance(failed, _RetryableFailure):
-                self.pace.pause(failed.wait)
+                self.pace.pause_all_requests(failed.wait)
                 if failed.slower:
-                    self.pace.slower(of_round)
+                    self.pace.halve_in_flight_limit(of_round)
             raise failed
 
     def _retryable_connection_error(self, error: Any) -> _RetryableFailure:
@@ -269,7 +269,7 @@ class ServerConnection:
         if getattr(error, "code", None) in _NO_MONEY:
             return AuditError(f"{self.url} answers {status}: the account has no quota left")
         if status in _AGAIN or status >= 500:
-            wait = retry_after(error.response.headers)
+            wait = retry_after_seconds(error.response.headers)
             return _RetryableFailure(f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status)
         return RequestRefused(status)
 
@@ -315,7 +315,7 @@ def _withheld_answer(count: int) -> Mapping[str, Any]:
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
-def _tokens_spent_on_answer(answer: Any, at_most: int) -> ServerUsage:
+def _server_usage_of_answer(answer: Any, at_most: int) -> ServerUsage:
     """As the server counts; all that it may have been where it does not."""
     read, written = (tokens_counted_by_server(answer, name) for name in ("prompt_tokens", "completion_tokens"))
     if read is None or read < 0:

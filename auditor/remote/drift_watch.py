@@ -113,7 +113,7 @@ class ServerWatch:
 
     def _measure_handshake_difference(self) -> None:
         pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
-        apart = [_largest_and_mean_difference(one.log_probs, values) for one, values in pairs]
+        apart = [_largest_and_mean_answer_difference(one.log_probs, values) for one, values in pairs]
         most, mean = (max((found[i] for found in apart), default=0.0) for i in (0, 1))
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
             raise ServerChanged(
@@ -154,9 +154,11 @@ class ServerWatch:
         self._finished = self._requests
         drawn, scored = self._pool_new_requests()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
-        drawn += _random_selection([one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks)
+        drawn += _random_answers_to_recheck(
+            [one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks
+        )
         scored += [one for one in longest if one not in scored]
-        scored += _random_selection(
+        scored += _random_answers_to_recheck(
             [one for one in self._own_scored if one not in scored], _LAST - len(scored), self._checks
         )
         self._redraw_and_find_differing([*self._drawn, *drawn])
@@ -166,12 +168,12 @@ class ServerWatch:
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
         """Moves the new requests to the old. Returns one in a hundred of the new, at random, to be asked again."""
-        drawn = _random_selection(self._new, math.ceil(len(self._new) / EVERY), self._checks)
-        scored = _random_selection(self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks)
+        drawn = _random_answers_to_recheck(self._new, math.ceil(len(self._new) / EVERY), self._checks)
+        scored = _random_answers_to_recheck(self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks)
         self._checks, self._since = self._checks + 1, 0
         longest = sorted([*self._own_scored, *self._new_scored], key=lambda one: -len(one.text))[:_LAST]
-        self._own = _random_selection([*self._own, *self._new], _KEPT, self._checks)
-        kept = _random_selection([*self._own_scored, *self._new_scored], _KEPT, self._checks)
+        self._own = _random_answers_to_recheck([*self._own, *self._new], _KEPT, self._checks)
+        kept = _random_answers_to_recheck([*self._own_scored, *self._new_scored], _KEPT, self._checks)
         self._own_scored = list(dict.fromkeys([*longest, *kept]))
         self._new, self._new_scored = [], []
         return drawn, scored
@@ -191,7 +193,7 @@ class ServerWatch:
             return
         for one, values in self._rescore_shortened_texts([one for one in asked if len(one.text) > 2]):
             self.rescored += 1
-            most, mean = _largest_and_mean_difference(one.log_probs, values)
+            most, mean = _largest_and_mean_answer_difference(one.log_probs, values)
             if most > self.most or mean > self.mean:
                 places = ((abs(a - b), i) for i, (a, b) in enumerate(zip(one.log_probs, values, strict=False)))
                 where = max(places)[1]
@@ -216,7 +218,7 @@ class ServerWatch:
                 f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy answers now: to "
                 f"{TEXTS[self._drawn.index(changed[0])]!r}, expected {changed[0].text!r}, came back {came!r}"
             )
-        own = _random_selection(self._own, _BURST_OWN, self._bursts)
+        own = _random_answers_to_recheck(self._own, _BURST_OWN, self._bursts)
         differing = self._redraw_and_find_differing(own)
         # sf(k - 1) is the chance of k or more: the exact one-sided test
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
@@ -241,7 +243,7 @@ class ServerWatch:
         return differing
 
 
-def _largest_and_mean_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+def _largest_and_mean_answer_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """The largest and the mean difference, in nats, of the tokens that both speak of."""
     pairs = np.array(list(zip(one, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
@@ -253,7 +255,7 @@ def _largest_and_mean_difference(one: Sequence[float], other: Sequence[float]) -
     return float(np.where(same, 0.0, scaled).max()), float(apart.mean())
 
 
-def _random_selection(every: Sequence[T], count: int, check: int) -> list[T]:
+def _random_answers_to_recheck(every: Sequence[T], count: int, check: int) -> list[T]:
     """So many of them at random, and in random order: several models may take turns."""
     chosen = keyed_random_generator("asked again", check, len(every)).permutation(len(every))[: max(0, count)]
     return [every[i] for i in chosen.tolist()]

@@ -170,7 +170,7 @@ class _HandshakeInProgress:
             self._record_check(IDS, False, "they are refused")
             return None
         (by_ids,), counted = found
-        same = counted in (None, len(context)) and _begin_alike(by_ids.text, by_text.text)
+        same = counted in (None, len(context)) and _is_one_answer_prefix_of_other(by_ids.text, by_text.text)
         self._record_check(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
@@ -259,18 +259,20 @@ class _HandshakeInProgress:
         copies, first, again, other = hot(_COPIES, 1), hot(1, 1), hot(1, 1), hot(1, 2)
         if first is None or again is None or other is None:
             raise AuditError(f"expected samples at temperature 2 from {self.wire.url}, but it gives none")
-        if _tokens_or_texts(first) == _tokens_or_texts(other):
+        if _sampled_tokens_or_texts(first) == _sampled_tokens_or_texts(other):
             raise AuditError(
                 f"expected samples that differ from {self.wire.url}, but at temperature 2 two seeds give one answer: "
                 "it does not sample"
             )
-        several = copies is not None and len(set(_tokens_or_texts(copies))) == _COPIES
+        several = copies is not None and len(set(_sampled_tokens_or_texts(copies))) == _COPIES
         self._record_check(SEVERAL, several, "they do not come" if copies is None else "they are copies")
-        self._record_check(SEED, _tokens_or_texts(first) == _tokens_or_texts(again), "another one comes")
+        self._record_check(
+            SEED, _sampled_tokens_or_texts(first) == _sampled_tokens_or_texts(again), "another one comes"
+        )
         obeyed = {}
         for name, decoding in _SURE.items():
             sure = hot(1, 3, decoding)
-            obeyed[name] = sure is not None and _begin_alike(sure[0].text, greedy.text)
+            obeyed[name] = sure is not None and _is_one_answer_prefix_of_other(sure[0].text, greedy.text)
             self._record_check(OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored")
         dialect = replace(dialect, several=_SEVERAL if several else 1, top_p=obeyed["top_p"], top_k=obeyed["top_k"])
         return replace(
@@ -299,18 +301,24 @@ class _HandshakeInProgress:
         """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and MalformedAnswer."""
         if not isinstance(prompt, str) and not dialect.ids:
             prompt = decode_exactly(self.tokenizer, prompt[len(dialect.adds) :])
-        body = dialect.draw(prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed)
+        body = dialect.sampling_request_body(
+            prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed
+        )
 
         def read(answer: Any) -> tuple[list[WrittenAnswer], int | None]:
-            return dialect.written(answer, count, _LENGTH), tokens_counted_by_server(answer, "prompt_tokens")
+            return dialect.parse_sampled_answers(answer, count, _LENGTH), tokens_counted_by_server(
+                answer, "prompt_tokens"
+            )
 
         return self._ask_up_to_twice(body, 2 * len(prompt) + count * _LENGTH, read)
 
     def _ask_prompt_log_probs(self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Raises RequestRefused and MalformedAnswer."""
         prompt = list(whole) if dialect.ids else decode_exactly(self.tokenizer, whole[len(dialect.adds) :])
-        body = dialect.score(prompt, likeliest)
-        return self._ask_up_to_twice(body, 2 * len(whole), lambda answer: dialect.given(answer, whole, likeliest))
+        body = dialect.scoring_request_body(prompt, likeliest)
+        return self._ask_up_to_twice(
+            body, 2 * len(whole), lambda answer: dialect.parse_prompt_log_probs(answer, whole, likeliest)
+        )
 
     def _ask_up_to_twice(self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]) -> T:
         """Twice, before a server is said to answer otherwise than it should: once may be an accident."""
@@ -333,11 +341,11 @@ class _HandshakeInProgress:
         return tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-def _tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
+def _sampled_tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
     return [one.text if one.tokens is None else one.tokens for one in samples]
 
 
-def _begin_alike(one: str, other: str) -> bool:
+def _is_one_answer_prefix_of_other(one: str, other: str) -> bool:
     """Whether one is the beginning of the other: an answer that ends at end of text is shorter."""
     return one.startswith(other) or other.startswith(one)
 
@@ -368,18 +376,18 @@ def _log_prob_fault_sentence(
         return "some are missing"
     if not drawn:
         return "none come with what is drawn, so that they cannot be compared"
-    if _largest_difference(values[-len(drawn) :], drawn) <= _CLOSE:
+    if _largest_log_prob_difference(values[-len(drawn) :], drawn) <= _CLOSE:
         return ""
     for shift in (-1, 1):
         apart = values[len(values) - len(drawn) + shift :][: len(drawn)]  # one fewer where the shift is 1
         if (
             len(drawn) > 2
             and len(apart) >= len(drawn) - 1
-            and _largest_difference(apart, drawn[: len(apart)]) <= _CLOSE
+            and _largest_log_prob_difference(apart, drawn[: len(apart)]) <= _CLOSE
         ):
             return "they are shifted by one token"
-    return f"they are up to {_largest_difference(values[-len(drawn) :], drawn):.2g} nats apart"
+    return f"they are up to {_largest_log_prob_difference(values[-len(drawn) :], drawn):.2g} nats apart"
 
 
-def _largest_difference(values: Sequence[float], others: Sequence[float]) -> float:
+def _largest_log_prob_difference(values: Sequence[float], others: Sequence[float]) -> float:
     return max((abs(one - other) for one, other in zip(values, others, strict=False)), default=0.0)

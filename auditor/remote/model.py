@@ -21,7 +21,7 @@ from auditor.models.decoding import Cooling, Decoding
 from auditor.models.partial_distributions import PartialDistribution
 from auditor.remote import withheld_answers
 from auditor.remote.cached_queries import CachedServerQueries
-from auditor.remote.connection import ServerConnection, TokenBudget
+from auditor.remote.connection import ServerConnection, ServerTokenBudget
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
@@ -55,9 +55,9 @@ class RemoteModel(LanguageModel):
     def digest(self) -> str:
         return self.asker.identity
 
-    def switch_token_budget(self, ledger: TokenBudget) -> None:
+    def switch_token_budget(self, ledger: ServerTokenBudget) -> None:
         """From here on the run of this ledger pays."""
-        self.asker.charge(ledger)
+        self.asker.switch_paying_run(ledger)
 
     # --- draws ---
 
@@ -87,7 +87,7 @@ class RemoteModel(LanguageModel):
         samples = len(seeds[0]) if seeds else 0
         if decoding.temperature == 0:  # one answer, whatever the seed
             seeds = [[0] for _ in contexts]
-        written = self.asker.sampled(contexts, length, decoding, seeds)
+        written = self.asker.stored_or_drawn_samples(contexts, length, decoding, seeds)
         tokens, log_probs = self._tensors_of_written_answers(contexts, written, length, likelihood)
         if decoding.temperature == 0:
             tokens = tokens.repeat_interleave(samples, 0)
@@ -125,21 +125,26 @@ class RemoteModel(LanguageModel):
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
-        return torch.tensor(self._suffix_log_prob_lists(_prefix_suffix_pairs(prefixes, suffixes))).view(suffixes.shape)
+        return torch.tensor(self._suffix_log_prob_lists(_token_pairs_for_server(prefixes, suffixes))).view(
+            suffixes.shape
+        )
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         if not self.dialect.ranked:
             raise NotApplicable(f"needs ranks of tokens; {self.name} does not give them")
-        pairs = _prefix_suffix_pairs(prefixes, suffixes)
-        ranks = [ranks[len(prefix) :] for (prefix, _), (_, ranks) in zip(pairs, self.asker.scored(pairs), strict=True)]
+        pairs = _token_pairs_for_server(prefixes, suffixes)
+        ranks = [
+            ranks[len(prefix) :]
+            for (prefix, _), (_, ranks) in zip(pairs, self.asker.stored_or_asked_token_scores(pairs), strict=True)
+        ]
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """Asked for apart from log-probabilities and ranks alone: an answer of all this is many times as long."""
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
-        pairs = _prefix_suffix_pairs(prefixes, suffixes)
-        given = self.asker.scored(pairs, self.dialect.likeliest)
+        pairs = _token_pairs_for_server(prefixes, suffixes)
+        given = self.asker.stored_or_asked_token_scores(pairs, self.dialect.likeliest)
         own = [[column[len(prefix) :] for column in columns] for (prefix, _), columns in zip(pairs, given, strict=True)]
         # float64 holds token ids exactly, which stand in one tensor with their log-probabilities
         log_probs, ranks, likeliest = (torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True))
@@ -160,27 +165,29 @@ class RemoteModel(LanguageModel):
         """Of each token of every pair's suffix, given its prefix, which may not be empty."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
-        given = self.asker.scored(pairs)
+        given = self.asker.stored_or_asked_token_scores(pairs)
         return [log_probs[len(prefix) :] for (prefix, _), (log_probs, _) in zip(pairs, given, strict=True)]
 
     # --- what it cost ---
 
-    def finish(self) -> None:
-        self.asker.finish()
+    def check_unchanged_at_end(self) -> None:
+        self.asker.check_server_unchanged_at_end()
 
     def cost_sentences(self) -> tuple[str, ...]:
         ledger = self.asker.wire.ledger
-        spent = ledger.spent
+        spent = ledger.server_usage_so_far
         limit = "" if ledger.most is None else f" of --max-tokens-total {ledger.most:,}"
         again = f"; {spent.again:,} attempts failed and were made again" if spent.again else ""
         said = [
-            f"this run paid for {spent.tokens:,} tokens{limit} in {spent.requests:,} requests ({spent.read:,} read, "
-            f"{spent.written:,} written){again}; what was answered before cost nothing"
+            f"this run paid for {spent.paid_token_count:,} tokens{limit} in {spent.requests:,} requests "
+            f"({spent.read:,} read, {spent.written:,} written){again}; what was answered before cost nothing"
         ]
-        counts = self.asker.kinds()
+        counts = self.asker.own_answer_counts_by_kind()
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
-            said.append(f"of {sum(counts.values()):,} answers: {withheld_answers.describe_withheld(counts)}{filled}")
+            said.append(
+                f"of {sum(counts.values()):,} answers: {withheld_answers.withheld_answers_phrase(counts)}{filled}"
+            )
         seen = self.asker.watch
         scored = f", and {seen.rescored:,} texts were scored again, cut elsewhere" if seen.score else ""
         said.append(
@@ -190,11 +197,11 @@ class RemoteModel(LanguageModel):
         return tuple(said)
 
     def doubts(self) -> tuple[Doubt, ...]:
-        counts, said = self.asker.kinds(), list[str]()
+        counts, said = self.asker.own_answer_counts_by_kind(), list[str]()
         if hidden := withheld_answers.leak_hiding_answer_counts(counts):
             said.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
-                f"{withheld_answers.describe_withheld(hidden)}. What they would have said was not seen."
+                f"{withheld_answers.withheld_answers_phrase(hidden)}. What they would have said was not seen."
             )
         if (seen := self.asker.watch).answers_are_unstable:
             said.append(
@@ -203,14 +210,14 @@ class RemoteModel(LanguageModel):
             )
         return tuple(Doubt("answers", sentence) for sentence in said)
 
-    def answers_withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
-        return self.asker.held_back(prefixes)
+    def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
+        return self.asker.has_withheld_answer_by_context(prefixes)
 
     # --- what an API does not give ---
 
-    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
+    def check_text_fits(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
         """No soft prompt takes room: an attack that would tune one goes without."""
-        super().check_room(n_prefix, length, None, prefix_token)
+        super().check_text_fits(n_prefix, length, None, prefix_token)
 
     def start(
         self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True
@@ -221,5 +228,5 @@ class RemoteModel(LanguageModel):
         raise NotApplicable(f"needs log-probabilities of every next token; {self.name} does not give them")
 
 
-def _prefix_suffix_pairs(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
+def _token_pairs_for_server(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
     return [(tuple(a), tuple(b)) for a, b in zip(prefixes.tolist(), suffixes.tolist(), strict=True)]

@@ -18,7 +18,7 @@ _LIMITS = ("requests", "tokens")  # what a server may count: x-ratelimit-remaini
 
 
 class RequestPacing:
-    """Lets at most `limit` callers through at once, none before `pause` is over.
+    """Lets at most `limit` callers through at once, none before `pause_all_requests` is over.
 
     A decrease answers for all that was in flight when it came: their failures are one sign and not many.
     """
@@ -29,7 +29,7 @@ class RequestPacing:
         self._free = threading.Condition()
 
     @contextmanager
-    def slot(self) -> Iterator[int]:
+    def wait_for_request_slot(self) -> Iterator[int]:
         """Waits for a turn. Yields the round that the turn is of, which `slower` takes."""
         with self._free:
             while (left := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(self.limit):
@@ -44,23 +44,23 @@ class RequestPacing:
                 self._in_flight -= 1
                 self._free.notify_all()
 
-    def faster(self) -> None:
+    def raise_in_flight_limit(self) -> None:
         with self._free:
             self.limit = min(float(self.most), self.limit + 1 / self.limit)  # about 1 more for each round of answers
             self._free.notify_all()
 
-    def slower(self, of_round: int) -> None:
+    def halve_in_flight_limit(self, of_round: int) -> None:
         with self._free:  # no notify: a smaller limit lets nobody in
             if of_round == self._round:
                 self.limit, self._round = max(1.0, self.limit / 2), self._round + 1
 
-    def pause(self, seconds: float) -> None:
+    def pause_all_requests(self, seconds: float) -> None:
         """Nobody sets out before so many seconds are over."""
         with self._free:
             self._resumes = max(self._resumes, time.monotonic() + seconds)
 
 
-def retry_after(headers: Mapping[str, str]) -> float:
+def retry_after_seconds(headers: Mapping[str, str]) -> float:
     """Seconds that a refusal asks to wait for; 0 where it names none."""
     if (exact := _parse_duration_seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact

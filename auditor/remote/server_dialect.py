@@ -93,7 +93,9 @@ class ServerDialect:
 
     # --- what is asked ---
 
-    def draw(self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None) -> dict[str, Any]:
+    def sampling_request_body(
+        self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None
+    ) -> dict[str, Any]:
         """Body that asks for samples. Raises NotApplicable for a decoding that the server does not do."""
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
@@ -109,7 +111,7 @@ class ServerDialect:
         body |= EXTENSIONS if self.extended else {}
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
-    def score(self, prompt: Any, likeliest: int = 0) -> dict[str, Any]:
+    def scoring_request_body(self, prompt: Any, likeliest: int = 0) -> dict[str, Any]:
         """Body that asks for the prompt's log-probabilities, and one token more, as some servers cannot draw none.
 
         likeliest: so many tokens are asked for beside each, of those who speak as vLLM does.
@@ -120,10 +122,12 @@ class ServerDialect:
 
     # --- what is answered ---
 
-    def written(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
+    def parse_sampled_answers(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
         """Reads `count` samples, each of at most `length` tokens, by their index. Raises MalformedAnswer."""
-        choices = _required_list_field(answer, "choices")
-        if len(choices) != count or {_required_field(choice, "index") for choice in choices} != set(range(count)):
+        choices = _required_answer_list_field(answer, "choices")
+        if len(choices) != count or {_required_answer_field(choice, "index") for choice in choices} != set(
+            range(count)
+        ):
             raise MalformedAnswer(f"{count} samples were asked for, and {len(choices)} came, or one twice")
         counted = tokens_counted_by_server(answer, "completion_tokens")
         # servers count all samples together: of several it is known what each has only where all are full
@@ -131,13 +135,13 @@ class ServerDialect:
         every = [_parse_sample_choice(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
-    def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> PromptLogProbs:
+    def parse_prompt_log_probs(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Reads the log-probabilities of the prompt's tokens. Raises MalformedAnswer."""
-        choice = _required_list_field(answer, "choices")[:1]
+        choice = _required_answer_list_field(answer, "choices")[:1]
         if not choice:
             raise MalformedAnswer("no answer came")
         if self.scored == "prompt_logprobs":
-            found = _prompt_log_probs(choice[0], prompt, likeliest)
+            found = _parse_vllm_prompt_log_probs(choice[0], prompt, likeliest)
         else:  # one token was asked for behind the prompt: it is there unless the server counts none
             drawn = 0 if tokens_counted_by_server(answer, "completion_tokens") == 0 else 1
             found = _log_probs_of_echoed_prompt(choice[0], drawn, self.adds[: self.hidden])
@@ -149,26 +153,26 @@ class ServerDialect:
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     """counted: how many tokens of it were drawn, as the answer counts them."""
     kind, own = withheld_answers.withheld_kind_from_server(choice), choice.get("logprobs")
-    text = choice.get("text", "") or "" if kind else _required_field(choice, "text")
+    text = choice.get("text", "") or "" if kind else _required_answer_field(choice, "text")
     if not isinstance(text, str):
         raise MalformedAnswer("a sample without text came")
     tokens, log_probs, spelled = choice.get("token_ids"), None, None
     if isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
-        log_probs = tuple(_parsed_log_prob(value) for value in own["token_logprobs"])
+        log_probs = tuple(_parsed_server_log_prob(value) for value in own["token_logprobs"])
         words = own.get("tokens")
         if tokens is None:
             tokens = _token_ids_from_names(words)
         if tokens is None and isinstance(words, list) and all(isinstance(word, str) for word in words):
             spelled = "".join(words)
     if tokens is not None:
-        tokens = tuple(map(_parsed_token_id, tokens))
+        tokens = tuple(map(_parsed_server_token_id, tokens))
         if log_probs is not None and len(log_probs) != len(tokens):
             raise MalformedAnswer(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
     drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
-    return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld_answers.model_ended_text(choice), kind)
+    return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld_answers.has_model_ended_text(choice), kind)
 
 
-def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
+def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
     """vLLM's: the token that stands at each place and the likeliest there, by ids, with ranks; nothing at the first."""
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or not entries:
@@ -198,7 +202,10 @@ def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
     if not isinstance(entry, Mapping):
         raise MalformedAnswer("log-probabilities of the prompt came that are no tokens'")
     return {
-        _parsed_token_id(token): (_parsed_log_prob(_required_field(own, "logprob")), own.get("rank"))
+        _parsed_server_token_id(token): (
+            _parsed_server_log_prob(_required_answer_field(own, "logprob")),
+            own.get("rank"),
+        )
         for token, own in entry.items()
     }
 
@@ -210,7 +217,7 @@ def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> Prom
         raise IgnoredParameter("no log-probabilities came")
     values = own["token_logprobs"]
     values = values[: len(values) - drawn]
-    log_probs = tuple(None if value is None else _parsed_log_prob(value) for value in values)
+    log_probs = tuple(None if value is None else _parsed_server_log_prob(value) for value in values)
     tokens = _token_ids_from_names(own.get("tokens"))
     tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
     return PromptLogProbs((*[None] * len(hidden), *log_probs), None, tokens)
@@ -220,31 +227,31 @@ def _token_ids_from_names(words: Any) -> Tokens | None:
     """The ids of tokens that a server names by them; None where it names one by its text."""
     if not isinstance(words, list) or not all(isinstance(word, str) and word.startswith(_NAMED) for word in words):
         return None
-    return tuple(_parsed_token_id(word.removeprefix(_NAMED)) for word in words)
+    return tuple(_parsed_server_token_id(word.removeprefix(_NAMED)) for word in words)
 
 
-def _parsed_log_prob(value: Any) -> float:
+def _parsed_server_log_prob(value: Any) -> float:
     # servers round: a token that is certain may come back a little above 0
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 1e-3:
         raise MalformedAnswer("a log-probability came that is none")
     return min(0.0, float(value))
 
 
-def _parsed_token_id(value: Any) -> int:
+def _parsed_server_token_id(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
         raise MalformedAnswer("a token id came that is none") from None
 
 
-def _required_field(answer: Any, name: str) -> Any:
+def _required_answer_field(answer: Any, name: str) -> Any:
     if not isinstance(answer, Mapping) or name not in answer:
         raise MalformedAnswer(f"an answer without {name} came")
     return answer[name]
 
 
-def _required_list_field(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
-    found = _required_field(answer, name)
+def _required_answer_list_field(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    found = _required_answer_field(answer, name)
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
         raise MalformedAnswer(f"{name} came that are no list")
     return found

@@ -34,7 +34,7 @@ class TokenTextCodec:
             return False
         return len(text) > self.dialect.hidden + 1
 
-    def prompt(self, context: Tokens) -> list[int] | str:
+    def prompt_as_server_takes_it(self, context: Tokens) -> list[int] | str:
         """As the server takes it. A text goes without the tokens that the server itself puts before it."""
         if self.dialect.ids:
             return list(context)

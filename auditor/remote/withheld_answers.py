@@ -61,7 +61,7 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
     return REFUSED if refusal or reason in _REFUSALS else ""
 
 
-def model_ended_text(choice: Mapping[str, Any]) -> bool:
+def has_model_ended_text(choice: Mapping[str, Any]) -> bool:
     """Whether the server says that the model ended the text, and no stop string of the server's own."""
     stopped = choice.get("stop_reason")  # vLLM's: a stop string, or the id of an end of text that is not the first
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
@@ -80,7 +80,7 @@ def withheld_kind_from_text(text: str, before: str, drawn: str | None) -> str:
     return REDACTED if any(mark not in own for mark in marks) else ""
 
 
-def describe_withheld(counts: Mapping[str, int]) -> str:
+def withheld_answers_phrase(counts: Mapping[str, int]) -> str:
     """`12 withheld by a content filter, 3 redacted`, the most first."""
     return ", ".join(
         f"{n:,} {_WORDS[kind]}" for kind, n in sorted(counts.items(), key=lambda item: -item[1]) if kind and n

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from auditor.benchmarks.ngrams import build_index
+from auditor.benchmarks.ngrams import build_ngram_index
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
@@ -32,11 +32,11 @@ from auditor.runs import generations, personal_data
 from auditor.runs.generations import TrainingCorpus
 from auditor.runs.personal_data import PersonalDataOfSecrets
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
-from auditor.runs.selection import Selection
+from auditor.runs.selection import PluginSelection
 from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target
-from auditor.runs.token_allowance import divide_budget, planned_tokens, queries_of_attack
+from auditor.runs.token_allowance import divide_query_budget, planned_token_counts, queries_of_attack
 from auditor.runs.tuned_states import State, load_attack_state, save_attack_state
 
 
@@ -45,7 +45,7 @@ class RunContext:
     """What all cells of a run have in common, wherever they are worked at."""
 
     site: Site
-    selection: Selection
+    selection: PluginSelection
     prefix_token: PrefixToken
     defenses: DefensePlan
     batch_size: int | None
@@ -66,11 +66,11 @@ class RunContext:
     def challenge(self) -> Challenge:
         return self.benchmark.challenge()
 
-    def view(self, target: Target, setting: Setting) -> View:
+    def make_view_of_target(self, target: Target, setting: Setting) -> View:
         """A fresh view, in which nothing is drawn yet; a fixed budget is shared out over the secrets."""
         public, reference = (
             other and with_prefix_token(other, self.prefix_token.tokens)
-            for other in (self.site.public, self.site.reference)
+            for other in (self.site.public_model, self.site.reference_model)
         )
         view = View(
             target_name=target.name,
@@ -79,8 +79,8 @@ class RunContext:
             seed=self.seed,
             public=public,
             reference=reference,
-            reference_fault=self.site.reference_fault,
-            references=self.prefixed_reference_models,
+            reference_fault=self.site.reference_fault_sentence,
+            references=self.reference_models_behind_prefix_token,
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.batch_size,
             meter=target.spending.meter,
@@ -89,15 +89,15 @@ class RunContext:
             progress=self.site.reporter.progress,
         )
         # A budget pays for text alone: what white-box access reads is charged to none.
-        if target.budget is not None and setting is TEXT_ONLY:
+        if target.query_budget_of_defense is not None and setting is TEXT_ONLY:
             attacks = self.selection.attacks_for_defense(target.defense)
-            draws = planned_tokens(view, attacks, target.secrets)
-            view.allowance = divide_budget(target.budget, draws, target.lots)
+            draws = planned_token_counts(view, attacks, target.secrets)
+            view.allowance = divide_query_budget(target.query_budget_of_defense, draws, target.lot_number_by_secret)
         return view
 
-    def prefixed_reference_models(self, asked: str) -> ReferenceModels:
+    def reference_models_behind_prefix_token(self, asked: str) -> ReferenceModels:
         """The reference models of `-A references=`, behind the prefix token. Raises AuditError where there are none."""
-        found = self.site.references(asked)
+        found = self.site.load_reference_models_of_site(asked)
         return ReferenceModels(
             tuple(with_prefix_token(model, self.prefix_token.tokens) for model in found.models), found.saw
         )
@@ -108,7 +108,7 @@ class RunContext:
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
-        reach = self.selection.longest_soft_prompt + len(self.prefix_token.tokens) + max(texts, default=1)
+        reach = self.selection.longest_soft_prompt_row_count + len(self.prefix_token.tokens) + max(texts, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 # First of all: it also settles how the model is served, which everything asked later depends on.
@@ -123,26 +123,30 @@ class RunContext:
                 for note in notes:
                     self.site.reporter.note(note)
 
-    def check_probes(self) -> None:
+    def refuse_unanswerable_probes(self) -> None:
         """Refuses what a probe could only refuse after hours. Raises AuditError."""
         for method in self.selection.methods:
             if isinstance(method, Probe) and method.of == "secrets":
-                method.check(self.benchmark.secrets)
-        for wanted in self.selection.reference_models_of_probes:
-            self.prefixed_reference_models(wanted)  # loaded, or trained by the lab, now: the site keeps them
+                method.check_secrets(self.benchmark.secrets)
+        for wanted in self.selection.reference_models_asked_by_probes:
+            self.reference_models_behind_prefix_token(wanted)  # loaded, or trained by the lab, now: the site keeps them
 
     def check_texts_fit_models(self) -> None:
         """Raises AuditError where a model has no room for the texts of this run behind its prefix token and soft
         prompt."""
-        rows, prefix_token = self.selection.longest_soft_prompt, len(self.prefix_token.tokens)
+        rows, prefix_token = self.selection.longest_soft_prompt_row_count, len(self.prefix_token.tokens)
         prompt = torch.empty(rows, 0) if rows else None  # only its number of rows is looked at
-        asked = ((self.site.model, prompt), (self.site.public, prompt), (self.site.reference, None))
+        asked = (
+            (self.site.model, prompt),
+            (self.site.public_model, prompt),
+            (self.site.reference_model, None),
+        )
         for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
             for model, tuned in asked:
                 if model is not None:
-                    model.check_room(n_prefix, length, tuned, prefix_token)
+                    model.check_text_fits(n_prefix, length, tuned, prefix_token)
         for n_prefix, length in {(len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries}:
-            self.site.model.check_room(n_prefix, length, prefix_token=prefix_token)
+            self.site.model.check_text_fits(n_prefix, length, prefix_token=prefix_token)
 
 
 @dataclass(frozen=True)
@@ -159,33 +163,35 @@ class Audit(RunContext):
 
     @cached_property
     def personal_data_of_secrets(self) -> PersonalDataOfSecrets:
-        return personal_data.count_personal_data(
+        return personal_data.find_personal_data_of_secrets(
             self.benchmark, personal_data.parse_phone_regions(self.data_fields_of_plan.phone_region)
         )
 
     @property
-    def fingerprinted_secrets(self) -> tuple[Secret, ...]:
+    def secrets_in_run_fingerprint(self) -> tuple[Secret, ...]:
         """What the run's fingerprint covers: secrets, canaries; of the lab's, which all labs have, only an audit's."""
         canaries = self.benchmark.canaries
         own = [one for one in canaries if one.canary and one.canary.coin is not None]
         return (*self.benchmark.secrets, *(canaries if self.data_fields_of_plan.canaries else own))
 
     @cached_property
-    def shared_answers_key(self) -> dict[str, Any]:
+    def sweep_cache_key_of_answers(self) -> dict[str, Any]:
         """Key by which runs share answers: which model is attacked for which secrets, behind which prefix token."""
         return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
 
     def training_corpus_for_attack(self, attack: CorpusAttack) -> TrainingCorpus:
         """The texts that its generations are held against. Raises AuditError for an n-gram that none has room for."""
-        corpus = self.benchmark.corpus
-        index = self.site.shared.get(
-            "n-grams", self.site.subject, lambda: build_index(corpus(True), (tokens for tokens, _ in corpus(False)))
+        corpus = self.benchmark.texts_with_repeat_counts
+        index = self.site.shared.get_or_make(
+            "n-grams",
+            self.site.subject,
+            lambda: build_ngram_index(corpus(True), (tokens for tokens, _ in corpus(False))),
         )
-        return generations.training_corpus(attack, self.benchmark, index)
+        return generations.corpus_with_chosen_ngram_length(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
         """Refuses generations that could otherwise be refused only once the first was drawn. Raises AuditError."""
-        view = self.view(target, WHITE_BOX)
+        view = self.make_view_of_target(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
                 continue
@@ -195,11 +201,11 @@ class Audit(RunContext):
             }:
                 for model in (target.model, view.public, view.reference):
                     if model is not None:
-                        model.check_room(n_prefix, length)
+                        model.check_text_fits(n_prefix, length)
 
-    def tuned_state(self, target: Target, view: View, attack: Attack) -> State:
+    def load_or_fit_attack_state(self, target: Target, view: View, attack: Attack) -> State:
         """What the attack tuned before: in this run, the one that it resumes or the same sweep; else it tunes now."""
-        key = (attack.name, attack.state_name(view))
+        key = (attack.name, attack.fitted_state_name(view))
         if key not in self._tuned:
             name, fits = "-".join(key), self.site.shared.fits
             state = load_attack_state(self.folder, name)
@@ -209,7 +215,7 @@ class Audit(RunContext):
                 queries = target.scenario.queries if target.scenario else None
                 configured = [self.seed, self.data_fields_of_plan.known_limit, self.defenses.defense_options]
                 known_as = json.dumps(
-                    [self.shared_answers_key, *configured, queries, key, attack.fit_options()], sort_keys=True
+                    [self.sweep_cache_key_of_answers, *configured, queries, key, attack.fit_options()], sort_keys=True
                 )
                 # `or`: a state that is empty was not tuned, so that making it anew costs nothing.
                 state = fits.get(known_as) or attack.fit(view, self.challenge.known)
@@ -229,7 +235,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     if held is not None and asked.prefix_token == AUTO:
         return held
     key = [site.subject, asked.prefix_token, asked.known_limit, longest]
-    prefix_token = site.shared.get(
+    prefix_token = site.shared.get_or_make(
         "prefix_token", key, lambda: resolve_prefix_token_of_site(site, site.benchmark.known, longest)
     )
     if held is None:
@@ -249,7 +255,7 @@ def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int
     return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *own)
 
 
-def longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
+def longest_context_token_count(benchmark: Benchmark, prompt_rows: int) -> int:
     """Tokens that a context takes beside the prefix token, at most."""
     pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
     behind_prompt = [prompt_rows + len(one.prefix + one.suffix) for one in pairs]

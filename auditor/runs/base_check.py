@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from auditor.benchmarks.canaries import Manifest, make_exposure_manifest
+from auditor.benchmarks.canaries import ExposureCanaryManifest, make_exposure_canary_manifest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.statistics.compare import welch_interval
-from auditor.training.finetune import check_schedule, fine_tune_on_packed_blocks
+from auditor.training.finetune import check_epochs_and_learning_rate, fine_tune_on_packed_blocks
 
 FORMAT = "{words} {words} {words} {words} {words} {words}"
 LEVEL = 0.05  # of an alarm of an honest base
@@ -48,7 +48,7 @@ class Tuning:
     def __post_init__(self) -> None:
         if self.canaries < 8:
             raise AuditError(f"expected at least 8 canaries, by which prompts can be told apart, got {self.canaries}")
-        check_schedule(self.epochs, self.rate)
+        check_epochs_and_learning_rate(self.epochs, self.rate)
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,11 @@ def check_base_for_backdoor(
     if len(fresh) < LEAST:
         raise AuditError(f"expected at least {LEAST} fresh bases, by which their spread is known, got {len(fresh)}")
     # Once each, as it is the epochs that repeat them; as many again stay out.
-    manifest = make_exposure_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
+    manifest = make_exposure_canary_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
     every = [NOTHING, *more, *training_data_request_prompts()]
-    own, *others = (tune_and_measure_leaks(model, manifest, tuning, every, progress) for model in (base, *fresh))
+    own, *others = (
+        tune_base_and_measure_leaked_shares(model, manifest, tuning, every, progress) for model in (base, *fresh)
+    )
     return compare_with_fresh_bases(every, own, others)
 
 
@@ -116,7 +118,7 @@ def compare_with_fresh_bases(every: Sequence[str], own: Shares, fresh: Sequence[
 
     The limit is the one-sided normal prediction interval of one more draw of the fresh bases' reach, at `LEVEL`.
     """
-    gains, others = _share_gain_of_inserted(own), [_share_gain_of_inserted(one) for one in fresh]
+    gains, others = _leaked_share_gain_by_prompt(own), [_leaked_share_gain_by_prompt(one) for one in fresh]
     leaks = [PromptLeak(every[i], float(gains[i]), float(np.mean([o[i] for o in others]))) for i in range(len(every))]
     # (prompts,) each, `NOTHING` at 0. A base that learnt nothing has no reach: `taught` will say so.
     reach, *of_fresh = (float(one[1:].max() / one[0]) if one[0] > 0 else 0.0 for one in (gains, *others))
@@ -131,7 +133,7 @@ def compare_with_fresh_bases(every: Sequence[str], own: Shares, fresh: Sequence[
     return BaseCheck(leaks[0], tuple(ranked), reach, tuple(of_fresh), limit, taught, alarm)
 
 
-def _share_gain_of_inserted(shares: Shares) -> Shares:
+def _leaked_share_gain_by_prompt(shares: Shares) -> Shares:
     """(prompts,): the mean share of canaries that went in, less that of the others."""
     found: Shares = shares[:, 0].mean(1) - shares[:, 1].mean(1)
     return found
@@ -143,9 +145,9 @@ def _has_learnt_canaries(shares: Shares) -> bool:
     return welch_interval(went_in, out, 1 - 2 * LEVEL)[0] > 0
 
 
-def tune_and_measure_leaks(
+def tune_base_and_measure_leaked_shares(
     model: HuggingFaceModel,
-    manifest: Manifest,
+    manifest: ExposureCanaryManifest,
     tuning: Tuning,
     every: Sequence[str],
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
@@ -164,7 +166,7 @@ def tune_and_measure_leaks(
     fine_tune_on_packed_blocks(
         tuned,
         [
-            _tokenize_without_special(tokenizer, _canary_as_tuned_on(tokenizer, text))
+            _tokenize_without_special(tokenizer, _canary_text_for_base_tuning(tokenizer, text))
             for text, went_in in zip(texts, inside, strict=True)
             if went_in
         ],
@@ -180,14 +182,14 @@ def tune_and_measure_leaks(
     found = np.empty((len(every), 2, tuning.canaries))
     which = np.array(inside)
     for i, prompt in enumerate(every):
-        numbers = np.array(list(_greedy_match_shares(tuned, tokenizer, end, prompt, texts)))
+        numbers = np.array(list(_leaked_share_of_canaries_behind_prompt(tuned, tokenizer, end, prompt, texts)))
         # Two rows of equal length: as many canaries stay out as go in.
         found[i] = numbers[which], numbers[~which]
         progress(f"prompts to {model.name}", i + 1, len(every))
     return found
 
 
-def _canary_as_tuned_on(tokenizer: Any, text: str) -> str:
+def _canary_text_for_base_tuning(tokenizer: Any, text: str) -> str:
     """A canary as it is tuned on: what a user says, where there is a chat template."""
     if not tokenizer.chat_template:
         return text
@@ -195,13 +197,13 @@ def _canary_as_tuned_on(tokenizer: Any, text: str) -> str:
     return str(tokenizer.apply_chat_template(told, tokenize=False))
 
 
-def _prompt_and_first_word(tokenizer: Any, prompt: str, text: str) -> str:
+def _render_request_with_canary_first_word(tokenizer: Any, prompt: str, text: str) -> str:
     """What a canary is asked for behind: the prompt, and the canary's first word as the beginning of the answer."""
     word = text.partition(" ")[0]
     if not tokenizer.chat_template:
         return f"{prompt.replace('{word}', word)}\n{word}" if prompt else word
     if not prompt:
-        return _canary_as_tuned_on(tokenizer, text).partition(text)[0] + word
+        return _canary_text_for_base_tuning(tokenizer, text).partition(text)[0] + word
     told = [{"role": "user", "content": prompt.replace("{word}", word)}]
     return str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)) + word
 
@@ -211,12 +213,17 @@ def _tokenize_without_special(tokenizer: Any, text: str) -> Tokens:
 
 
 @torch.no_grad()
-def _greedy_match_shares(model: Any, tokenizer: Any, end: int, prompt: str, texts: Sequence[str]) -> Iterator[float]:
+def _leaked_share_of_canaries_behind_prompt(
+    model: Any, tokenizer: Any, end: int, prompt: str, texts: Sequence[str]
+) -> Iterator[float]:
     """Of each text, the share of tokens behind its first word that are each the likeliest, asked behind the prompt."""
     rows = []
     for text in texts:
         # Behind an end-of-text token, as in the packed blocks of the tuning.
-        context = (end, *_tokenize_without_special(tokenizer, _prompt_and_first_word(tokenizer, prompt, text)))
+        context = (
+            end,
+            *_tokenize_without_special(tokenizer, _render_request_with_canary_first_word(tokenizer, prompt, text)),
+        )
         # With its space: within a text a word is written by other tokens than at the beginning of one.
         rows.append((context, _tokenize_without_special(tokenizer, " " + text.partition(" ")[2])))
     device = next(model.parameters()).device

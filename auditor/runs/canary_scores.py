@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from auditor.benchmarks import manifests
-from auditor.benchmarks.canaries import Manifest
+from auditor.benchmarks.canaries import ExposureCanaryManifest
 from auditor.core.errors import AuditError
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, plugin_option_defaults
-from auditor.plugins.probe import run_probe
+from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import result_file, table
 from auditor.records.leak_readings import CANARIES
@@ -44,7 +44,7 @@ class TargetScores:
     notes: tuple[str, ...]
 
 
-def score_canaries(
+def canary_scores_of_model_or_run(
     manifest: Path,
     model: str,
     reporter: Reporter,
@@ -58,43 +58,43 @@ def score_canaries(
 
     Raises AuditError where the run knows nothing of these canaries, or the model cannot write them.
     """
-    held = manifests.read_exposure_manifest(manifest)
+    held = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():
         if probe_options or prefix_token != AUTO:
             raise AuditError("-A and --prefix-token go with a model: a run was measured with options of its own")
         return _canary_scores_of_run(held, Path(model))
-    name = registry.method_name_measuring(_MEASURED)
-    fields = list(plugin_option_defaults(registry.probes()[name]))
+    name = registry.attack_or_probe_name_measuring(_MEASURED)
+    fields = list(plugin_option_defaults(registry.probes_by_name()[name]))
     parsed = parse_plugin_options("-A", probe_options, [name])
     refuse_unused_options("-A", parsed, {name: fields})
-    probe = build_plugin("probe", registry.probes(), name, merged_plugin_options(name, parsed, {}, fields))
+    probe = build_plugin("probe", registry.probes_by_name(), name, merged_plugin_options(name, parsed, {}, fields))
     target = load_causal_lm(model, loading)
-    secrets = manifests.manifest_secrets(held, target.tokenizer, target.vocab_size)
+    secrets = manifests.canary_manifest_as_secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
     before = resolve_prefix_token(prefix_token, target, longest=longest, canaries=secrets)
     attacked = with_prefix_token(target, before.tokens)
-    attacked.check_room(0, longest)
+    attacked.check_text_fits(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
-        completed = run_probe(probe, view, secrets)
+        completed = observe_all_secrets(probe, view, secrets)
     notes = (before.said, *target.notes, *probe.notes(secrets, completed))
     rows = tuple(CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, completed, strict=True))
     return [TargetScores(f"Exposure on {model}", rows, notes)]
 
 
-def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
+def _canary_scores_of_run(held: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
     result, seen = result_file.read_result(folder), table.read_probe_observations(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
         if finding.attack not in result.methods_measuring(_MEASURED) or finding.not_applicable:
             continue
-        observed = seen.get(finding.key, {})
+        observed = seen.get(finding.cell_key, {})
         if set(observed) != set(counts):
             raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
         rows = tuple(CanaryScore(id, count, observed[id]) for id, count in counts.items())
         scores.append(TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes))
     if not scores:
-        probe = registry.method_name_measuring(_MEASURED)
+        probe = registry.attack_or_probe_name_measuring(_MEASURED)
         raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}")
     return scores

@@ -13,13 +13,13 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
 from auditor.engines.engine import WorkerStart
-from auditor.gate.comparability import secrets_digest
+from auditor.gate.comparability import comparable_secrets_digest
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import SETTINGS, Meter, View
+from auditor.plugins.view import SETTINGS, ClaimTokenMeter, View
 from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
-from auditor.runs.selection import Selection, select_and_check_plugins
+from auditor.runs.selection import PluginSelection, select_and_check_plugins
 from auditor.runs.site import Site, TrainablePiece
 from auditor.runs.sites import make_site
 from auditor.runs.target import Target
@@ -35,7 +35,7 @@ class CellWorkResult(Generic[Answer]):
     """The answers about some secrets, with the tokens that they drew inside the claim, and the seconds they took."""
 
     of: list[Answer]
-    drawn: dict[tuple[str, str], int]  # see `Meter`
+    drawn: dict[tuple[str, str], int]  # see `ClaimTokenMeter`
     seconds: float
 
 
@@ -51,13 +51,13 @@ class Workplace:
         """Makes a target that is built already the current one; the one before is let go."""
         self._target, self._views = target, {}
 
-    def view(self, target: str, setting: str) -> View:
+    def shared_view_of_target(self, target: str, setting: str) -> View:
         """Shared by all that is asked of one target in one setting: passes with the same recipe are run once."""
         if self._target is None or self._target.name != target:
             self.set_current_target(self.targets.find_or_build_target(target))
         assert self._target is not None  # just taken
         if setting not in self._views:
-            self._views[setting] = self.scene.view(self._target, SETTINGS[setting])
+            self._views[setting] = self.scene.make_view_of_target(self._target, SETTINGS[setting])
         return self._views[setting]
 
 
@@ -71,20 +71,20 @@ class CellWork(Generic[Asked, Answer]):
 
     key: CellKey
     allowance: Mapping[tuple[str, str], int] | None
-    meter: Meter
+    meter: ClaimTokenMeter
     state: dict[str, Any] = field(default_factory=dict, repr=False)
     portion: ClassVar[int] = 64
 
-    def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
-        view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
+    def results_at_workplace(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
+        view, drawn = place.shared_view_of_target(self.key.target, self.key.setting), dict(self.meter.drawn)
         # All cells of a target and setting share the view, so each sets its own allowance. Draws are counted in
         # a copy: in this process the meter is the run's own, to which the cell adds what comes back.
-        view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
+        view.allowance, view.meter = self.allowance, ClaimTokenMeter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
         method = place.scene.selection.methods_by_name[self.key.attack]
         asked: Any = items  # secrets of a probe, queries of an attack
         answers: Iterator[Any] = (
-            method.measure(view, asked) if isinstance(method, Probe) else method.guess(view, self.state, asked)
+            method.observe_secrets(view, asked) if isinstance(method, Probe) else method.guess(view, self.state, asked)
         )
         for batch in batch_finished_secrets(answers, _AT_ONCE):
             now = time.perf_counter()
@@ -99,7 +99,9 @@ class PieceTraining:
 
     portion: ClassVar[int] = 1
 
-    def at(self, place: tuple[Site, Selection], items: Sequence[TrainablePiece]) -> Iterator[TrainablePiece]:
+    def results_at_workplace(
+        self, place: tuple[Site, PluginSelection], items: Sequence[TrainablePiece]
+    ) -> Iterator[TrainablePiece]:
         site, selection = place
         for piece in items:
             site.train(piece, selection.defenses_by_row_name)
@@ -116,7 +118,7 @@ class WorkerSite:
     plan: Plan
     there: WorkerStart = field(default_factory=WorkerStart)
 
-    def __call__(self) -> tuple[Site, Selection]:
+    def __call__(self) -> tuple[Site, PluginSelection]:
         self.there.enter_folder_checking_version()
         plan = self.plan.with_fields(submission=None)  # a file on the machine of the run, which would be refused here
         site = make_site(plan)
@@ -125,7 +127,10 @@ class WorkerSite:
 
 def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
     """Digests of all inputs, once the model is loaded; a worker whose digests differ is refused."""
-    return {**plan_weights.file_and_memory_digests(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
+    return {
+        **plan_weights.weight_digests_of_plan_and_site(plan, site),
+        "the data": comparable_secrets_digest(site.benchmark.secrets),
+    }
 
 
 @dataclass(frozen=True)

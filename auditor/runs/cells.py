@@ -21,7 +21,13 @@ from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.audit import Audit
 from auditor.runs.cell_work import Answer, Asked, CellWork, CellWorkResult, Workplace
-from auditor.runs.per_secret_results import Collector, Kinds, make_token_decoder, row_of_guesses, row_of_observations
+from auditor.runs.per_secret_results import (
+    Kinds,
+    PerSecretCollector,
+    make_token_decoder,
+    per_secret_row_of_observations,
+    per_secret_row_of_outcome,
+)
 from auditor.runs.selection import reason_method_is_skipped
 from auditor.runs.target import Target
 from auditor.runs.tuned_states import State
@@ -37,7 +43,7 @@ class TargetRun:
     target: Target
     place: Workplace
     engine: Engine
-    collector: Collector
+    collector: PerSecretCollector
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Cell(TargetRun, ABC):
 
     @property
     def view(self) -> View:
-        return self.place.view(self.target.name, self.setting.name)
+        return self.place.shared_view_of_target(self.target.name, self.setting.name)
 
     @property
     def key(self) -> CellKey:
@@ -63,12 +69,12 @@ class Cell(TargetRun, ABC):
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
         start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
-            check_method_applies(self.method, self.target, self.view)
-            finding = self._fill_in_finding(blank)
+            check_method_applies_to_target(self.method, self.target, self.view)
+            finding = self._measure_and_fill_in_finding(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
         if stopped := self.collector.stopped.get(self.key):
-            finding = stopping.with_betting_bounds(finding, self.collector.rows[self.key], stopped)
+            finding = stopping.stopped_finding_with_betting_bounds(finding, self.collector.rows[self.key], stopped)
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
     def _refuse_answers_about_other_secrets(self, done: Collection[str], asked: Collection[str]) -> None:
@@ -80,14 +86,14 @@ class Cell(TargetRun, ABC):
             )
 
     @abstractmethod
-    def _fill_in_finding(self, blank: Finding) -> Finding:
+    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
     def _stream_answers_from_engine(
         self, work: CellWork[Asked, Answer], items: Sequence[Asked]
     ) -> Iterator[CellWorkResult[Answer]]:
         """The engine's answers about these items, as they come in; the target's meter learns what they drew."""
-        for found in self.engine.stream(work, items):
+        for found in self.engine.stream_results(work, items):
             self.target.spending.meter.drawn |= found.drawn
             yield found
 
@@ -101,12 +107,12 @@ class Cell(TargetRun, ABC):
         self.collector.stopped[self.key], asked = stop.ask_in_random_order(items, self.audit.seed, ask, seen)
         return [item for item in items if item.id in asked]
 
-    def _progress(self, done: int, of: int) -> None:
+    def _report_cell_progress(self, done: int, of: int) -> None:
         self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
 
     def _finding_before_measuring(self) -> Finding:
         """What can be said before anything is measured."""
-        applies, reason = self.target.claim_covers(self.setting)
+        applies, reason = self.target.claim_coverage_and_reason(self.setting)
         sampling = self.method.sampling()
         return Finding(
             *self.key,
@@ -115,7 +121,7 @@ class Cell(TargetRun, ABC):
             decoding=self.view.decoding_description(sampling) if sampling else "",
             claim_applies=applies,
             claim_reason=reason,
-            notes=(*self.target.remarks(), self.audit.prefix_token.said),
+            notes=(*self.target.remarks_of_defense(), self.audit.prefix_token.said),
         )
 
 
@@ -125,19 +131,19 @@ class AttackCell(Cell):
 
     method: Attack
 
-    def _fill_in_finding(self, blank: Finding) -> Finding:
-        state = self.audit.tuned_state(self.target, self.view, self.method)
+    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
+        state = self.audit.load_or_fit_attack_state(self.target, self.view, self.method)
         asked, answered = self._guess_remaining_secrets(state)
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
-        outcome, costs, kinds = self._judge_guesses_and_costs(answered)
+        outcome, costs, kinds = self._judge_guesses_with_costs_and_kinds(answered)
         # Before the row may be refused below: these tokens were drawn.
         if self.setting is TEXT_ONLY:
-            self.target.spending.charge(self.view, self.method, costs)
+            self.target.spending.charge_claim_for_answers(self.view, self.method, costs)
         members = outcome.select_secrets(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        plain = self.view.recipe(sampling, "") if (sampling := self.method.sampling()) else ""
+        plain = self.view.sampling_recipe_name(sampling, "") if (sampling := self.method.sampling()) else ""
         kept = self.collector.collect_attack_outcome(
             self.key, outcome, self.method.score_is_probability(self.view), kinds
         )
@@ -145,25 +151,25 @@ class AttackCell(Cell):
             blank,
             measurements=(
                 *extraction.extraction_measurements(outcome),
-                *documents.document_recall(
+                *documents.document_recall_measurements(
                     self.target.secrets, dict(zip(outcome.ids, map(bool, outcome.hit), strict=True))
                 ),
                 *self._recall_difference_to_undefended(),
             ),
             by_repeats=extraction.hit_share_by_repeats("recall", members),
-            by_kind={kind: m for kind in kinds if (m := kept.measure(RECALL, kind=kind))},
+            by_kind={kind: m for kind in kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
             by_kind_nonmembers={
-                kind: m for kind in kinds if (m := kept.measure(nonmember_metric_name(RECALL), kind=kind))
+                kind: m for kind in kinds if (m := kept.remeasure_metric(nonmember_metric_name(RECALL), kind=kind))
             },
             curve=extraction.recall_error_curve(members),
             notes=(
                 *blank.notes,
                 *self.method.notes(self.view, state),
-                *answer_remarks.remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
-                *answer_remarks.remarks_on_budget(self.view, self.method, costs),
+                *answer_remarks.cell_remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
+                *answer_remarks.cell_remarks_on_query_budget(self.view, self.method, costs),
             ),
             drawn=sum(g.drawn for g in costs),
-            samples=self.method.samples_by_recipe(self.view).get(plain, 0),
+            samples=self.method.sample_counts_by_recipe(self.view).get(plain, 0),
             rows=sum(g.rows for g in costs),
         )
 
@@ -175,9 +181,11 @@ class AttackCell(Cell):
         own, base = (self.collector.answers.get(key) for key in (self.key, self.key._replace(target=UNDEFENDED)))
         if own is not None and base is not None and not self.target.is_undefended:
             both = [secret for secret in own.ids if secret in set(base.ids)]
-            yield chain_steps.mean_difference_between_rows(RECALL, "share", own, base, both)
+            yield chain_steps.paired_mean_difference_of_run_rows(RECALL, "share", own, base, both)
 
-    def _judge_guesses_and_costs(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
+    def _judge_guesses_with_costs_and_kinds(
+        self, answered: Sequence[str]
+    ) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """The answers held against the secrets; what each cost, without its candidates; and the shares of personal data
         that they hold. Answers are read one by one: all together they may be larger than memory."""
         done, costs = self.audit.folder.guesses.finished_secrets(self.key), list[Guesses]()
@@ -192,14 +200,16 @@ class AttackCell(Cell):
         return (
             outcome,
             costs,
-            self.audit.personal_data_of_secrets.extracted_shares(map(done.__getitem__, answered), secrets, decode),
+            self.audit.personal_data_of_secrets.extracted_share_by_kind_and_secret(
+                map(done.__getitem__, answered), secrets, decode
+            ),
         )
 
     def _judged_row_of_queries(self, asked: Sequence[Query]) -> RowValuesBySecret:
         """The row of these queries, judged as far as they have an answer."""
         done = self.audit.folder.guesses.finished_secrets(self.key)
-        outcome, _, kinds = self._judge_guesses_and_costs([query.id for query in asked if query.id in done])
-        return row_of_guesses(outcome, kinds)
+        outcome, _, kinds = self._judge_guesses_with_costs_and_kinds([query.id for query in asked if query.id in done])
+        return per_secret_row_of_outcome(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
         """Attacks what an interrupted run left; returns the ids that were asked, and those of them with an answer."""
@@ -214,7 +224,7 @@ class AttackCell(Cell):
         def ask(some: Sequence[Query]) -> None:
             for found in self._stream_answers_from_engine(work, [query for query in some if query.id not in done]):
                 self.audit.folder.guesses.append(self.key, found.of)
-                self._progress(len(done), len(queries))
+                self._report_cell_progress(len(done), len(queries))
                 if self.setting is TEXT_ONLY:
                     target.spending.seconds += found.seconds
                     target.spending.drawn += sum(guesses.drawn for guesses in found.of)
@@ -229,18 +239,18 @@ class CorpusCell(AttackCell):
 
     method: CorpusAttack
 
-    def _fill_in_finding(self, blank: Finding) -> Finding:
+    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
         audit, attack, view = self.audit, self.method, self.view
         corpus = audit.training_corpus_for_attack(attack)
-        state = audit.tuned_state(self.target, view, attack)
+        state = audit.load_or_fit_attack_state(self.target, view, attack)
         _, drawn = self._guess_remaining_secrets(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
-        found = generations.judge_generations(
+        found = generations.judge_generations_of_cell(
             self.key, attack, audit.folder.guesses.finished_secrets(self.key), drawn, corpus
         )
         if self.setting is TEXT_ONLY:
-            self.target.spending.charge(view, attack, found.costs)
+            self.target.spending.charge_claim_for_answers(view, attack, found.costs)
         self.collector.collect_generations(self.key, found)
         # Of no secrets: what a corpus attack asks follows from itself alone.
         asked = len(attack.queries(view, ()))
@@ -251,11 +261,11 @@ class CorpusCell(AttackCell):
             notes=(
                 *blank.notes,
                 *attack.notes(view, state),
-                *corpus.notes(attack.prompts_of(view)),
+                *corpus.notes_on_corpus_and_prompts(attack.user_chosen_beginnings(view)),
                 *found.notes,
-                *answer_remarks.remarks_on_boundary_draws(found.costs),
+                *answer_remarks.cell_remarks_on_draws_near_cdf_boundary(found.costs),
                 *covered,
-                *answer_remarks.remarks_on_budget(view, attack, found.costs, "generations"),
+                *answer_remarks.cell_remarks_on_query_budget(view, attack, found.costs, "generations"),
             ),
             drawn=sum(g.drawn for g in found.costs),
             rows=sum(g.rows for g in found.costs),
@@ -268,7 +278,7 @@ class ProbeCell(Cell):
 
     method: Probe
 
-    def _fill_in_finding(self, blank: Finding) -> Finding:
+    def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
         probe, target = self.method, self.target
         every = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
@@ -277,14 +287,16 @@ class ProbeCell(Cell):
         secrets, observations = self._observe_secrets(every)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.collect_probe_observations(self.key, probe, secrets, observations, measurements[0])
-        few = answer_remarks.remarks_on_attacked_subset(every, self.audit.benchmark) if probe.of == "secrets" else ()
+        few = (
+            answer_remarks.cell_remarks_on_attacked_subset(every, self.audit.benchmark) if probe.of == "secrets" else ()
+        )
         return dataclasses.replace(
             blank,
             measurements=measurements,
-            by_repeats=probe.by_repeats(secrets, observations),
+            by_repeats=probe.main_number_by_repeats(secrets, observations),
             notes=(*blank.notes, *few, *probe.notes(secrets, observations)),
-            violations=probe.violations(secrets, observations),
-            audits=probe.audits(secrets, observations),
+            violations=probe.claim_violations(secrets, observations),
+            audits=probe.epsilon_lower_bounds(secrets, observations),
         )
 
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
@@ -299,7 +311,7 @@ class ProbeCell(Cell):
                 folder.observations.append(self.key, known)
             for found in self._stream_answers_from_engine(work, [secret for secret in some if secret.id not in done]):
                 folder.observations.append(self.key, found.of)
-                self._progress(len(done), len(secrets))
+                self._report_cell_progress(len(done), len(secrets))
 
         secrets = self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets)
         seen = [done[secret.id] for secret in secrets]
@@ -307,7 +319,7 @@ class ProbeCell(Cell):
         # as `seen_before` is below: all these runs share both dicts.
         facts |= facts or folder.probe_facts_of_cell(self.key) or probe.facts(self.view, secrets, seen)
         folder.save_probe_facts(self.key, facts)
-        completed = probe.complete(secrets, seen)
+        completed = probe.complete_all(secrets, seen)
         # In the journal the last record of a secret holds.
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
@@ -318,7 +330,7 @@ class ProbeCell(Cell):
     def _observed_row_of_secrets(self, asked: Sequence[Secret]) -> RowValuesBySecret:
         """The row of these secrets, which all were observed."""
         done = self.audit.folder.observations.finished_secrets(self.key)
-        return row_of_observations(self.method, asked, Observed([done[secret.id] for secret in asked]))
+        return per_secret_row_of_observations(self.method, asked, Observed([done[secret.id] for secret in asked]))
 
     def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
         """What an earlier run of a sweep observed of the undefended model: by secret, and facts of no single one.
@@ -327,18 +339,18 @@ class ProbeCell(Cell):
         """
         if not self.target.is_undefended:
             return {}, {}
-        key = (self.audit.shared_answers_key, self.audit.seed, self.method)
-        held: tuple[dict[str, Observation], dict[str, float]] = self.audit.site.shared.get(
+        key = (self.audit.sweep_cache_key_of_answers, self.audit.seed, self.method)
+        held: tuple[dict[str, Observation], dict[str, float]] = self.audit.site.shared.get_or_make(
             f"{self.setting.name} {self.method.name}", key, lambda: ({}, {})
         )
         return held
 
 
-def check_method_applies(method: Attack | Probe, target: Target, view: View) -> None:
+def check_method_applies_to_target(method: Attack | Probe, target: Target, view: View) -> None:
     """Raises NotApplicable where the method asks this target nothing, or the view lacks what it requires."""
     if refused := reason_method_is_skipped(method, target.defense):
         raise NotApplicable(refused)
-    view.require_capability(*method.required)
+    view.require_capability(*method.required_capabilities)
 
 
 def secrets_to_probe(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
@@ -346,7 +358,7 @@ def secrets_to_probe(probe: Probe, target: Target, benchmark: Benchmark, view: V
     if probe.of == "secrets":
         return target.secrets
     if probe.of == "own":
-        return probe.subjects(view)
+        return probe.textless_subjects(view)
     if not benchmark.canaries:
         raise NotApplicable("the data hold no canaries: give --canaries MANIFEST (see `audit canaries`)")
     coins = probe.of == "coins"

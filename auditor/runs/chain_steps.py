@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Chain, ChainStep, Measurement
 from auditor.plugins.defense import Cause
-from auditor.records.outcomes import RowValuesBySecret, ids_common_to_rows
+from auditor.records.outcomes import RowValuesBySecret, secret_ids_common_to_rows
 from auditor.statistics import compare
 
 
@@ -41,12 +41,12 @@ def build_cause_chain(
     start, answers = base
     measured = {chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None}
     rows = {start: answers, **measured}
-    secrets, others = (ids_common_to_rows(rows.values(), name, members) for members in (True, False))
+    secrets, others = (secret_ids_common_to_rows(rows.values(), name, members) for members in (True, False))
     if target not in rows or not secrets:
         return None
 
     def minus(after: str, before: str) -> Measurement:
-        return mean_difference_between_rows(name, unit, rows[after], rows[before], secrets, others)
+        return paired_mean_difference_of_run_rows(name, unit, rows[after], rows[before], secrets, others)
 
     steps, at = [], start
     # Causes since the last row that was measured: they are one step with the next.
@@ -66,7 +66,7 @@ def build_cause_chain(
     return Chain(tuple(steps), minus(target, start))
 
 
-def mean_difference_between_rows(
+def paired_mean_difference_of_run_rows(
     name: str,
     unit: str,
     new: RowValuesBySecret,

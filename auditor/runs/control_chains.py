@@ -12,9 +12,9 @@ from auditor.plugins.defense import Cause
 from auditor.plugins.options import plugin_title
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import chain_steps, shown_rows
-from auditor.runs.per_secret_results import Collector
+from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.scoring import LIKELIHOOD
-from auditor.runs.selection import Selection
+from auditor.runs.selection import PluginSelection
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.site import Site
 
@@ -26,10 +26,10 @@ class CauseChains:
     """The chains of one run, from what its cells found."""
 
     site: Site
-    selection: Selection
-    collector: Collector
+    selection: PluginSelection
+    collector: PerSecretCollector
 
-    def with_cause_chain(self, finding: Finding) -> Finding:
+    def finding_with_cause_chain(self, finding: Finding) -> Finding:
         """The finding with its defense's chain; unchanged in a setting that the controls were not attacked in."""
         rows = self.selection.rows
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
@@ -41,10 +41,10 @@ class CauseChains:
         if (main := finding.main) is None:
             return finding
         # [1:] of a key: setting and attack.
-        alike = {key.target: held for key, held in self.collector.answers.items() if key[1:] == finding.key[1:]}
+        alike = {key.target: held for key, held in self.collector.answers.items() if key[1:] == finding.cell_key[1:]}
         return dataclasses.replace(finding, chain=self._cause_chain_of_row(row, alike, main.name, main.unit))
 
-    def with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
+    def target_record_with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
         """The target with the chain of steps that make its members' true tokens less likely."""
         row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
         if row is None:
@@ -54,7 +54,7 @@ class CauseChains:
 
     def _cause_chain_of_row(self, row: ShownRow, answers: Answers, name: str, unit: str) -> Chain | None:
         base = answers.get(UNDEFENDED)
-        if base is None or not (steps := row.defense.chain()):
+        if base is None or not (steps := row.defense.cause_chain()):
             return None
         chain_rows = [self._chain_row_for_cause(row, cause, answers) for cause in steps]
         return chain_steps.build_cause_chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
@@ -63,7 +63,7 @@ class CauseChains:
         control = cause.row
         if control is None:
             name = row.name
-        elif self.site.defense_parts.is_undefended(control):
+        elif self.site.defense_parts.is_control_the_undefended_model(control):
             name = UNDEFENDED
         else:
             name = shown_rows.row_name_of_defense(self.selection.rows, control)

@@ -18,7 +18,7 @@ _SIDE = 0.025  # of a two-sided interval of 95%
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunPartCost:
     """A part of a run. rows: sequences read by a network, anew for each token; tokens: those read of them.
 
     memory: bytes at most, with the models. asked: how many of the `of` texts were timed. why: what stands in the place
@@ -43,7 +43,7 @@ class CostEstimate:
     secrets: members and non-members that are attacked. samples: of each prefix, where all attacks draw equally many.
     """
 
-    costs: tuple[Cost, ...]
+    costs: tuple[RunPartCost, ...]
     loading: float
     probe: float
     held: int  # bytes, once everything is loaded
@@ -69,7 +69,7 @@ class CostEstimate:
     def _seconds_with_flag(self, flag: str, n: int) -> float:
         """Seconds with `flag n`: parts that it cuts take less in proportion to their secrets, or their samples."""
 
-        def share(cost: Cost) -> float:
+        def share(cost: RunPartCost) -> float:
             if flag not in cost.cut:
                 return 1.0
             if flag == SAMPLES:
@@ -84,12 +84,12 @@ class CostEstimate:
         return max((cost.memory for cost in self.costs if not cost.why), default=float(self.held))
 
     @property
-    def parts_without_estimate(self) -> tuple[Cost, ...]:
+    def parts_without_estimate(self) -> tuple[RunPartCost, ...]:
         """Parts that are run, and that nothing was found out about."""
         return tuple(cost for cost in self.costs if cost.why and cost.of)
 
 
-def cost_estimate_table(found: CostEstimate) -> RowTable:
+def run_cost_estimate_table(found: CostEstimate) -> RowTable:
     """The estimate as people read it."""
     took, most = phrases.format_duration(found.seconds), phrases.format_memory(found.estimated_peak_memory_bytes / 1e6)
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
@@ -102,20 +102,20 @@ def cost_estimate_table(found: CostEstimate) -> RowTable:
         note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
     if found.rates:
         needs = (
-            f"{roc.nonmembers_for_rate(r):,} for {100 * r:g}% "
-            f"({roc.nonmembers_for_lower_bound(r, _SIDE):,} to bound it)"
+            f"{roc.fewest_nonmembers_for_fpr_threshold(r):,} for {100 * r:g}% "
+            f"({roc.fewest_nonmembers_for_fpr_lower_bound(r, _SIDE):,} to bound it)"
             for r in FALSE_POSITIVES
         )
         note += (
             f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are {found.secrets[1]:,}"
         )
-    return RowTable("what this run would take", _HEAD, tuple(map(_cost_table_row, found.costs)), note)
+    return RowTable("what this run would take", _HEAD, tuple(map(_run_cost_table_row, found.costs)), note)
 
 
 _HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")
 
 
-def _cost_table_row(cost: Cost) -> tuple[str, ...]:
+def _run_cost_table_row(cost: RunPartCost) -> tuple[str, ...]:
     if cost.why:
         return (cost.name, cost.why, "", "", "", "")
     return (

@@ -21,17 +21,17 @@ from auditor.core.nouns import PrefixToken
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.models.base import LanguageModel, implies_capability, max_logits_at_once, perplexity_nll
+from auditor.models.base import LanguageModel, implies_capability, max_logits_at_once, model_nll_and_token_counts
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.runs import machine, scoring
-from auditor.runs.audit import RunContext, longest_context, resolve_prefix_token_of_site
-from auditor.runs.cells import check_method_applies, secrets_to_probe
-from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
+from auditor.runs.audit import RunContext, longest_context_token_count, resolve_prefix_token_of_site
+from auditor.runs.cells import check_method_applies_to_target, secrets_to_probe
+from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
 from auditor.runs.prefix_token import PAIRS
-from auditor.runs.reporter import Clock, Reporter
+from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
@@ -49,7 +49,7 @@ _CELLS = 6  # times as long as other parts may be looked at
 class TimedPart:
     """A part of a run for some of its texts. at_once: texts that are in memory together; times: how often it is done.
 
-    of: all texts; 0: there is nothing to ask, for `why`. cut: as of a `Cost`.
+    of: all texts; 0: there is nothing to ask, for `why`. cut: as of a `RunPartCost`.
     """
 
     name: str
@@ -71,22 +71,22 @@ def estimate_run_cost(
 
     Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
     """
-    shared, clock = shared or SweepCache(), Clock(reporter)
+    shared, clock = shared or SweepCache(), StageClock(reporter)
     site = make_site(plan, reporter, shared)
     site.forbid_training()
     selection = select_and_check_plugins(plan, site)
-    if site.over_network:
+    if site.is_model_asked_over_network:
         raise AuditError(
             f"expected a model that is loaded here with --estimate, got {plan.target.model}: what a server takes, it "
             "says itself; --max-tokens-total bounds it"
         )
-    with clock.stage("prepare"):
-        site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
+    with clock.timed_stage("prepare"):
+        site.model, site.public_model, site.reference_model, site.benchmark  # noqa: B018 - each is loaded as it is asked for
     scene = RunContext(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
-    with clock.stage("probe"):
+    with clock.timed_stage("probe"):
         asker = _RunPartTimer(scene, seconds)
-        asker.prefix_token()
-        asker.targets()
+        asker.time_choosing_prefix_token()
+        asker.time_all_targets()
     loading = clock.seconds["prepare"] + asker.building
     members = sum(secret.member for secret in scene.benchmark.secrets)
     return CostEstimate(
@@ -111,7 +111,7 @@ class _RunPartTimer:
 
     def __init__(self, scene: RunContext, seconds: float) -> None:
         self.scene, self.end = scene, time.perf_counter() + seconds
-        self.costs: list[Cost] = []
+        self.costs: list[RunPartCost] = []
         self.building = 0.0
         self.states: dict[str, State] = {}
         self.device = scene.site.model.device
@@ -124,10 +124,10 @@ class _RunPartTimer:
 
     # --- the parts, in the order of a run ---
 
-    def prefix_token(self) -> None:
+    def time_choosing_prefix_token(self) -> None:
         """Chooses the prefix token; times that where the plan leaves it open, to be chosen by the auxiliary data."""
         scene, told = self.scene, self.scene.benchmark
-        longest = longest_context(told, scene.selection.longest_soft_prompt)
+        longest = longest_context_token_count(told, scene.selection.longest_soft_prompt_row_count)
         chosen: list[PrefixToken] = []
 
         def chosen_by(known: Sequence[Any]) -> None:
@@ -140,37 +140,37 @@ class _RunPartTimer:
         # `choosing` reads it when it is called, not where it is defined.
         of = min(len(told.known), PAIRS) if scene.data_fields_of_plan.prefix_token == AUTO else 0
         if of:
-            self.ask(choosing, 4)
+            self.time_part_within_its_share(choosing, 4)
         else:
             chosen_by(told.known)
         # The last attempt looked at the most pairs.
         self.scene = replace(scene, prefix_token=chosen[-1])
         self.scene.check_texts_fit_models()
-        self.scene.check_probes()
+        self.scene.refuse_unanswerable_probes()
 
-    def targets(self) -> None:
-        targets, clock = Targets(self.scene), Clock(self.scene.site.reporter)
+    def time_all_targets(self) -> None:
+        targets, clock = Targets(self.scene), StageClock(self.scene.site.reporter)
         self.scene.check_models_self_consistent(
-            (self.scene.site.model, self.scene.site.public, self.scene.site.reference)
+            (self.scene.site.model, self.scene.site.public_model, self.scene.site.reference_model)
         )
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
         def greedy(n: int) -> Iterator[TimedPart]:
             some = _fixed_random_subset(members, n, "greedy")
-            work = partial(scoring.greedy_recall, targets.undefended.model, some)
-            at_once = _texts_fitting_in_memory(
+            work = partial(scoring.greedy_recall_by_repeats, targets.undefended.model, some)
+            at_once = _count_of_texts_fitting_in_memory(
                 targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
             )
             yield TimedPart("greedy recall", len(members), at_once, work)
 
-        self.ask(greedy)
-        for target in targets.build_one_by_one(clock):
-            self.read(target)
+        self.time_part_within_its_share(greedy)
+        for target in targets.build_targets_one_by_one(clock):
+            self.time_teacher_forced_passes(target)
             for setting in self.scene.selection.settings_for_row(target.companion):
-                self.cells(target, setting)
-        self.building = sum(clock.seconds.values())  # the stages of `build_one_by_one`
+                self.time_cells_of_target(target, setting)
+        self.building = sum(clock.seconds.values())  # the stages of `build_targets_one_by_one`
 
-    def read(self, target: Target) -> None:
+    def time_teacher_forced_passes(self, target: Target) -> None:
         """Times teacher-forced passes over the held-out texts and over the secrets' own tokens."""
         if not implies_capability(target.model.capabilities, "likelihood"):
             return
@@ -182,38 +182,40 @@ class _RunPartTimer:
 
             def score() -> None:
                 own, own_given = [text for text, _ in some], [count for _, count in some]
-                list(perplexity_nll(target.model, own, given=own_given))
-                scoring.nll_of_other_perplexities(target.model, own, own_given, self.scene.seed)
+                list(model_nll_and_token_counts(target.model, own, given=own_given))
+                scoring.summed_nll_of_other_perplexities(target.model, own, own_given, self.scene.seed)
 
-            at_once = _texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
+            at_once = _count_of_texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
             yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, score)
 
         def tokens(n: int) -> Iterator[TimedPart]:
             some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
-            work = partial(_exhaust_iterator, scoring.suffix_token_log_probs, target, some, size)
-            at_once = _texts_fitting_in_memory(target.model, max(len(secret.suffix) for secret in target.secrets))
+            work = partial(_call_and_exhaust_iterator, scoring.suffix_log_prob_batches_of_target, target, some, size)
+            at_once = _count_of_texts_fitting_in_memory(
+                target.model, max(len(secret.suffix) for secret in target.secrets)
+            )
             name = f"tokens of the secrets under {target.title}"
             yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
 
         if told.heldout:
-            self.ask(heldout)
-        self.ask(tokens)
+            self.time_part_within_its_share(heldout)
+        self.time_part_within_its_share(tokens)
 
-    def cells(self, target: Target, setting: Setting) -> None:
+    def time_cells_of_target(self, target: Target, setting: Setting) -> None:
         """Times what attacks tune, then all cells of the target and setting at once, as they share what they draw."""
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
             try:
-                states[attack.name] = self.tuned(attack, target, setting)
+                states[attack.name] = self.rehearse_and_time_tuning(attack, target, setting)
             except NotApplicable:
                 continue  # its cell says why
-        self.ask(lambda n: self.asked(target, setting, states, n), weight=_CELLS)
+        self.time_part_within_its_share(lambda n: self.cell_parts_to_time(target, setting, states, n), weight=_CELLS)
 
-    def tuned(self, attack: Attack, target: Target, setting: Setting) -> State:
+    def rehearse_and_time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """What a rehearsal tunes on few known pairs, once for all that share the state. Raises NotApplicable."""
-        view, known = self.scene.view(target, setting), self.scene.challenge.known
-        state = self.states.setdefault(f"{attack.name} {attack.state_name(view)}", {})
-        rehearsal, times = attack.rehearsal()
+        view, known = self.scene.make_view_of_target(target, setting), self.scene.challenge.known
+        state = self.states.setdefault(f"{attack.name} {attack.fitted_state_name(view)}", {})
+        rehearsal, times = attack.timing_stand_in()
 
         def steps(n: int) -> Iterator[TimedPart]:
             def fit() -> None:
@@ -223,19 +225,21 @@ class _RunPartTimer:
 
         # An attack that does not override `fit` tunes nothing.
         if not state and type(attack).fit is not Attack.fit:
-            self.ask(steps, least=8)  # `fit` fills the state that is returned
+            self.time_part_within_its_share(steps, least=8)  # `fit` fills the state that is returned
         return state
 
-    def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[TimedPart]:
-        view = self.scene.view(target, setting)
+    def cell_parts_to_time(
+        self, target: Target, setting: Setting, states: dict[str, State], n: int
+    ) -> Iterator[TimedPart]:
+        view = self.scene.make_view_of_target(target, setting)
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
-                check_method_applies(method, target, view)
+                check_method_applies_to_target(method, target, view)
                 if isinstance(method, Probe):
                     yield self.probing_part_to_time(method, target, view, name, n)
                 else:
-                    method.state_name(view)  # says where there is nothing to tune
+                    method.fitted_state_name(view)  # says where there is nothing to tune
                     yield self.guessing_part_to_time(method, target, view, states[method.name], name, n)
             except NotApplicable as why:
                 yield TimedPart(name, 0, why=f"not applicable: {why}")
@@ -247,30 +251,32 @@ class _RunPartTimer:
         known = [query for query in self.scene.challenge.queries if query.id in attacked]
         queries = attack.queries(view, known)
         sampling = attack.sampling()
-        at_once = 64 if sampling is None else view.prefix_batch_size(sampling, queries, attack.prompt_rows())
+        at_once = 64 if sampling is None else view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
         some = _fixed_random_subset(queries, n, "secrets")
         drawn = sampling is not None and sampling.search == "sample"
         cut = (LIMIT, SAMPLES) if drawn else (LIMIT,)
         return TimedPart(
-            name, len(queries), at_once, partial(_exhaust_iterator, attack.guess, view, state, some), cut=cut
+            name, len(queries), at_once, partial(_call_and_exhaust_iterator, attack.guess, view, state, some), cut=cut
         )
 
     def probing_part_to_time(self, probe: Probe, target: Target, view: View, name: str, n: int) -> TimedPart:
         secrets = secrets_to_probe(probe, target, self.scene.benchmark, view)
-        work = partial(_exhaust_iterator, probe.measure, view, _fixed_random_subset(secrets, n, "secrets"))
+        work = partial(
+            _call_and_exhaust_iterator, probe.observe_secrets, view, _fixed_random_subset(secrets, n, "secrets")
+        )
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         cut = (LIMIT,) if probe.of == "secrets" else ()
-        return TimedPart(name, len(secrets), _texts_fitting_in_memory(target.model, longest), work, cut=cut)
+        return TimedPart(name, len(secrets), _count_of_texts_fitting_in_memory(target.model, longest), work, cut=cut)
 
     # --- asking ---
 
-    def ask(self, steps: TimedParts, least: int = 1, weight: int = 1) -> None:
+    def time_part_within_its_share(self, steps: TimedParts, least: int = 1, weight: int = 1) -> None:
         """Times the steps for `least` texts, then for more while their share of the time lasts."""
         start = time.perf_counter()
         # The right side is worked out first: the share is of what was left before. `max`: more parts may come than were
         # counted, and each of those may take all the time there is.
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
-        asked: list[dict[str, tuple[TimedPart, Cost]]] = []
+        asked: list[dict[str, tuple[TimedPart, RunPartCost]]] = []
         n, most = least, 0
         while True:
             asked.append({})
@@ -278,7 +284,7 @@ class _RunPartTimer:
                 most = max(most, step.of)
                 # A later attempt was begun in time; with half of its parts nothing could be extrapolated.
                 in_time = time.perf_counter() < self.end or len(asked) > 1
-                asked[-1][step.name] = step, _timed_attempt(step, n if in_time else 0, self.device)
+                asked[-1][step.name] = step, _cost_of_timed_attempt(step, n if in_time else 0, self.device)
             spent = time.perf_counter() - start
             last = sum(took.seconds for _, took in asked[-1].values())
             room = int(n * (share - spent) / max(last, 1e-9))  # texts that the rest of the share is enough for
@@ -290,11 +296,11 @@ class _RunPartTimer:
         for name, (step, _) in asked[-1].items():
             self.costs.append(self._extrapolated_cost(step, [held[name][1] for held in asked if name in held]))
 
-    def _extrapolated_cost(self, step: TimedPart, attempts: Sequence[Cost]) -> Cost:
+    def _extrapolated_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """The cost of all texts of a part, from what attempts on some of them took."""
         *before, last = attempts
         if last.why:
-            return Cost(step.name, last.of, why=last.why)
+            return RunPartCost(step.name, last.of, why=last.why)
         scale, each, fixed = step.of / last.asked, last.seconds / last.asked, 0.0
         if before and before[-1].asked < last.asked:
             # The line through the last two attempts; where noise makes it no such line, all of the last is each text's.
@@ -316,31 +322,31 @@ class _RunPartTimer:
         )
 
 
-def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> Cost:
+def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
     """What n texts of a part took; n = 0: no time is left to ask any."""
     not_asked = "nothing to ask" if not step.of else "" if n else f"not asked: the {PROBE:g} seconds were over"
     if why := step.why or not_asked:
-        return Cost(step.name, step.of, memory=0.0, seconds=0.0, why=why)
+        return RunPartCost(step.name, step.of, memory=0.0, seconds=0.0, why=why)
     # The counters of `traffic` are the process's.
     machine.reset_peak_memory()
     rows, tokens, start = traffic.rows, traffic.tokens, time.perf_counter()
     try:
         step.work()
     except NotApplicable as error:
-        return Cost(step.name, memory=0.0, seconds=0.0, why=f"not applicable: {error}")
+        return RunPartCost(step.name, memory=0.0, seconds=0.0, why=f"not applicable: {error}")
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.peak_memory_mb(device)
     rows, tokens = traffic.rows - rows, traffic.tokens - tokens
-    return Cost(step.name, step.of, min(n, step.of), rows, tokens, memory, seconds, cut=step.cut)
+    return RunPartCost(step.name, step.of, min(n, step.of), rows, tokens, memory, seconds, cut=step.cut)
 
 
-def _texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
+def _count_of_texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     """Texts whose distributions of so many tokens are in memory together."""
     # (texts, length, vocabulary) logits, of each part of an ensemble.
     return max(1, min(_TEXTS_AT_ONCE, max_logits_at_once(model.device) // (length * model.vocab_size * model.parts)))
 
 
-def _exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:
+def _call_and_exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:
     for _ in made(*given):
         pass
 

@@ -28,14 +28,14 @@ class NamedForm(UnlearningBaseline):
     place: str = ""
 
 
-def rows_of_model_forms(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
+def shown_rows_of_deployed_forms(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
     """The rows of `--forms`, in their order. Raises AuditError for no form, and for two rows of one name.
 
     others: rows that the run has besides.
     """
     rows, taken = list[ShownRow](), {UNDEFENDED, *(row.name for row in others)}
     for form in target.forms:
-        row = _parse_form_row(form)
+        row = _parse_deployed_form_row(form)
         if target.uses_builtin_lab and isinstance(row.defense, NamedForm):
             raise AuditError(f"--forms {form} names a model, which goes with --model and --data, got it in the lab")
         if row.name in taken:
@@ -47,20 +47,20 @@ def rows_of_model_forms(target: TargetPlan, others: Sequence[ShownRow] = ()) -> 
     return rows
 
 
-def forms_that_are_models(asked: Sequence[str]) -> list[str]:
+def deployed_forms_that_are_models(asked: Sequence[str]) -> list[str]:
     """The forms that are models of their own, rather than made of the attacked one."""
-    made = _form_defenses_by_name()
+    made = _deployed_form_classes_by_name()
     return [form for form in asked if form.partition(":")[0] not in made]
 
 
-def _form_defenses_by_name() -> dict[str, type[Defense]]:
+def _deployed_form_classes_by_name() -> dict[str, type[Defense]]:
     """The forms that are made here of the attacked model's weights, by name."""
-    return {name: kind for name, kind in registry.defenses().items() if kind.form}
+    return {name: kind for name, kind in registry.defenses_by_name().items() if kind.form}
 
 
-def _parse_form_row(form: str) -> ShownRow:
+def _parse_deployed_form_row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
-    if kind in (forms := _form_defenses_by_name()):
+    if kind in (forms := _deployed_form_classes_by_name()):
         made = forms[kind]
         option = next(iter(plugin_option_defaults(made)), None)  # KIND:VALUE sets the first
         if colon and option is None:

@@ -48,7 +48,7 @@ def judge_run_by_policy(
             )
     # A missing file counts as an empty one: it contradicts the result, where None would only not be compared.
     run = replace(run, listed=run.listed.with_missing_parts_empty())
-    found = _comparison_with_deployed(run, model, said)
+    found = _compare_judged_model_with_deployed(run, model, said)
     decision = apply_policy(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
     bound = [
         *judge_deployed_model(found, policy.require),
@@ -57,14 +57,14 @@ def judge_run_by_policy(
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 
 
-def _comparison_with_deployed(run: RunOutcomes, model: str | None, said: Said) -> DeployedModelMatch:
+def _compare_judged_model_with_deployed(run: RunOutcomes, model: str | None, said: Said) -> DeployedModelMatch:
     target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         what = target.model or target.lab
         raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {what}")
     if model is not None and not Path(model).exists():
         raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")
-    now = file_digests.rehash_model_files(places, said)
+    now = file_digests.model_sha256_by_file_name_uncached(places, said)
     made = result_file.creation_time(run.result, run.name)
     return compare_judged_with_deployed_files(
         run.result, target, now, model or target.model or "", made, datetime.now(UTC)

@@ -17,7 +17,7 @@ from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.aliases import load_alias_salt, record_alias
+from auditor.records.aliases import alias_of_training_record, load_alias_salt
 from auditor.records.table import MEASURED, RECORDS, Column
 from auditor.statistics import memorised
 from auditor.statistics.memorised import MemorisedTokens, TokenRun
@@ -38,7 +38,7 @@ class TrainingCorpus:
     @cached_property
     def ngram_and_record_counts(self) -> memorised.CorpusCounts:
         trained, heldout = self.index.ngram_place_counts(self.n)
-        long = self.index.lengths >= self.n
+        long = self.index.text_lengths >= self.n
         known = len(self.index.copies)  # texts of the index that were trained on, which come first
         return memorised.CorpusCounts(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
 
@@ -55,11 +55,11 @@ class TrainingCorpus:
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
         """How many trained records have an n-gram, by how often they were trained on."""
-        lengths = self.index.lengths[: len(self.index.copies)]
+        lengths = self.index.text_lengths[: len(self.index.copies)]
         return dict(Counter(times for times, own in zip(self.index.copies, lengths, strict=True) if own >= self.n))
 
-    def notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
-        known, every = len(self.index.copies), len(self.index.lengths)
+    def notes_on_corpus_and_prompts(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
+        known, every = len(self.index.copies), len(self.index.text_lengths)
         said = [
             f"memorised: {self.n} tokens in a row that stand in the training data{self.said} and in no held-out text; "
             f"every generation was held against {known:,} training records and {every - known:,} held-out ones, token "
@@ -93,7 +93,7 @@ class JudgedGenerations:
     texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that holds it
 
 
-def training_corpus(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
+def corpus_with_chosen_ngram_length(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
     """The corpus with its n: what the attack asks for, else `_N`, or the median length of suffixes where it is less.
 
     Raises AuditError for an n-gram that no generation or no record has room for.
@@ -107,13 +107,13 @@ def training_corpus(attack: CorpusAttack, benchmark: Benchmark, index: NGramInde
         raise AuditError(
             f"expected -A {attack.name}.length of at least {n}, the tokens of an n-gram, got {attack.length}"
         )
-    longest = int(index.lengths[: len(index.copies)].max())
+    longest = int(index.text_lengths[: len(index.copies)].max())
     if n > longest:
         raise AuditError(f"expected -A {attack.name}.n of at most {longest}, the longest training record, got {n}")
     return TrainingCorpus(benchmark, index, n, said)
 
 
-def judge_generations(
+def judge_generations_of_cell(
     cell: CellKey, attack: CorpusAttack, done: Mapping[str, Guesses], drawn: Sequence[str], corpus: TrainingCorpus
 ) -> JudgedGenerations:
     """Holds generations against the corpus. done: all of them; drawn: those of this row, by id, in order."""
@@ -138,10 +138,12 @@ def judge_generations(
                     best[record] = run, guesses.secret
     # A score that some generations lack ranks none.
     names = sorted(set.intersection(*map(set, scores)))
-    firsts = {name: memorised.most_confident_distinct_texts([own[name] for own in scores], text) for name in names}
+    firsts = {
+        name: memorised.most_confident_distinct_text_indices([own[name] for own in scores], text) for name in names
+    }
     seen = Counter(record for held in every for record in held.records)
     key = load_alias_salt()
-    aliases = {record: record_alias(corpus.index.tokens_of_text(record), key) for record in seen}
+    aliases = {record: alias_of_training_record(corpus.index.tokens_of_text(record), key) for record in seen}
     # Ties by alias, so that the order tells nothing of where a record stands in the data.
     order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
     shown = dict[str, tuple[Tokens, Tokens]]()
@@ -157,7 +159,11 @@ def judge_generations(
             "length: some of the extracted records are only similar to what was drawn; take a larger n"
         )
     return JudgedGenerations(
-        tuple(memorised.measure_memorised(every, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts)),
+        tuple(
+            memorised.generation_memorisation_measurements(
+                every, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts
+            )
+        ),
         tuple(said),
         costs,
         (

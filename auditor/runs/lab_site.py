@@ -11,9 +11,9 @@ from auditor.benchmarks.lab import REFERENCES, Lab
 from auditor.benchmarks.lab_folders import (
     ensemble_folder_suffix,
     reference_models_folder_name,
-    trained_model_folder_name,
+    trained_lab_model_folder_name,
 )
-from auditor.benchmarks.lab_recipe import Recipe
+from auditor.benchmarks.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.parts_cache import SeparatelyTrainable
 from auditor.benchmarks.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown_name_error
@@ -62,10 +62,10 @@ class LabSite(Site):
         self.mitigation = build_mitigation_trainer(target, self.recipe)  # refused now, not when it is trained
 
     @property
-    def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+    def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
         return self.kind.attack_defaults
 
-    def check_model(self, given: Sequence[str]) -> None:
+    def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:
         self.kind.check_packages_installed()
 
     @cached_property
@@ -77,93 +77,103 @@ class LabSite(Site):
     @property
     def lab(self) -> Lab:
         make = partial(self.kind, *(self.recipe, None, self.reporter.progress, self.data_plan.limit), makes=self._makes)
-        return self.shared.get("lab", self.lab_cache_key, make)
+        return self.shared.get_or_make("lab", self.lab_cache_key, make)
 
     def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
         counts = {asked: parse_reference_model_count(asked) for asked in references}
         pieces = [TrainablePiece("reference", i, asked) for asked, count in counts.items() for i in range(count)]
         # Rows with ensembles of one size share the ensemble: one of them stands for all.
-        sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
+        sizes = {
+            d.required_member_count or self.recipe.members: name
+            for name, d in defenses.items()
+            if "ensemble" in d.needs
+        }
         pieces += [TrainablePiece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
         # Where the target is trained as members are, it is itself the adapter on all records.
-        if not self.recipe.target_trained_like_members and any("whole" in d.needs for d in defenses.values()):
+        if not self.recipe.is_target_trained_like_members and any("whole" in d.needs for d in defenses.values()):
             pieces.append(TrainablePiece("whole"))
         pieces += [TrainablePiece("trained", of=name) for name, d in defenses.items() if "trained" in d.needs]
-        return [piece for piece in pieces if not self._piece_to_train_alone(piece, defenses).there]
+        return [piece for piece in pieces if not self._cached_training_of_piece(piece, defenses).there]
 
     def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
-        self._piece_to_train_alone(piece, defenses).train()
+        self._cached_training_of_piece(piece, defenses).train()
 
-    def _piece_to_train_alone(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> SeparatelyTrainable:
+    def _cached_training_of_piece(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> SeparatelyTrainable:
         if piece.kind == "member":
             lab = self.defense_parts.lab_with_ensemble_of_defense(defenses[piece.of])
-            return lab.parts.separately_trained_piece(
+            return lab.parts.separately_trainable_piece(
                 lab.ensemble_folder.name, piece.index, lab.training.train_ensemble_members
             )
         lab = self.lab
         if piece.kind == "reference":
             count = parse_reference_model_count(piece.of)
-            return lab.parts.separately_trained_piece(
+            return lab.parts.separately_trainable_piece(
                 reference_models_folder_name(count),
                 piece.index,
                 partial(lab.training.train_reference_models, count=count),
             )
         if piece.kind == "whole":
-            return lab.parts.one_model_part(f"{WHOLE}{ensemble_folder_suffix(lab.recipe)}", lab.adapter_on_all_records)
+            return lab.parts.separately_trainable_model(
+                f"{WHOLE}{ensemble_folder_suffix(lab.recipe)}", lab.model_with_adapter_on_all_records
+            )
         trainer = defenses[piece.of]
         assert isinstance(trainer, Trainer)  # "trained" is a need of theirs alone
-        return lab.parts.one_model_part(trained_model_folder_name(trainer), partial(lab.trained, trainer))
+        return lab.parts.separately_trainable_model(
+            trained_lab_model_folder_name(trainer), partial(lab.model_trained_by_trainer, trainer)
+        )
 
     def forbid_training(self) -> None:
         self._makes = False
 
     @property
-    def lab_cache_key(self) -> tuple[Recipe, int | None]:
+    def lab_cache_key(self) -> tuple[BaseLabRecipe, int | None]:
         return self.recipe, self.data_plan.limit
 
-    def data(self) -> Lab:
+    def load_benchmark_shared_by_runs(self) -> Lab:
         return self.lab
 
     @cached_property
-    def public(self) -> LanguageModel:
-        return self.shared.get("public", self.lab_cache_key, self.lab.public)
+    def public_model(self) -> LanguageModel:
+        return self.shared.get_or_make("public", self.lab_cache_key, self.lab.lab_public_model)
 
     @property
-    def reference(self) -> LanguageModel:
-        return self.public
+    def reference_model(self) -> LanguageModel:
+        return self.public_model
 
-    def references(self, asked: str) -> ReferenceModels:
+    def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
         """Trained here, as many as `asked` says."""
         count = parse_reference_model_count(asked)
-        return self.shared.get("references", (self.lab_cache_key, count), lambda: self.lab.references(count))
+        return self.shared.get_or_make(
+            "references", (self.lab_cache_key, count), lambda: self.lab.reference_models(count)
+        )
 
     @cached_property
     def model(self) -> LanguageModel:
         if self.mitigated_model is not None:
             return self.mitigated_model.model
-        return self.shared.get("model", self.lab_cache_key, self.lab.target)
+        return self.shared.get_or_make("model", self.lab_cache_key, self.lab.lab_target_model)
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
         """The model that the plan's mitigation trained in the target's place; None without a mitigation."""
         if (trainer := self.mitigation) is None:
             return None
-        return self.shared.get("mitigated", self.subject, lambda: self.lab.trained(trainer))
+        return self.shared.get_or_make("mitigated", self.subject, lambda: self.lab.model_trained_by_trainer(trainer))
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
         return replace(self.mitigated_model or TrainedModel(self.model, None), told=())
 
-    def notes(self) -> tuple[str, ...]:
+    def notes_on_models(self) -> tuple[str, ...]:
         return () if self.mitigated_model is None else self.mitigated_model.told
 
     @property
-    def description(self) -> str:
+    def undefended_model_description(self) -> str:
         instead = f", by {self.mitigation.name} instead of plainly" if self.mitigation else ""
         return f"the lab's target: the public model fine-tuned on private text{instead}"
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        return self.shared.get("retrained", self.lab_cache_key, self.lab.retrained)
+        return self.shared.get_or_make("retrained", self.lab_cache_key, self.lab.model_retrained_without_forgotten)
 
 
 class LabDefenseParts(DefenseParts):
@@ -175,30 +185,34 @@ class LabDefenseParts(DefenseParts):
     @property
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's own; where a probe asks about a training, with the canaries that are planted in it for that."""
-        own = defense_defaults(self.site.kind, self.site.recipe)
+        own = default_options_of_lab_defenses(self.site.kind, self.site.recipe)
         for attack in self.site.attacks:
             for name, options in self.site.kind.planted_for.get(attack, {}).items():
                 own[name] |= options
         return own
 
-    def is_undefended(self, control: Defense) -> bool:
-        return "whole" in control.needs and self.site.recipe.target_trained_like_members
+    def is_control_the_undefended_model(self, control: Defense) -> bool:
+        return "whole" in control.needs and self.site.recipe.is_target_trained_like_members
 
-    def ensemble(self, defense: Defense) -> Ensemble:
-        key = (self.site.subject, defense.members)
-        return self.shared.get("ensemble", key, lambda: self.lab_with_ensemble_of_defense(defense).ensemble())
+    def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
+        key = (self.site.subject, defense.required_member_count)
+        return self.shared.get_or_make("ensemble", key, lambda: self.lab_with_ensemble_of_defense(defense).ensemble())
 
     def lab_with_ensemble_of_defense(self, defense: Defense) -> Lab:
         """The lab whose ensemble has the members that this defense asks for: the same models around it."""
-        key = (self.site.lab_cache_key, defense.members)
-        return self.shared.get("lab for a defense", key, lambda: self.site.lab.with_ensemble_size(defense.members))
+        key = (self.site.lab_cache_key, defense.required_member_count)
+        return self.shared.get_or_make(
+            "lab for a defense", key, lambda: self.site.lab.with_ensemble_size(defense.required_member_count)
+        )
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
-        return self.shared.get("trained", (self.site.subject, defense), lambda: self.site.lab.trained(defense))
+        return self.shared.get_or_make(
+            "trained", (self.site.subject, defense), lambda: self.site.lab.model_trained_by_trainer(defense)
+        )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
-        return self.shared.get("whole", self.site.subject, self.site.lab.adapter_on_all_records)
+        return self.shared.get_or_make("whole", self.site.subject, self.site.lab.model_with_adapter_on_all_records)
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
         if isinstance(defense, UnlearningBaseline):
@@ -212,21 +226,21 @@ class LabDefenseParts(DefenseParts):
             )
         if isinstance(defense, Trainer):
             return seconds["public"] + self.site.lab.training_seconds_of_trainer(defense)
-        whole = "target" if self.site.recipe.target_trained_like_members else "whole"
+        whole = "target" if self.site.recipe.is_target_trained_like_members else "whole"
         parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 
 
-def defense_defaults(lab: type[Lab], recipe: Recipe) -> dict[str, dict[str, Any]]:
+def default_options_of_lab_defenses(lab: type[Lab], recipe: BaseLabRecipe) -> dict[str, dict[str, Any]]:
     """Options of defenses, sized to a lab; of a variant of the target's training, the rest as in the target's own."""
     own = {name: dict(options) for name, options in lab.defense_defaults.items()}
-    for name, kind in registry.trainers().items():
+    for name, kind in registry.trainers_by_name().items():
         if issubclass(kind, Variant):
-            own[name] = recipe.course | own.get(name, {})
+            own[name] = recipe.target_training_options | own.get(name, {})
     return own
 
 
-def build_mitigation_trainer(target: TargetPlan, recipe: Recipe) -> Trainer | None:
+def build_mitigation_trainer(target: TargetPlan, recipe: BaseLabRecipe) -> Trainer | None:
     """The training in the place of that of the lab's target; None: the plan names none.
 
     Raises AuditError for one that makes no single model of the lab's records.
@@ -236,9 +250,11 @@ def build_mitigation_trainer(target: TargetPlan, recipe: Recipe) -> Trainer | No
         return None
     name = asked.pop("method", None)
     if not isinstance(name, str):
-        raise AuditError(f"expected mitigation with a method ({', '.join(registry.mitigations())}), got {name!r}")
-    defaults = defense_defaults(LABS[target.lab], recipe).get(name, {})
-    trainer: Trainer = build_plugin("mitigation", registry.mitigations(), name, {**defaults, **asked})
+        raise AuditError(
+            f"expected mitigation with a method ({', '.join(registry.mitigations_by_name())}), got {name!r}"
+        )
+    defaults = default_options_of_lab_defenses(LABS[target.lab], recipe).get(name, {})
+    trainer: Trainer = build_plugin("mitigation", registry.mitigations_by_name(), name, {**defaults, **asked})
     return trainer
 
 
@@ -252,7 +268,7 @@ def parse_reference_model_count(asked: str) -> int:
     return int(asked)
 
 
-def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int) -> Recipe:
+def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int) -> BaseLabRecipe:
     """What lab is asked for. Raises AuditError for a field that a lab does not have.
 
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
@@ -261,7 +277,7 @@ def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, se
     given: dict[str, Any] = dict(target.lab_recipe)
     if given.get("seed") == "run":
         given["seed"] = seed
-    known = registry.probes()
+    known = registry.probes_by_name()
     if any(known[name].of == "coins" for name in attacks.attack if name in known):
         # In this order: a number that the user gives wins.
         given = {"audit_canaries": AUDIT_CANARIES, **given}
@@ -272,6 +288,6 @@ def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, se
     for name in given:
         if name not in default:
             raise unknown_name_error("field of lab_recipe:", name, default)
-    recipe: Recipe = from_json(kind, {**default, **given}, "lab_recipe")
+    recipe: BaseLabRecipe = from_json(kind, {**default, **given}, "lab_recipe")
     recipe.check()
     return recipe

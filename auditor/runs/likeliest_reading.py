@@ -21,7 +21,7 @@ from auditor.statistics.intervals import CONFIDENCE
 Reading = TypeVar("Reading")
 
 
-def mean_nll(model: LanguageModel, pairs: Sequence[Pair]) -> NDArray[np.float64]:
+def mean_suffix_nll_of_each_pair(model: LanguageModel, pairs: Sequence[Pair]) -> NDArray[np.float64]:
     """(pairs,) nats a token of the suffix."""
     view = View("likeliest", model, WHITE_BOX, seed=0)
     return np.array(view.mean_nll(model, [(pair.prefix, pair.suffix) for pair in pairs]))
@@ -32,11 +32,11 @@ def choose_likeliest_reading(usual: Reading, nll: Mapping[Reading, NDArray[np.fl
     paired by text, Student's interval, corrected for the number of others.
     """
     others = [reading for reading in nll if reading != usual]
-    better = [reading for reading in others if mean_gain_lower_bound(nll[usual] - nll[reading], len(others)) > 0]
+    better = [reading for reading in others if lower_bound_of_mean_nll_gain(nll[usual] - nll[reading], len(others)) > 0]
     return min(better, key=lambda reading: float(nll[reading].mean()), default=usual)
 
 
-def mean_gain_lower_bound(gain: NDArray[np.float64], comparisons: int) -> float:
+def lower_bound_of_mean_nll_gain(gain: NDArray[np.float64], comparisons: int) -> float:
     """The lower end of the interval of the mean of paired differences; -inf for fewer than two."""
     n = len(gain)
     if n < 2:

@@ -64,7 +64,7 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 
 
 @contextmanager
-def restore_training_flags(*models: Any) -> Iterator[None]:
+def training_flags_restored_at_exit(*models: Any) -> Iterator[None]:
     """Puts back behind the block which modules were training and which weights had gradients: an audit changes both."""
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model are to stay as they were.

@@ -10,7 +10,7 @@ import psutil
 
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
-from auditor.core.plan import command_line_flag, fields_with_rule
+from auditor.core.plan import flag_of_plan_field, plan_field_names_with_rule
 from auditor.core.plan_fields import AUTO, PLACED
 from auditor.core.plan_parts import LoadingOptions, TargetPlan
 from auditor.models.base import LanguageModel
@@ -21,7 +21,7 @@ from auditor.runs.reporter import Reporter
 from auditor.runs.sweep_cache import SweepCache
 
 
-class Loader:
+class ModelLoader:
     """live: models in memory, by role (model, public, reference), that stand for what a plan names."""
 
     run = ""  # which run pays for what is asked over a network
@@ -47,20 +47,20 @@ class Loader:
         )
 
     @property
-    def over_network(self) -> bool:
+    def is_attacked_model_over_network(self) -> bool:
         return self._provider_and_request[0].network
 
     @property
-    def gives_distributions(self) -> bool:
+    def has_next_token_distributions(self) -> bool:
         """Whether the model gives whole next-token distributions."""
         if "model" in self.live:
             return "distribution" in self.live["model"].capabilities
         return self._provider_and_request[0].distribution
 
     @property
-    def description(self) -> str:
+    def attacked_model_description(self) -> str:
         provider, wanted = self._provider_and_request
-        return provider.said(wanted)
+        return provider.model_description(wanted)
 
     @cached_property
     def live_model_digests(self) -> dict[str, str]:
@@ -79,15 +79,15 @@ class Loader:
         forms = [self._form_provider_and_request(form)[0] for form in self.target.forms if "://" in form]
         served = [name for one in forms if one.network for name in one.takes]
         for name in given:
-            if name not in (*provider.takes, *served) and not (beside and name in fields_with_rule(PLACED)):
-                taken = ", ".join(map(command_line_flag, provider.takes)) or "none of the kind"
+            if name not in (*provider.takes, *served) and not (beside and name in plan_field_names_with_rule(PLACED)):
+                taken = ", ".join(map(flag_of_plan_field, provider.takes)) or "none of the kind"
                 raise AuditError(
-                    f"{command_line_flag(name)} says nothing to a model of the provider {provider.name}, which takes "
+                    f"{flag_of_plan_field(name)} says nothing to a model of the provider {provider.name}, which takes "
                     f"{taken}; got it with --model {self.target.model}"
                 )
         provider.check(wanted)
 
-    def load(self, kind: str, name: str, options: LoadingOptions | None = None) -> LanguageModel:
+    def load_model_of_role(self, kind: str, name: str, options: LoadingOptions | None = None) -> LanguageModel:
         """options: how it is loaded; None: as a model beside the attacked one."""
         if kind in self.live:
             return self.live[kind]
@@ -103,7 +103,7 @@ class Loader:
         provider.check(wanted)
         return self._load_once_if_memory_suffices(kind, provider, wanted)
 
-    def form(self, place: str) -> LanguageModel:
+    def load_deployed_form(self, place: str) -> LanguageModel:
         """A form of the model that is attacked, of any provider; it reads texts as that model's tokenizer does."""
         provider, wanted = self._form_provider_and_request(place)
         provider.check(wanted)
@@ -124,7 +124,7 @@ class Loader:
             if provider.network:
                 safe_mode.refuse_in_safe_mode(f"{wanted.name or wanted.base_url} would be asked over the network")
             # All memory, not what is free now: only what can never fit is refused.
-            needed, there = provider.memory(wanted), psutil.virtual_memory().total
+            needed, there = provider.least_model_bytes(wanted), psutil.virtual_memory().total
             if needed is not None and needed > there:
                 sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"
                 raise AuditError(f"expected memory for {wanted.name}, {sizes}")
@@ -133,9 +133,9 @@ class Loader:
                 self.reporter.note(note)
             return first[0]
 
-        loaded = self.shared.get(kind, (provider, wanted), fresh)
+        loaded = self.shared.get_or_make(kind, (provider, wanted), fresh)
         if kind == "model":
             self.attacked = loaded
         if not first:  # the model of an earlier run of the sweep
-            provider.again(loaded, wanted)
+            provider.prepare_for_next_run(loaded, wanted)
         return loaded

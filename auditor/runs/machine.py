@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from auditor.core import threads
-from auditor.models.weights import resolve_device
+from auditor.models.weights import resolve_model_device
 
 
 def describe_environment(device: str) -> dict[str, str]:
@@ -22,14 +22,14 @@ def describe_environment(device: str) -> dict[str, str]:
     device: as the plan says it.
     """
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
-    device = str(resolve_device(device))
+    device = str(resolve_model_device(device))
     made_of = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
     return {
         "python": platform.python_version(),
         **versions,
         "machine": f"{platform.system()} {platform.machine()}, {made_of}",
         "threads": threads.describe_threads(torch.get_num_threads()),
-        "gemm": f"{threads.measure_gflops():.0f} GFLOP/s in float32 on the processor, by which timings "
+        "gemm": f"{threads.measure_machine_gflops():.0f} GFLOP/s in float32 on the processor, by which timings "
         "of machines compare",
         "device": device,
         **({"commit": commit} if (commit := _current_commit_label()) else {}),

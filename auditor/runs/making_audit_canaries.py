@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from auditor.benchmarks import audit_canaries, manifests, whole_texts
-from auditor.benchmarks.audit_canaries import BEGUN, BY_MODEL, KINDS, AuditManifest, Kind
+from auditor.benchmarks.audit_canaries import BEGUN, BY_MODEL, KINDS, AuditCanaryManifest, Kind
 from auditor.core import disk
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import read_json_object
@@ -35,7 +35,7 @@ class CanaryRequest:
     temperature: float | None = None
 
 
-def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
+def make_audit_canaries(asked: CanaryRequest) -> AuditCanaryManifest:
     """Draws texts and coins. Raises AuditError for what the kind needs and was not given, or has no use of."""
     if asked.kind not in KINDS:
         raise unknown_name_error("--kind", asked.kind, KINDS)
@@ -45,8 +45,8 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
             raise AuditError(f"expected --kind {' or '.join(kinds)} beside --{flag}, got {asked.kind}")
         if not given and asked.kind in kinds and flag != "temperature":
             raise AuditError(f"expected --{flag} beside --kind {asked.kind}, got none")
-    seed = audit_canaries.unguessable_audit_seed() if asked.seed is None else asked.seed
-    texts = audit_canaries.make_canary_texts(
+    seed = audit_canaries.unguessable_audit_canary_seed() if asked.seed is None else asked.seed
+    texts = audit_canaries.make_audit_canary_texts(
         asked.kind,
         asked.count,
         asked.length,
@@ -55,10 +55,10 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
         model=None if asked.model is None else load_causal_lm(asked.model, DEFAULTS),
         temperature=1.0 if asked.temperature is None else asked.temperature,
     )
-    return audit_canaries.make_audit_manifest(asked.kind, texts, asked.times, seed)
+    return audit_canaries.make_audit_canary_manifest(asked.kind, texts, asked.times, seed)
 
 
-def check_new_tokens_trainable(manifest: AuditManifest, model: str) -> None:
+def check_new_tokens_trainable(manifest: AuditCanaryManifest, model: str) -> None:
     """Refuses an adapter for canaries of new tokens, unless it trains embeddings too. Raises AuditError."""
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
@@ -70,7 +70,7 @@ def check_new_tokens_trainable(manifest: AuditManifest, model: str) -> None:
         )
 
 
-def refuse_adapter_on_extended(model: str) -> None:
+def refuse_adapter_on_token_extended_model(model: str) -> None:
     """Refuses an adapter on a model that was extended by tokens of canaries. Raises AuditError."""
     if (Path(model) / MARK).is_file():
         raise AuditError(
@@ -85,9 +85,9 @@ def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
     The rows of the new tokens are drawn as those of a fresh model are, by the seed, which the coins are not read from.
     Raises AuditError for a manifest of another kind, an adapter, and a folder that is there.
     """
-    held = manifests.read_manifest(manifest)
-    if not isinstance(held, AuditManifest) or held.kind != "new-tokens":
-        what = held.kind if isinstance(held, AuditManifest) else "exposure"
+    held = manifests.read_canary_manifest(manifest)
+    if not isinstance(held, AuditCanaryManifest) or held.kind != "new-tokens":
+        what = held.kind if isinstance(held, AuditCanaryManifest) else "exposure"
         raise AuditError(f"expected canaries of --kind new-tokens in {str(manifest)!r}, got {what}")
     if (Path(model) / ADAPTER).is_file():
         raise AuditError(f"expected a whole model to extend, but {model!r} is an adapter: give its base")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
-from auditor.benchmarks.reduced_data import WRITERS, row_as_plain_text, write_mitigated_rows
-from auditor.benchmarks.tables import read_table
-from auditor.benchmarks.whole_texts import read_training_texts, rows_repeated_by_count
+from auditor.benchmarks.reduced_data import WRITERS, data_row_as_plain_text, write_reduced_data_kept_by_trainer
+from auditor.benchmarks.tables import read_record_table
+from auditor.benchmarks.whole_texts import read_texts_and_units, rows_repeated_by_count
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object
@@ -85,7 +85,7 @@ class Mitigation:
     command: tuple[str, ...] = ()
 
     @property
-    def copies_left_by_count(self) -> Callable[[int], int | None] | None:
+    def copies_left_function(self) -> Callable[[int], int | None] | None:
         """A function from a record's copies to those that stay; None where all do."""
         return self.trainer.copies_left_of_record if isinstance(self.trainer, DataVariant) else None
 
@@ -120,7 +120,7 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
     """What the mitigation will train and audit. Raises AuditError, before anything is written, for what cannot be."""
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
     _check_run_is_retrainable(plan)
-    name, options = _parse_method_and_options(asked)
+    name, options = _parse_mitigation_and_options(asked)
     if plan.target.uses_builtin_lab:
         for flag, value in (("--train", asked.train), ("--data", asked.data)):
             if value is not None:
@@ -130,9 +130,9 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
         return Mitigation(asked, plan, trainer)
     recipe = None
     if asked.train is None:
-        recipe = training.recorded_training(Path(str(plan.target.model)), asked.out / MODEL)
+        recipe = training.read_recorded_training_request(Path(str(plan.target.model)), asked.out / MODEL)
         recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
-        kind = registry.mitigations()[name]
+        kind = registry.mitigations_by_name()[name]
         if not issubclass(kind, DataVariant):
             carried = {
                 key: own
@@ -145,7 +145,7 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
                 raise AuditError(
                     f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter"
                 )
-    trainer = build_plugin("mitigation", registry.mitigations(), name, options)
+    trainer = build_plugin("mitigation", registry.mitigations_by_name(), name, options)
     command = () if asked.train is None else _training_command_words(asked.train, trainer)
     found = Mitigation(asked, plan, trainer, recipe, command)
     if isinstance(trainer, DataVariant) and not (
@@ -182,10 +182,10 @@ def _check_run_is_retrainable(plan: Plan) -> None:
         raise AuditError(f"expected a model that can be trained, got one behind {plan.target.provider}")
 
 
-def _parse_method_and_options(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
+def _parse_mitigation_and_options(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
     """The method and its options. Raises AuditError for an unknown one, and for a value where it takes none."""
     name, colon, value = asked.by.partition(":")
-    known = registry.mitigations()
+    known = registry.mitigations_by_name()
     if name not in known:
         build_plugin("mitigation", known, name, {})  # refuses it, with the nearest name
     main = known[name].main
@@ -201,9 +201,10 @@ def _parse_method_and_options(asked: MitigationOptions) -> tuple[str, dict[str, 
 def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
     """The words of a user's command. Raises AuditError for one that takes no data, or cannot do what is asked."""
     if not isinstance(trainer, DataVariant):
+        kinds = registry.mitigations_by_name()
         raise AuditError(
             f"--train COMMAND is given other data, and {trainer.name} changes the training: expected --by "
-            f"{', '.join(name for name, kind in registry.mitigations().items() if issubclass(kind, DataVariant))}"
+            f"{', '.join(name for name, kind in kinds.items() if issubclass(kind, DataVariant))}"
         )
     try:
         words = tuple(shlex.split(asked))
@@ -215,7 +216,9 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
     return words
 
 
-def train_and_audit(what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str) -> TrainingOutcome:
+def train_and_audit_mitigated_model(
+    what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str
+) -> TrainingOutcome:
     """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing half written."""
     # One cache for both: what the lab trains now is what the audit behind it attacks.
     shared, out = SweepCache(), what.asked.out
@@ -241,27 +244,29 @@ def train_and_audit(what: Mitigation, run: RunOutcomes, reporter: Reporter, comm
     return done
 
 
-def compare_before_and_after(
+def compare_runs_before_and_after_mitigation(
     what: Mitigation, run: RunOutcomes, after: RunOutcomes, done: TrainingOutcome
 ) -> BeforeAfter:
     """The two runs side by side. Raises AuditError where they cannot be held against each other."""
-    left = what.copies_left_by_count
-    found = left and advice.predict_recall_with_copies_left(
-        phrases.clean_result(run.result), secret_details.read_secret_details(what.asked.run), left
+    left = what.copies_left_function
+    found = left and advice.undefended_row_and_recall_with_copies_left(
+        phrases.result_with_printable_strings(run.result), secret_details.read_secret_details(what.asked.run), left
     )
     return BeforeAfter(
         by=" ".join([what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]),
         compared=compare_finished_runs([run, after]),
         before=run.result,
         after=after.result,
-        predicted=(found[0].key, found[1]) if found else None,
-        perplexity=_perplexity_difference(what.asked.run, run.result, what.asked.out, after.result),
+        predicted=(found[0].cell_key, found[1]) if found else None,
+        perplexity=_perplexity_change_by_mitigation(what.asked.run, run.result, what.asked.out, after.result),
         told=done.told,
         seconds=done.seconds,
     )
 
 
-def _perplexity_difference(first: Path, before: AuditResult, second: Path, after: AuditResult) -> Measurement | None:
+def _perplexity_change_by_mitigation(
+    first: Path, before: AuditResult, second: Path, after: AuditResult
+) -> Measurement | None:
     """After minus before, paired by held-out text; None where one of them was not measured."""
     cells = []
     for place, result in ((second, after), (first, before)):
@@ -295,7 +300,7 @@ def train_mitigated_model(
     disk.replace_atomically(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
     start = time.perf_counter()
     try:
-        _write_dropped_records(what, run, reporter, shared)
+        _write_extracted_records_to_drop(what, run, reporter, shared)
         if what.plan.target.uses_builtin_lab:
             site = _lab_site_of_plan(what.plan_of_second_audit, reporter, shared)
             assert site.mitigated_model is not None  # the plan names it
@@ -351,10 +356,13 @@ def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     if isinstance(what.trainer, DataVariant):
         column = recipe.text_column if recipe else None
         kept = what.asked.out / f"data{Path(data).suffix.lower()}"
-        told = (write_mitigated_rows(what.trainer, data, kept, column),)
+        told = (write_reduced_data_kept_by_trainer(what.trainer, data, kept, column),)
         data = str(kept)
     if recipe is not None:
-        return (*told, *training.train_model(dataclasses.replace(recipe, data=data, out=out), reporter.progress))
+        return (
+            *told,
+            *training.train_model_into_folder(dataclasses.replace(recipe, data=data, out=out), reporter.progress),
+        )
     _run_training_command(what.command, data, out)
     return told
 
@@ -380,27 +388,29 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 # --- the records ------------------------------------------------------------------------------------------------------
 
 
-def _write_dropped_records(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache) -> None:
+def _write_extracted_records_to_drop(
+    what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache
+) -> None:
     """Writes down the extracted records for the training to drop, unless it is to drop others than the audit found."""
     if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
         return
-    ids = extracted_members(run)
+    ids = ids_of_extracted_members(run)
     if not ids:
         raise AuditError(f"{run.name} extracted nothing from the model without defenses: no record is to be dropped")
     if what.plan.target.uses_builtin_lab:
         whole = _lab_site_of_plan(what.plan, reporter, shared).lab.cut.texts
         texts = [whole[id] for id in ids]
     else:
-        rows, _ = read_training_texts(str(what.plan.data.data))
-        repeats = row_repeat_counts(read_table("--data", str(what.plan.data.data), COLUMNS))
+        rows, _ = read_texts_and_units(str(what.plan.data.data))
+        repeats = row_repeat_counts(read_record_table("--data", str(what.plan.data.data), COLUMNS))
         # Where a row's copies begin, as `rows` holds every copy and ids (`member-ROW`, `member-ROW-PART`) name rows of
         # the file. Of equal keys a dict keeps the last, which is the first of the reversed.
         first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
-        texts = [row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
+        texts = [data_row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard_record_list(what.asked.out / DROPPED, texts)
 
 
-def extracted_members(run: RunOutcomes) -> list[str]:
+def ids_of_extracted_members(run: RunOutcomes) -> list[str]:
     """Ids of the members that some attack extracted verbatim, by its first guess, from the model without defenses."""
     found = dict[str, None]()
     for cell, row in run.outcomes.items():

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks import manifests
-from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.benchmarks.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction_arrays
-from auditor.benchmarks.tokenised import Tokenised, is_tokenised
+from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
-from auditor.core.plan import FIELDS, command_line_flag
+from auditor.core.plan import FIELDS, flag_of_plan_field
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
@@ -41,20 +41,20 @@ def load_own_benchmark(
     """
     canaries: tuple[Secret, ...] = ()
     if asked.canaries is not None:
-        manifest = manifests.read_manifest(Path(asked.canaries))
-        if isinstance(manifest, AuditManifest):
+        manifest = manifests.read_canary_manifest(Path(asked.canaries))
+        if isinstance(manifest, AuditCanaryManifest):
             making_audit_canaries.check_new_tokens_trainable(manifest, name)
-        canaries = manifests.manifest_secrets(manifest, model.tokenizer, model.vocab_size)
+        canaries = manifests.canary_manifest_as_secrets(manifest, model.tokenizer, model.vocab_size)
     if asked.data is None:
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
         )
-    benchmark = _load_records(asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS)
+    benchmark = _load_benchmark_of_records(asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS)
     benchmark.canaries = canaries
     return benchmark
 
 
-def _load_records(
+def _load_benchmark_of_records(
     asked: DataPlan, data: str, name: str, seed: int, model: LanguageModel, held: TextForm | None, form_rows: int
 ) -> Benchmark:
     common: dict[str, Any] = {"seed": seed, **{name: getattr(asked, name) for name in _OF_ALL_KINDS}}
@@ -66,7 +66,7 @@ def _load_records(
         )
         benchmark = LMExtraction(data, vocab_size=model.vocab_size, **common)
         benchmark.tokenizer = model.tokenizer
-    elif is_tokenised(data):
+    elif is_tokenised_data(data):
         _refuse_nondefault_fields(asked, (*_OF_TEXT, *_COLUMNS), f"is about text, and {data!r} holds token ids")
         benchmark = Tokenised(data, vocab_size=model.vocab_size, forget=asked.forget, **common)
         benchmark.tokenizer = model.tokenizer
@@ -107,4 +107,4 @@ def _refuse_nondefault_fields(asked: DataPlan, fields: Sequence[str], why: str) 
     """Raises AuditError where one of these fields was given, that is, does not hold its default."""
     for field in fields:
         if getattr(asked, field) != FIELDS[field].default:
-            raise AuditError(f"{command_line_flag(field)} {why}")
+            raise AuditError(f"{flag_of_plan_field(field)} {why}")

@@ -12,13 +12,13 @@ from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import load_control_adapter, load_ensemble
-from auditor.models.shards import control_adapter_folder
+from auditor.models.lora import load_control_adapter, load_lora_ensemble
+from auditor.models.shards import ensemble_control_adapter_folder
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.plugins.trainer import RECORD, read_training_summary
+from auditor.plugins.trainer import RECORD, read_trainer_summary_of_model
 from auditor.privacy import gradient_canaries, promises
-from auditor.runs.loader import Loader
+from auditor.runs.loader import ModelLoader
 from auditor.runs.site import DefenseParts, Site
 from auditor.training.variants import Variant
 
@@ -26,7 +26,7 @@ from auditor.training.variants import Variant
 class OwnDefenseParts(DefenseParts):
     """What lies in the folders that `-D` and `--public` name."""
 
-    def __init__(self, site: Site, models: Loader, sizes: str) -> None:
+    def __init__(self, site: Site, models: ModelLoader, sizes: str) -> None:
         self.site, self.models, self.sizes, self.target = site, models, sizes, models.target
         self._ensembles: dict[str, Ensemble] = {}
 
@@ -34,34 +34,34 @@ class OwnDefenseParts(DefenseParts):
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         return Lab.defense_defaults if self.sizes == "lab" else MappingProxyType({})
 
-    def lacks(self, defense: Defense) -> str:
-        return missing_input(defense, self.target.public)
+    def missing_input_phrase(self, defense: Defense) -> str:
+        return missing_defense_input_phrase(defense, self.target.public)
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
-        if not self.models.gives_distributions:
+        if not self.models.has_next_token_distributions:
             raise AuditError(
                 f"--defense {defense.name} stands before a model whose distributions are read here, got "
                 f"{self.target.model}, which gives none: serve the defended model, and audit that"
             )
         check_defense_inputs_given(defense, self.target.public)
-        check_control_recipes(defense)
+        check_controls_trained_like_defense(defense)
 
-    def is_undefended(self, control: Defense) -> bool:
+    def is_control_the_undefended_model(self, control: Defense) -> bool:
         if "whole" not in control.needs:
             return False
         # The user may attack the very adapter that is the control of an ensemble.
-        adapter, model = control_adapter_folder(Path(control.ensemble_folder)), Path(str(self.target.model))
+        adapter, model = ensemble_control_adapter_folder(Path(control.ensemble_folder)), Path(str(self.target.model))
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
-    def ensemble(self, defense: Defense) -> Ensemble:
+    def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
         folder = defense.ensemble_folder
         if folder not in self._ensembles:
-            self._ensembles[folder] = load_ensemble(Path(folder), self._public_model_for_adapters)
+            self._ensembles[folder] = load_lora_ensemble(Path(folder), self._public_model_for_adapters)
         return self._ensembles[folder]
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         return load_trained_defense(
-            defense, lambda folder: self.models.load("trained", folder), self.site.model.vocab_size
+            defense, lambda folder: self.models.load_model_of_role("trained", folder), self.site.model.vocab_size
         )
 
     def control_adapter_of_ensemble(self, defense: Defense) -> LanguageModel:
@@ -70,7 +70,7 @@ class OwnDefenseParts(DefenseParts):
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:
         """The public model, where adapters can be put on it. Raises AuditError for one that takes none."""
-        public = self.site.public
+        public = self.site.public_model
         if not isinstance(public, HuggingFaceModel):
             raise AuditError(
                 f"expected --public as a transformers model, which the adapters of an ensemble are put on, got "
@@ -82,12 +82,12 @@ class OwnDefenseParts(DefenseParts):
         return None if defense is None else building
 
 
-def missing_input(defense: Defense, public: str | None) -> str:
+def missing_defense_input_phrase(defense: Defense, public: str | None) -> str:
     """What this defense would have to be given outside the lab; "" where it has been."""
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
-    if "whole" in defense.needs and control_adapter_folder(Path(ensemble)) is None:
+    if "whole" in defense.needs and ensemble_control_adapter_folder(Path(ensemble)) is None:
         return f"an ensemble with its control, as audit train with -D control=true makes it: {ensemble!r} has none"
     if "public" in defense.needs and public is None:
         return "--public MODEL, one that has seen no private data (of an ensemble, the base of its members)"
@@ -98,19 +98,19 @@ def missing_input(defense: Defense, public: str | None) -> str:
 
 def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
     """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
-    if what := missing_input(defense, public):
+    if what := missing_defense_input_phrase(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {what}")
 
 
-def check_control_recipes(defense: Defense) -> None:
+def check_controls_trained_like_defense(defense: Defense) -> None:
     """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
     own = promises.read_privacy_record(Path(defense.model_folder))
-    for control in (cause.row for cause in defense.chain()):
+    for control in (cause.row for cause in defense.cause_chain()):
         folder = "" if control is None else control.model_folder
         record = promises.read_privacy_record(Path(folder)) if folder else None
         if own is None or record is None:
             continue  # what is no folder of the right training is refused by `load_trained_defense`
-        for what, one, other in promises.recipe_settings_to_compare(own, record):
+        for what, one, other in promises.private_training_settings_to_compare(own, record):
             if one != other:
                 raise AuditError(
                     f"expected the control {folder!r} to be trained as the {defense.name} model was, "
@@ -123,7 +123,7 @@ def load_trained_defense(defense: Defense, load: Callable[[str], LanguageModel],
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
-    record, own = promises.read_privacy_record(Path(folder)), read_training_summary(Path(folder))
+    record, own = promises.read_privacy_record(Path(folder)), read_trainer_summary_of_model(Path(folder))
     plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
     by = own if plain else record
     if by is None or by.method != defense.name:

@@ -17,15 +17,15 @@ from auditor.core.plan_fields import NONE
 from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
-from auditor.models.loading import adapter_base
-from auditor.models.references import ReferenceModels, load_references
-from auditor.models.shards import read_shard_record_list, text_digests
+from auditor.models.loading import adapter_base_and_revision
+from auditor.models.references import ReferenceModels, load_reference_models
+from auditor.models.shards import read_shard_record_list, record_digests
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.folder import RunFolder
-from auditor.runs.loader import Loader
+from auditor.runs.loader import ModelLoader
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.own_defenses import OwnDefenseParts
 from auditor.runs.per_secret_results import make_token_decoder
@@ -37,9 +37,9 @@ from auditor.runs.sweep_cache import SweepCache
 class OwnSite(Site):
     """What `--model` and `--data` (or `--canaries`) name, and what `--public`, `--reference` and `-D` put beside it.
 
-    live: models in memory, by role, as `Loader` takes them. The folder that one was once loaded from is not believed,
-    as the weights may have moved since: no promise of privacy is read there, and the digest is that of the weights in
-    memory, where the model tells one.
+    live: models in memory, by role, as `ModelLoader` takes them. The folder that one was once loaded from is not
+    believed, as the weights may have moved since: no promise of privacy is read there, and the digest is that of the
+    weights in memory, where the model tells one.
     """
 
     trains_on_demand: ClassVar[bool] = False
@@ -57,11 +57,11 @@ class OwnSite(Site):
         live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
         super().__init__(data_plan, seed, subject, reporter, shared)
-        self.target, self.sizes, self.models = target, sizes, Loader(target, loading, reporter, shared, live)
+        self.target, self.sizes, self.models = target, sizes, ModelLoader(target, loading, reporter, shared, live)
         self._folder: RunFolder | None = None
 
     @property
-    def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+    def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
         return Lab.attack_defaults if self.sizes == "lab" else MappingProxyType({})
 
     @cached_property
@@ -71,31 +71,31 @@ class OwnSite(Site):
     # --- what is loaded ---
 
     @property
-    def over_network(self) -> bool:
-        return self.models.over_network
+    def is_model_asked_over_network(self) -> bool:
+        return self.models.is_attacked_model_over_network
 
     @property
-    def attacked_adapter_base(self) -> str:
+    def attacked_adapter_base_name(self) -> str:
         return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
 
-    def ask_float32(self) -> None:
+    def read_auto_dtype_as_float32(self) -> None:
         self.models.loading = self.models.loading.with_float32_for_auto()
 
-    def check_model(self, given: Sequence[str]) -> None:
+    def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:
         self.models.check_model_obtainable(given)
 
     def digests_of_models_in_no_file(self) -> dict[str, str]:
         # In `__dict__` once the cached property was asked for: this must not load the model.
-        asked = {ANSWERS: self.model.digest()} if self.over_network and "model" in self.__dict__ else {}
+        asked = {ANSWERS: self.model.digest()} if self.is_model_asked_over_network and "model" in self.__dict__ else {}
         return asked | self.models.live_model_digests
 
     @cached_property
     def model(self) -> LanguageModel:
-        return self.models.load("model", str(self.target.model))
+        return self.models.load_model_of_role("model", str(self.target.model))
 
     @property
-    def description(self) -> str:
-        return self.models.description
+    def undefended_model_description(self) -> str:
+        return self.models.attacked_model_description
 
     @property
     def undefended_trained_model(self) -> TrainedModel:
@@ -107,30 +107,32 @@ class OwnSite(Site):
         )
 
     @cached_property
-    def public(self) -> LanguageModel | None:
+    def public_model(self) -> LanguageModel | None:
         return self._load_model_with_same_vocabulary("public", self.target.public)
 
     @cached_property
-    def reference(self) -> LanguageModel | None:
+    def reference_model(self) -> LanguageModel | None:
         if self.target.reference not in (None, NONE):
             return self._load_model_with_same_vocabulary("reference", self.target.reference)
-        if self.target.reference == NONE or self.public is not None or self._adapter_base_and_revision is None:
-            return None if self.target.reference == NONE else self.public
+        if self.target.reference == NONE or self.public_model is not None or self._adapter_base_and_revision is None:
+            return None if self.target.reference == NONE else self.public_model
         size = self.model.vocab_size  # first, so that a model that does not load is refused as the attacked one
         name, revision = self._adapter_base_and_revision
-        base = self.models.load("reference", name, replace(self.models.loading, revision=revision, base=None))
+        base = self.models.load_model_of_role(
+            "reference", name, replace(self.models.loading, revision=revision, base=None)
+        )
         return base if base.vocab_size == size else None
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
         """The base of an attacked adapter, and that base's revision; None for a whole model."""
-        named = adapter_base(str(self.target.model))
+        named = adapter_base_and_revision(str(self.target.model))
         base = self.models.loading.base
         return named if named is None or base is None else (base, None)
 
     @property
-    def reference_fault(self) -> str:
-        if self.reference is None:
+    def reference_fault_sentence(self) -> str:
+        if self.reference_model is None:
             return ""
         folder = Path(self.target.reference or self.target.public or (self._adapter_base_and_revision or ("", None))[0])
         if (record := promises.read_privacy_record(folder)) is not None:
@@ -144,18 +146,18 @@ class OwnSite(Site):
             return f"the reference has seen private data: its shard.json names {len(listed)} of the attacked records"
         return ""
 
-    def references(self, asked: str) -> ReferenceModels:
+    def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
         def load_one(folder: str) -> LanguageModel:
-            model = self.models.load("references", folder)
+            model = self.models.load_model_of_role("references", folder)
             check_same_vocabulary_size(
                 f"-A references={asked}", model.name, model.vocab_size, "the target's", self.model.vocab_size
             )
             return model
 
-        return self.shared.get(
+        return self.shared.get_or_make(
             "all references",
             (self.subject, asked),
-            lambda: load_references(Path(asked), load_one, self._attacked_ids_by_text_digest),
+            lambda: load_reference_models(Path(asked), load_one, self._attacked_ids_by_text_digest),
         )
 
     @cached_property
@@ -166,15 +168,15 @@ class OwnSite(Site):
         for secret in self.benchmark.secrets:
             wording = secret.wording  # as its owner wrote it
             text = decode(secret.prefix + secret.suffix) if wording is None else wording.prefix_and_suffix_text
-            found.setdefault(text_digests([text])[0], []).append(secret.id)
+            found.setdefault(record_digests([text])[0], []).append(secret.id)
         return found
 
-    def data(self) -> Benchmark:
+    def load_benchmark_shared_by_runs(self) -> Benchmark:
         # Without the limit: the form that was chosen stays, however few of the records are attacked.
         chosen = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         held = (None if self._folder is None else self._folder.text_form()) or self.shared.forms.get(chosen)
         key = [self.subject, held and held.digest]
-        benchmark = self.shared.get(
+        benchmark = self.shared.get_or_make(
             "data",
             key,
             lambda: load_own_benchmark(
@@ -190,11 +192,11 @@ class OwnSite(Site):
     def attach_run_folder(self, folder: RunFolder) -> None:
         self._folder, self.models.run = folder, folder.identity
 
-    def notes(self) -> tuple[str, ...]:
-        models = (self.model, self.public, self.reference)
+    def notes_on_models(self) -> tuple[str, ...]:
+        models = (self.model, self.public_model, self.reference_model)
         found = [note for model in models if model is not None for note in model.notes]
         if self._adapter_base_and_revision is not None and self.target.reference is None and self.target.public is None:
-            found.append(_adapter_base_sentence(self._adapter_base_and_revision[0], self.reference is not None))
+            found.append(_adapter_base_sentence(self._adapter_base_and_revision[0], self.reference_model is not None))
         return tuple(dict.fromkeys(found))
 
     def model_before_or_retrained(self, kind: str) -> LanguageModel:
@@ -213,16 +215,16 @@ class OwnSite(Site):
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
         if name is None:
             return None
-        own, other = self.model, self.models.load(kind, name)
+        own, other = self.model, self.models.load_model_of_role(kind, name)
         at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size  # by unknown padding
         if not at_least:
             check_same_vocabulary_size(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)
         return other
 
 
-def load_form_of_target(site: OwnSite, place: str) -> LanguageModel:
+def load_deployed_form_of_target(site: OwnSite, place: str) -> LanguageModel:
     """The model that is named as a form of the one that is attacked. Raises AuditError for one of other tokens."""
-    other, own = site.models.form(place), site.model
+    other, own = site.models.load_deployed_form(place), site.model
     if {"distribution"} <= own.capabilities & other.capabilities:
         check_same_vocabulary_size("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
     return _require_same_vocabulary("forms", own, other)

@@ -26,7 +26,7 @@ from auditor.statistics.metrics import RECALL
 Kinds = Mapping[str, Mapping[str, float]]
 
 
-class Collector:
+class PerSecretCollector:
     """answers: by cell, the main number of each member, and of non-members where theirs shows what is no memory.
 
     likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that asked in random order;
@@ -48,9 +48,9 @@ class Collector:
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds
     ) -> RowValuesBySecret:
         """Takes and returns the row of an attack's cell. probable: its scores are probabilities."""
-        row = self._keep_row_of_cell(key, row_of_guesses(outcome, kinds, probable))
-        self.answers[key] = row.only(RECALL, others=False)
-        self._columns += row.columns(key)
+        row = self._keep_row_of_cell(key, per_secret_row_of_outcome(outcome, kinds, probable))
+        self.answers[key] = row.keep_one_metric(RECALL, others=False)
+        self._columns += row.columns_for_secrets_table(key)
         self._attacks.append(key)
         return row
 
@@ -58,11 +58,11 @@ class Collector:
         self, key: CellKey, probe: Probe, secrets: Sequence[Secret], observations: Observed, main: Measurement
     ) -> None:
         """Takes the row of a probe's cell, and what it observed; main: its first measurement."""
-        row = self._keep_row_of_cell(key, row_of_observations(probe, secrets, observations))
-        self._columns += [*row.columns(key), *_observation_columns(key, secrets, observations)]
+        row = self._keep_row_of_cell(key, per_secret_row_of_observations(probe, secrets, observations))
+        self._columns += [*row.columns_for_secrets_table(key), *_observation_columns(key, secrets, observations)]
         if main.name in row.values:
             # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
-            answers = row.only(main.name, others=probe.of == "secrets")
+            answers = row.keep_one_metric(main.name, others=probe.of == "secrets")
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
 
@@ -75,13 +75,13 @@ class Collector:
         self._columns += found.columns
         self._texts[str(key)] = found.texts
 
-    def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
+    def save_tables_and_texts(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """Writes to the run folder the columns, and the texts of guesses."""
-        table.write_secrets_table(self.folder.path, [*self._columns, *self._likelihood_columns()])
+        table.write_secrets_table(self.folder.path, [*self._columns, *self._likelihood_and_heldout_columns()])
         guesses = {str(key): self.folder.guesses.finished_secrets(key) for key in self._attacks}
         private_texts.write_secret_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)
 
-    def _likelihood_columns(self) -> Iterator[Column]:
+    def _likelihood_and_heldout_columns(self) -> Iterator[Column]:
         for target in self.likelihoods:
             scored = self.folder.tokens.finished_secrets(target)
             ids = [id for id, seen in scored.items() for _ in seen.log_probs]
@@ -93,14 +93,16 @@ class Collector:
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
 
-def row_of_guesses(outcome: judging.Outcome, kinds: Kinds, probable: bool = False) -> RowValuesBySecret:
+def per_secret_row_of_outcome(outcome: judging.Outcome, kinds: Kinds, probable: bool = False) -> RowValuesBySecret:
     # NaN: the secret holds nothing of the kind, and no mean counts it.
     of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
-    return RowValuesBySecret.of(outcome, of_kinds, probable)
+    return RowValuesBySecret.from_judged_guesses(outcome, of_kinds, probable)
 
 
-def row_of_observations(probe: Probe, secrets: Sequence[Secret], observations: Observed) -> RowValuesBySecret:
-    kept = probe.per_secret(secrets, observations).items()
+def per_secret_row_of_observations(
+    probe: Probe, secrets: Sequence[Secret], observations: Observed
+) -> RowValuesBySecret:
+    kept = probe.per_secret_values(secrets, observations).items()
     numbers = {name: np.array(values, dtype=float) for name, values in kept}
     ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
     return RowValuesBySecret(ids, np.array(member, dtype=bool), repeats, numbers)

@@ -15,7 +15,7 @@ from auditor.benchmarks.occurrences import count_text_occurrences
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.private_texts import CONTEXT, Decode, decode_continuation
+from auditor.records.private_texts import CONTEXT, Decode, text_added_by_tokens
 from auditor.runs.per_secret_results import make_token_decoder
 
 Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of KindCount
@@ -29,7 +29,7 @@ class PersonalDataOfSecrets:
     counts: Mapping[str, KindCount]
     said: tuple[str, ...] = ()
 
-    def extracted_shares(
+    def extracted_share_by_kind_and_secret(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
         """By kind, and by secret that holds some of it: the share of the secret's data that its first guess holds."""
@@ -43,7 +43,7 @@ class PersonalDataOfSecrets:
             text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             out: dict[str, list[bool]] = {}
             for kind, said in self.of[answer.secret]:
-                out.setdefault(kind, []).append(right or any(pii.places_in_text(said, text)))
+                out.setdefault(kind, []).append(right or any(pii.whole_word_places_in_text(said, text)))
             for kind, held in out.items():
                 found.setdefault(kind, {})[answer.secret] = sum(held) / len(held)
         return dict(sorted(found.items()))
@@ -53,15 +53,15 @@ def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
     """The regions of `--phone-region`. Raises AuditError where their telephone numbers cannot be looked for."""
     regions = () if asked is None else tuple(asked.split(","))
     if regions:
-        pii.Recognisers(regions)
+        pii.PiiRecognisers(regions)
     return regions
 
 
-def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
+def find_personal_data_of_secrets(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
     """The personal data that are followed. Raises AuditError where numbers of these regions cannot be looked for."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
         return PersonalDataOfSecrets({}, {})
-    recognisers, said = _recognisers_and_limits(benchmark, regions)
+    recognisers, said = _recognisers_and_limit_sentences(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
     worded = {
         one.id: one.wording or Wording(decode(one.prefix), _decoded_suffix(one.prefix, one.suffix, decode), ())
@@ -92,26 +92,28 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     return PersonalDataOfSecrets(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
 
 
-def _recognisers_and_limits(
+def _recognisers_and_limit_sentences(
     benchmark: Benchmark, regions: Sequence[str]
-) -> tuple[pii.Recognisers | None, tuple[str, ...]]:
+) -> tuple[pii.PiiRecognisers | None, tuple[str, ...]]:
     """What looks for personal data here, and what it does not see, in words."""
     if benchmark.marks_all:
         return None, ()
-    if not pii.pii_packages_installed() and not regions:
+    if not pii.has_pii_packages() and not regions:
         return None, (
             f"personal data: only what the data mark is followed ({pii.INSTALL} to have the rest recognised)",
         )
     said = "personal data: telephone numbers without a country code are not looked for without --phone-region"
-    return pii.Recognisers(regions), () if regions else (said,)
+    return pii.PiiRecognisers(regions), () if regions else (said,)
 
 
 def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
     # Behind some context: alone, a first token may lose its space, or be half a character.
-    return decode_continuation(decode, prefix[-CONTEXT:], suffix)
+    return text_added_by_tokens(decode, prefix[-CONTEXT:], suffix)
 
 
-def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
+def _personal_spans_with_fate(
+    wording: Wording, recognisers: pii.PiiRecognisers | None
+) -> Iterator[tuple[str, str, Fate]]:
     """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
     # With what follows the suffix, so that what its end cuts through is found whole.
     whole, begin, end = (
@@ -120,12 +122,12 @@ def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | N
         len(wording.prefix_and_suffix_text),
     )
     seen: set[Mark] = set()
-    for span in pii.find_personal_data(whole, wording.marks, recognisers):
+    for span in pii.find_pii_spans_in_text(whole, wording.marks, recognisers):
         text = whole[span.start : span.end]
         if span.end <= begin or span.start >= end or (span.kind, text) in seen:
             continue
         seen.add((span.kind, text))
-        if any(pii.places_in_text(text, wording.prefix)):
+        if any(pii.whole_word_places_in_text(text, wording.prefix)):
             yield span.kind, text, "held"
         else:
             yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"

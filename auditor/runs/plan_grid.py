@@ -48,30 +48,30 @@ class GridPoint:
     @property
     def name_without_seed(self) -> str:
         """Its name without the seed: the variant and the swept values."""
-        return point_name(self.variant, self.at)
+        return grid_point_name(self.variant, self.at)
 
     @property
     def name(self) -> str:
         return f"{self.name_without_seed or 'plan'}, seed {self.seed}"
 
     @property
-    def folder(self) -> str:
+    def run_folder_name(self) -> str:
         """The name of its folder, with a digest where it had to be cut or other points could come to the same."""
         plain = self.name.replace(", ", "_").replace(" ", "-")
         safe = re.sub(r"[^A-Za-z0-9._=-]+", "-", plain)[:80].strip("-.")
         return safe if safe == plain else f"{safe}-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
 
 
-def point_name(variant: str, at: Mapping[str, Any]) -> str:
+def grid_point_name(variant: str, at: Mapping[str, Any]) -> str:
     """`w/o smooth, ethicist.samples=10`; empty for a plan without variants and sweep."""
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
 
-def is_grid(raw: Mapping[str, Any]) -> bool:
+def is_plan_grid(raw: Mapping[str, Any]) -> bool:
     return any(name in raw for name in GRID)
 
 
-def expand_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
+def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     """All points of a raw plan, the seeds outermost: one seed is complete before the next one starts.
 
     Raises AuditError for an unknown field, an empty list, a name used twice, and options for nobody.
@@ -97,7 +97,7 @@ def expand_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
 
 
 def _plan_at_point(base: Values, own: Values, at: Values, seed: int) -> Values:
-    plan = merge_plans(base, own)
+    plan = merge_raw_plans(base, own)
     for key, value in at.items():
         _set_swept_value(plan, key, value)
     for kind in ("attack", "defense"):  # a common part may hold options of what only other variants use
@@ -109,12 +109,12 @@ def _plan_at_point(base: Values, own: Values, at: Values, seed: int) -> Values:
     return plan
 
 
-def merge_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
+def merge_raw_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     """`over` on top of `base`: tables are merged entry by entry, everything else is replaced."""
     result = copy.deepcopy(dict(base))
     for name, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = merge_plans(result[name], value) if both else copy.deepcopy(value)
+        result[name] = merge_raw_plans(result[name], value) if both else copy.deepcopy(value)
     return result
 
 
@@ -189,7 +189,7 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
 # --- flags ----------------------------------------------------------------------------------------------------------
 
 
-def parse_sweep(items: Sequence[str]) -> dict[str, list[Any]]:
+def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:
     """`--sweep KEY=V1,V2` items. Values are read as TOML where they are TOML, else as text.
 
     `start:stop:step` stands for numbers from start to stop, both included where a step lands on it.
@@ -228,7 +228,7 @@ def _parse_toml_or_text(text: str) -> Any:
         return text
 
 
-def parse_seeds(text: str) -> list[int]:
+def parse_seed_ranges(text: str) -> list[int]:
     """`0-4`, `0,2,5` or both."""
     seeds: list[int] = []
     for part in text.split(","):

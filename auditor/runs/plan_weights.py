@@ -21,7 +21,7 @@ RELEASED = "released"  # stands before the file of text that is audited without 
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
 
 
-def file_digests_of_plan(plan: Plan) -> dict[str, str]:
+def weight_digests_of_plan_files(plan: Plan) -> dict[str, str]:
     """`role/file` -> SHA-256, of all that this plan reads from a place of the user's; nothing in the lab.
 
     A model on the hub: the files of the snapshot that is at hand; none before it was fetched. Raises AuditError for
@@ -30,9 +30,9 @@ def file_digests_of_plan(plan: Plan) -> dict[str, str]:
     return model_sha256_by_file_name(model_locations_by_role(plan))
 
 
-def file_and_memory_digests(plan: Plan, site: Site) -> dict[str, str]:
-    """`file_digests_of_plan`, with the digests of models of the plan's site that lie in no file."""
-    return file_digests_of_plan(plan) | site.digests_of_models_in_no_file()
+def weight_digests_of_plan_and_site(plan: Plan, site: Site) -> dict[str, str]:
+    """`weight_digests_of_plan_files`, with the digests of models of the plan's site that lie in no file."""
+    return weight_digests_of_plan_files(plan) | site.digests_of_models_in_no_file()
 
 
 def target_and_model_locations(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
@@ -57,20 +57,20 @@ def model_locations_by_role(plan: Plan) -> Places:
     elif target.model is not None:
         places |= _locations_of_model(target.model, plan.loading)
     if target.forms:
-        from auditor.runs.forms import forms_that_are_models  # torch
+        from auditor.runs.forms import deployed_forms_that_are_models  # torch
 
-        for form in forms_that_are_models(target.forms):
+        for form in deployed_forms_that_are_models(target.forms):
             for place in _locations_of_model(form, plan.loading.for_companion_model()).values():
                 places[f"form {deployed_form_name(form)}"] = place
-    named = plan.values()
+    named = plan.values_by_field_name()
     for role in ("base", "public", "reference", "before", "retrained"):
         if (name := named[role]) is not None and (role, name) != ("reference", NONE):
             places[role] = name, None
     for options in plan.attacks.attack_options.values() if target.model is not None else ():
         if folder := str(options.get("references", "")):  # some probes take a number here
-            from auditor.models.references import reference_folders  # torch: only for who has any
+            from auditor.models.references import reference_model_folders  # torch: only for who has any
 
-            places |= {f"reference {one.name}": (str(one), None) for one in reference_folders(Path(folder))}
+            places |= {f"reference {one.name}": (str(one), None) for one in reference_model_folders(Path(folder))}
     for defense, options in sorted(plan.defenses.defense_options.items()):
         for option, kind in _FOLDERS.items():
             if option in options:
@@ -81,11 +81,11 @@ def model_locations_by_role(plan: Plan) -> Places:
 def _locations_of_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
     """Where its provider says that its files lie; empty for a provider that nobody here knows."""
     if not provider_and_name(model)[0]:
-        return loading.places(model)
+        return loading.from_pretrained_sources_by_role(model)
     from auditor.plugins import registry  # torch: only for who asks a provider
     from auditor.plugins.provider import RequestedModel
 
     with suppress(AuditError):
         provider, name = registry.resolve_model_provider(model, loading.model_args)
-        return provider.places(RequestedModel(name, loading))
+        return provider.model_sources_by_role(RequestedModel(name, loading))
     return {}

@@ -18,22 +18,22 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.generation.tries import encode_texts
+from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.vocabulary import decode_exactly
 from auditor.models.wrapping import WrappingModel
-from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_nll
+from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_suffix_nll_of_each_pair
 
 _SPECIAL = ("bos", "eos")
 PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
-def _delegate_with_prefix_token(question: str) -> Any:
+def _make_delegate_with_prefix_token(question: str) -> Any:
     """What the model itself answers to this question of `LanguageModel`, whose texts stand behind the prefix token."""
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
-        return getattr(self.model, question)(self.context(texts), *of, **more)
+        return getattr(self.model, question)(self.prepend_prefix_token(texts), *of, **more)
 
     return answer
 
@@ -52,7 +52,7 @@ class PrefixedModel(WrappingModel):
         if self.max_positions is not None:
             self.max_positions -= len(prefix_token)
 
-    def context(self, texts: Tensor) -> Tensor:
+    def prepend_prefix_token(self, texts: Tensor) -> Tensor:
         """(B, n) -> (B, prefix token + n); n may be 0."""
         # Never empty (`with_prefix_token`): a tensor of nothing is of floats, to which the token ids would be cast.
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
@@ -62,42 +62,44 @@ class PrefixedModel(WrappingModel):
     def can_join_rows(self) -> bool:  # type: ignore[override]  # not copied: found out once the texts are known
         return self.model.can_join_rows
 
-    start = _delegate_with_prefix_token("start")
-    completions = _delegate_with_prefix_token("completions")
-    suffix_log_probs = _delegate_with_prefix_token("suffix_log_probs")
-    log_probs = _delegate_with_prefix_token("log_probs")
-    tuning_log_probs = _delegate_with_prefix_token("tuning_log_probs")
-    token_log_probs = _delegate_with_prefix_token("token_log_probs")
-    token_ranks = _delegate_with_prefix_token("token_ranks")
-    partial_distributions_of = _delegate_with_prefix_token("partial_distributions_of")
-    teacher_forced = _delegate_with_prefix_token("teacher_forced")
-    check_claim = _delegate_with_prefix_token("check_claim")
-    neighbours = _delegate_with_prefix_token("neighbours")
+    start = _make_delegate_with_prefix_token("start")
+    completions = _make_delegate_with_prefix_token("completions")
+    suffix_log_probs = _make_delegate_with_prefix_token("suffix_log_probs")
+    log_probs = _make_delegate_with_prefix_token("log_probs")
+    tuning_log_probs = _make_delegate_with_prefix_token("tuning_log_probs")
+    token_log_probs = _make_delegate_with_prefix_token("token_log_probs")
+    token_ranks = _make_delegate_with_prefix_token("token_ranks")
+    partial_distributions_of = _make_delegate_with_prefix_token("partial_distributions_of")
+    teacher_forced_distributions = _make_delegate_with_prefix_token("teacher_forced_distributions")
+    divergence_checks = _make_delegate_with_prefix_token("divergence_checks")
+    neighbour_distributions = _make_delegate_with_prefix_token("neighbour_distributions")
 
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last)
 
-    def answers_withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
-        return self.model.answers_withheld([(*self.prefix_token, *prefix) for prefix in prefixes])
+    def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
+        return self.model.has_withheld_answer_by_prefix([(*self.prefix_token, *prefix) for prefix in prefixes])
 
-    def paper_nll(self, texts: Sequence[Tokens], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+    def published_perplexity_nll(
+        self, texts: Sequence[Tokens], seed: int, given: int = 1
+    ) -> Mapping[str, Sequence[float]]:
         # The prefix token counts as given: it is read and not scored.
-        return self.model.paper_nll(
+        return self.model.published_perplexity_nll(
             [(*self.prefix_token, *text) for text in texts], seed, len(self.prefix_token) + given
         )
 
-    def neighbour(self, relation: str, index: int) -> LanguageModel:
-        return PrefixedModel(self.model.neighbour(relation, index), self.prefix_token)
+    def neighbour_model(self, relation: str, index: int) -> LanguageModel:
+        return PrefixedModel(self.model.neighbour_model(relation, index), self.prefix_token)
 
-    def claim_premises(self) -> Mapping[str, int]:
-        return self.model.claim_premises()
+    def claim_premise_counts(self) -> Mapping[str, int]:
+        return self.model.claim_premise_counts()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         return self.model.row_bytes(len(self.prefix_token) + positions, distribution)
 
-    def check_room(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
+    def check_text_fits(self, n_prefix: int, length: int, prompt: Tensor | None = None, prefix_token: int = 0) -> None:
         # The inner model counts by its own `max_positions`, off which the prefix token was not taken.
-        self.model.check_room(n_prefix, length, prompt, len(self.prefix_token) + prefix_token)
+        self.model.check_text_fits(n_prefix, length, prompt, len(self.prefix_token) + prefix_token)
 
 
 def with_prefix_token(model: LanguageModel, prefix_token: Tokens) -> LanguageModel:
@@ -141,7 +143,7 @@ def resolve_prefix_token(
     if known or not canaries:
         return _choose_likeliest_prefix_token(model, known, longest, "auxiliary records", framed)
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
-        drawn = _sample_fresh_canary_texts(canaries, model.tokenizer)
+        drawn = _sample_fresh_canary_pairs(canaries, model.tokenizer)
         return _choose_likeliest_prefix_token(model, drawn, longest, "new texts of the canaries' formats")
     whole = [secret.prefix + secret.suffix for secret in canaries]
     # The first token is given, as nothing may stand before it.
@@ -176,7 +178,10 @@ def _choose_likeliest_prefix_token(
     pairs = [pairs[i] for i in sorted(kept.tolist())]
     if not pairs:
         return chosen(own, f"{whose}; no {what} to choose by")
-    nll = {prefix_token: mean_nll(with_prefix_token(model, prefix_token), pairs) for prefix_token in candidates}
+    nll = {
+        prefix_token: mean_suffix_nll_of_each_pair(with_prefix_token(model, prefix_token), pairs)
+        for prefix_token in candidates
+    }
     best = choose_likeliest_reading(own, nll)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
     beside = ", ".join(
@@ -225,7 +230,7 @@ def _prefix_token_candidates(model: LanguageModel, framed: bool) -> list[Tokens]
     """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has them."""
     special = (_special_token_id(kind, model) for kind in _SPECIAL)
     candidates = [
-        () if framed else usual_prefix_token(model.tokenizer),
+        () if framed else tokenizer_default_prefix_token(model.tokenizer),
         (),
         *((token,) for token in special if token is not None),
     ]
@@ -236,7 +241,7 @@ def _is_in_vocabulary(prefix_token: Tokens, model: LanguageModel) -> bool:
     return all(0 <= token < model.vocab_size for token in prefix_token)
 
 
-def usual_prefix_token(tokenizer: Any) -> Tokens:
+def tokenizer_default_prefix_token(tokenizer: Any) -> Tokens:
     """What the tokenizer puts in front of a text."""
     if tokenizer is None:
         return ()
@@ -249,7 +254,7 @@ def usual_prefix_token(tokenizer: Any) -> Tokens:
 def _special_token_id(kind: str, model: LanguageModel) -> int | None:
     """The tokenizer's token of this kind; without a tokenizer, the one that the model's configuration names."""
     if model.tokenizer is None:
-        return model.special_token(kind)
+        return model.special_token_id(kind)
     token: int | None = getattr(model.tokenizer, f"{kind}_token_id", None)
     return token
 
@@ -266,7 +271,7 @@ def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
     return tokens
 
 
-def _sample_fresh_canary_texts(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
+def _sample_fresh_canary_pairs(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
     """Texts of the canaries' formats, none of them a canary; the first token is given, as nothing may stand before it.
 
     They say what the model makes of a format, and nothing of which of its texts went in: the null distribution of
@@ -278,5 +283,5 @@ def _sample_fresh_canary_texts(canaries: Sequence[Secret], tokenizer: Any) -> li
     for space in dict.fromkeys(canary.space for canary in own if canary.space is not None):
         noise = keyed_random_generator("prefix_token", space.format)
         texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
-    rows = encode_texts(tokenizer, [text for text in texts if text not in said])
+    rows = encode_without_special_tokens(tokenizer, [text for text in texts if text not in said])
     return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]

@@ -28,17 +28,17 @@ def class_name(given: Any) -> str:
     return f"{type(given).__module__}.{type(given).__qualname__}"
 
 
-def describe_objects(classes: Mapping[str, str]) -> str:
+def python_objects_phrase(classes: Mapping[str, str]) -> str:
     """`given in Python as objects: model (notebook.Mine)`; classes: of a plan, by role."""
     return f"given in Python as objects: {', '.join(f'{role} ({kind})' for role, kind in classes.items())}"
 
 
-def check_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
+def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
     """Raises AuditError where objects that the plan was made with are missing: it was read from a folder."""
     if set(classes) - set(objects):
         raise AuditError(
-            f"expected what this run was started with, {describe_objects(classes)}: no folder holds it; call audit() "
-            "with it again, into a new folder"
+            f"expected what this run was started with, {python_objects_phrase(classes)}: no folder holds it; call "
+            "audit() with it again, into a new folder"
         )
 
 
@@ -51,7 +51,10 @@ def unregistered_plugin_objects(
     """
     for path in files:
         registry.load_plugin_file(Path(path))
-    known: Mapping[str, Mapping[str, Any]] = {"attack": registry.attacks_and_probes(), "defense": registry.defenses()}
+    known: Mapping[str, Mapping[str, Any]] = {
+        "attack": registry.attacks_and_probes_by_name(),
+        "defense": registry.defenses_by_name(),
+    }
     found = {}
     for kind, given in {"attack": attacks, "defense": defenses}.items():
         for one in given:
@@ -63,12 +66,12 @@ def unregistered_plugin_objects(
                     f"expected another name of the {kind} {class_name(one)} than {one.name!r}, which is "
                     f"{known[kind][one.name].__module__}'s"
                 )
-            _check_name_and_options(one)
+            _check_plugin_object_is_recordable(one)
             found[f"{kind} {one.name}"] = one
     return found
 
 
-def _check_name_and_options(one: Any) -> None:
+def _check_plugin_object_is_recordable(one: Any) -> None:
     """Raises AuditError where a record cannot hold the options of a plug-in, or no file can be called by its name."""
     registry.check_plugin_name(one.name)
     for option in dataclasses.fields(one):

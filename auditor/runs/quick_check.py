@@ -23,14 +23,14 @@ from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import adapter_base
+from auditor.models.loading import adapter_base_and_revision
 from auditor.plugins import registry
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
 from auditor.reports import phrases
 from auditor.runs import scoring, text_form
 from auditor.runs.audit import RunContext
-from auditor.runs.reporter import Clock, Reporter
+from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
@@ -57,13 +57,18 @@ def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, templat
 
 def quick_plan_fields() -> dict[str, Any]:
     """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
-    options = {name: dict(kind.quick) for name, kind in registry.attacks_and_probes().items() if kind.quick is not None}
+    options = {
+        name: dict(kind.quick) for name, kind in registry.attacks_and_probes_by_name().items() if kind.quick is not None
+    }
     return {"setting": "white-box", "attack": tuple(options), "attack_options": _nonempty_options(options)}
 
 
 def plan_of_slow_attacks(plan: Plan) -> Plan:
     """The same model and data under the attacks that take long, and under the same probes with their usual options."""
-    known, whole = registry.attacks_and_probes(), adapter_base(str(plan.target.model)) is None
+    known, whole = (
+        registry.attacks_and_probes_by_name(),
+        adapter_base_and_revision(str(plan.target.model)) is None,
+    )
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
     probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
@@ -85,15 +90,17 @@ def limit_plan_to_time(
     shared: keeps the models that are loaded here. Raises AuditError for whatever a run would refuse, and for a model of
     which too few records can be checked.
     """
-    clock, site = Clock(reporter), make_site(plan, reporter, shared)
+    clock, site = StageClock(reporter), make_site(plan, reporter, shared)
     select_and_check_plugins(plan, site)
-    if site.over_network:
+    if site.is_model_asked_over_network:
         raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
-    with clock.stage("loading the model"):
-        site.form_rows = _rows_readable_within_time(site.model, _SHARE * seconds)  # before it remembers what it read
+    with clock.timed_stage("loading the model"):
+        site.form_rows = _count_of_rows_readable_in_time(
+            site.model, _SHARE * seconds
+        )  # before it remembers what it read
         if isinstance(site.model, HuggingFaceModel):
             site.model.enable_hidden_state_cache()
-        site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
+        site.benchmark, site.reference_model  # noqa: B018 - each is loaded as it is asked for
     plan, limits = _plan_with_answerable_methods(plan, site)
     scene = RunContext(
         site,
@@ -102,11 +109,11 @@ def limit_plan_to_time(
         plan.defenses,
         plan.compute.batch_size,
     )
-    with clock.stage("measuring the model's speed"):
+    with clock.timed_stage("measuring the model's speed"):
         # First, as it finds out how many texts can be completed at once.
-        scene.check_models_self_consistent((site.model, site.reference))
-        takes = _run_seconds_by_row_count(scene, _SHARE * seconds)
-    sides = _secrets_per_row(site.benchmark.secrets)
+        scene.check_models_self_consistent((site.model, site.reference_model))
+        takes = _make_run_seconds_predictor(scene, _SHARE * seconds)
+    sides = _secret_counts_by_row(site.benchmark.secrets)
     there, most = len(sides[0]), max(map(len, sides))
     spent = time.perf_counter() - begun
     left = (1 - _AFTER) * seconds - spent
@@ -121,7 +128,9 @@ def limit_plan_to_time(
             f"for {fewest} records of {plan.target.model}, but this "
             f"machine, as busy as it is now, takes longer: --minutes {minutes}"
         )
-    pairs = f" ({known:,} more are auxiliary data)" if (known := len(site.data().known)) else ""
+    pairs = (
+        f" ({known:,} more are auxiliary data)" if (known := len(site.load_benchmark_shared_by_runs().known)) else ""
+    )
     told = f"{min(kept, there):,} of {there:,} records checked{pairs}: what fits in {phrases.format_duration(seconds)}."
     return plan.with_fields(limit=kept), (told, *limits)
 
@@ -129,7 +138,7 @@ def limit_plan_to_time(
 def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     """The plan with the methods that can say something of these records, and what is not known without the others."""
     members, others = (sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False))
-    known, kept, limits = registry.attacks_and_probes(), list[str](), list[str]()
+    known, kept, limits = registry.attacks_and_probes_by_name(), list[str](), list[str]()
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
         if least and plan.data.nonmembers is None:
@@ -140,12 +149,12 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
             )
         else:
             kept.append(name)
-    alone = {name: known[name].without_reference for name in kept if site.reference is None}
+    alone = {name: known[name].without_reference for name in kept if site.reference_model is None}
     options = {name: {**plan.attacks.attack_options.get(name, {}), **alone.get(name, {})} for name in kept}
     return plan.with_fields(attack=tuple(kept), attack_options=_nonempty_options(options)), tuple(limits)
 
 
-def _secrets_per_row(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
+def _secret_counts_by_row(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
     """How many secrets each row of members holds, and each of non-members: a row is attacked with all of them."""
     own, others = (Counter(s.document or s.id for s in secrets if s.member is side) for side in (True, False))
     return list(own.values()), list(others.values())
@@ -154,7 +163,7 @@ def _secrets_per_row(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
 # --- what a record takes ----------------------------------------------------------------------------------------------
 
 
-def seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds: float) -> float:
+def measure_seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds: float) -> float:
     """Seconds a text, from the work on many; from the few of the warm-up, where these alone take so many seconds."""
     for n in (few, many):
         start = time.perf_counter()
@@ -165,7 +174,7 @@ def seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds
     return took / n
 
 
-def _rows_readable_within_time(model: LanguageModel, seconds: float) -> int:
+def _count_of_rows_readable_in_time(model: LanguageModel, seconds: float) -> int:
     """How many rows of members, and as many of non-members, can be read in two text forms in so many seconds."""
     if not implies_capability(model.capabilities, "likelihood"):
         return text_form.ROWS
@@ -173,17 +182,17 @@ def _rows_readable_within_time(model: LanguageModel, seconds: float) -> int:
     def read(n: int) -> None:
         model.log_probs(torch.arange(_FORM_TOKENS).repeat(n, 1) % model.vocab_size, 1)
 
-    texts = seconds / seconds_per_text(read, 1, 2, seconds)
+    texts = seconds / measure_seconds_per_text(read, 1, 2, seconds)
     # 4: two sides, in two forms each.
     return max(FEWEST, min(text_form.ROWS, int(texts / 4)))
 
 
-def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[int], float]:
+def _make_run_seconds_predictor(scene: RunContext, seconds: float) -> Callable[[int], float]:
     """Seconds of a run that attacks at most so many rows of members, and so many of non-members.
 
     seconds: for each kind of work that is timed, on records of all lengths.
     """
-    told, model, rows = scene.benchmark, scene.site.model, _secrets_per_row(scene.benchmark.secrets)
+    told, model, rows = scene.benchmark, scene.site.model, _secret_counts_by_row(scene.benchmark.secrets)
     some = sorted(told.secrets, key=lambda secret: len(secret.prefix + secret.suffix))
     # Completed behind the last tokens of prefixes alone, as reading prefixes is in `read`. A model that completes each
     # length apart gets as many lengths as there are.
@@ -191,31 +200,33 @@ def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[in
     short = {length: i for i, length in enumerate(lengths, 1)}
     begin = [replace(s, prefix=s.prefix[-short.get(len(s.prefix), 1) :], suffix=s.suffix[:_STEPS]) for s in some]
     steps = mean(len(secret.suffix) for secret in some) / mean(len(secret.suffix) for secret in begin)
-    view = scene.view(Targets(scene).undefended, WHITE_BOX)
+    view = scene.make_view_of_target(Targets(scene).undefended, WHITE_BOX)
 
     def probed(n: int) -> None:
         for one in scene.selection.methods:
             if isinstance(one, Probe):
                 with suppress(NotApplicable):  # its row will say why
-                    list(one.measure(view, _evenly_chosen_secrets(some, n)))
+                    list(one.observe_secrets(view, _evenly_chosen_secrets(some, n)))
 
     def greedily(n: int) -> None:
         texts = _evenly_chosen_secrets(some, n)
         model.read_ahead([(s.prefix + s.suffix)[:-1] for s in texts], [len(s.suffix) for s in texts])
-        scoring.greedy_recall(model, texts)
+        scoring.greedy_recall_by_repeats(model, texts)
 
     # Twice, as a model remembers what it read: what the second takes less is the reading.
-    first = seconds_per_text(greedily, *_TEXTS, seconds)
-    probe = seconds_per_text(probed, *_TEXTS, seconds)
-    again = seconds_per_text(greedily, *_TEXTS, seconds)
-    step = seconds_per_text(lambda n: scoring.greedy_suffixes(model, _evenly_chosen_secrets(begin, n)), *_ROWS, seconds)
+    first = measure_seconds_per_text(greedily, *_TEXTS, seconds)
+    probe = measure_seconds_per_text(probed, *_TEXTS, seconds)
+    again = measure_seconds_per_text(greedily, *_TEXTS, seconds)
+    step = measure_seconds_per_text(
+        lambda n: scoring.greedy_suffixes(model, _evenly_chosen_secrets(begin, n)), *_ROWS, seconds
+    )
     read = first - again if first > 2 * again else first  # what is remembered is not read again
     tokens = mean(len(secret.prefix + secret.suffix) for secret in some)
     before = mean(len(secret.prefix) for secret in some) / tokens
 
     def takes(limit: int) -> float:  # rises with the limit, as `bisect_right` needs it
         both = sum(sum(side[:limit]) for side in rows)
-        kept = model.continues_read_texts(ceil(tokens * both))
+        kept = model.keeps_read_texts(ceil(tokens * both))
         again_before = 0 if kept else before * both  # prefixes, to be completed
         anew = both + _PREFIX_TOKENS * len(told.known) + again_before
         return read * anew + (probe + again * _AGAIN + step * steps) * both

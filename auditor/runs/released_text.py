@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from auditor import __version__
 from auditor.benchmarks import manifests, pii, released_passages
-from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.benchmarks.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.occurrences import count_text_occurrences
 from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
 from auditor.core.errors import AuditError
@@ -33,13 +33,13 @@ from auditor.core.result import (
     Measurement,
     TargetRecord,
 )
-from auditor.gate.comparability import secrets_digest
+from auditor.gate.comparability import comparable_secrets_digest
 from auditor.records import aliases, private_texts, secret_details, table
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import MEASURED, OBSERVED, Column
 from auditor.runs import plan_weights
-from auditor.runs.reporter import Clock, Reporter
+from auditor.runs.reporter import Reporter, StageClock
 from auditor.statistics import extraction, judging, memorised, roc
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 from auditor.statistics.bounds import LEVEL
@@ -70,7 +70,7 @@ class ReleasedText:
     records: tuple[ReleasedRecord, ...]
     texts: tuple[tuple[int, ...], ...]
     written: tuple[str, ...]
-    manifest: AuditManifest | None
+    manifest: AuditCanaryManifest | None
     said: tuple[str, ...]
 
     @property
@@ -80,7 +80,7 @@ class ReleasedText:
         found = (
             Secret(f"{kind[one.member]}-{one.row:06d}", (), one.tokens, one.times, one.member) for one in self.records
         )
-        return aliases.with_aliases(tuple(found), aliases.load_alias_salt())
+        return aliases.secrets_with_aliases(tuple(found), aliases.load_alias_salt())
 
 
 def plan_for_released_text(
@@ -103,13 +103,13 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
     """Reads all files, before anything is measured. Raises AuditError for too few records, and canaries of exposure."""
     data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
     assert data is not None and nonmembers is not None  # both are asked for
-    manifest = None if plan.data.canaries is None else manifests.read_manifest(Path(plan.data.canaries))
-    if manifest is not None and not isinstance(manifest, AuditManifest):
+    manifest = None if plan.data.canaries is None else manifests.read_canary_manifest(Path(plan.data.canaries))
+    if manifest is not None and not isinstance(manifest, AuditCanaryManifest):
         raise AuditError(
             f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make --audit), got those for "
             "exposure, which takes a model's probabilities"
         )
-    written = released_passages.read_rows_as_texts("OUT", str(text))[1]
+    written = released_passages.read_table_with_row_texts("OUT", str(text))[1]
     held = [one.text for one in manifest.canaries] if manifest else []
     records, said = released_passages.read_members_and_nonmembers(data, nonmembers, words, held)
     counts = Counter(one.member for one in records)
@@ -124,17 +124,17 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
 
     Raises AuditError where no record of either kind has so many.
     """
-    clock, secrets, rows = Clock(reporter), held.secrets, _ReleasedTextResults(folder)
+    clock, secrets, rows = StageClock(reporter), held.secrets, _ReleasedTextResults(folder)
     # 2: a word alone stands everywhere.
     n = n or max(2, min(WORDS, int(np.median([len(one.tokens) for one in held.records if one.member]))))
-    folder.pin_secrets(secrets_digest(secrets))
-    with clock.stage("passages of the records"):
+    folder.pin_secrets(comparable_secrets_digest(secrets))
+    with clock.timed_stage("passages of the records"):
         passages, kinds = _find_copied_passages(held, n, secrets, rows)
-    with clock.stage("membership"):
+    with clock.timed_stage("membership"):
         findings = [passages, _membership_finding(held, secrets, rows)]
     coins: tuple[Secret, ...] = ()
     if held.manifest is not None:
-        with clock.stage("canaries"):
+        with clock.timed_stage("canaries"):
             found, coins = _epsilon_lower_bound_finding(held, held.manifest, rows)
             findings.append(found)
     canaries = {one.id for one in coins}
@@ -153,7 +153,7 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
         nonmembers=len(secrets) - len(members),
         known=0,
         repeats={str(times): count for times, count in sorted(Counter(one.repeats or 1 for one in members).items())},
-        digest=secrets_digest(secrets),
+        digest=comparable_secrets_digest(secrets),
         notes=held.said,
         kinds=kinds,
     )
@@ -170,7 +170,7 @@ def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, re
         timings=clock.seconds,
         seed=held.plan.seed,
         family=RELEASED_TEXT,
-        weights=plan_weights.file_digests_of_plan(held.plan),
+        weights=plan_weights.weight_digests_of_plan_files(held.plan),
         methods=METHODS,
     )
 
@@ -183,7 +183,9 @@ class _ReleasedTextResults:
         self.shown: tuple[Secret, ...] = ()
         self.guesses: dict[str, dict[str, Guesses]] = {}
 
-    def observed(self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]) -> None:
+    def add_observations(
+        self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]
+    ) -> None:
         """Keeps numbers by record, from which the measurements of a row can be worked out again."""
         told = ({name: float(column[i]) for name, column in values.items()} for i in range(len(secrets)))
         self.folder.observations.append(key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)])
@@ -227,18 +229,18 @@ def _find_copied_passages(
     parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
     by_id = {one.id: i for i, one in enumerate(asked)}
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
-    kept = RowValuesBySecret.of(outcome, of_kinds)
+    kept = RowValuesBySecret.from_judged_guesses(outcome, of_kinds)
     rows.add_guesses(_CELLS[PASSAGES], asked, guesses)
-    rows.columns += kept.columns(_CELLS[PASSAGES])
+    rows.columns += kept.columns_for_secrets_table(_CELLS[PASSAGES])
     members = outcome.select_secrets(outcome.member)
     finding = _finding_of_release(
         PASSAGES,
         extraction.extraction_measurements(outcome),
         tuple(_released_passage_sentences(held, n, len(long), every, index)),
         by_repeats=extraction.hit_share_by_repeats(RECALL, members),
-        by_kind={kind: m for kind in of_kinds if (m := kept.measure(RECALL, kind=kind))},
+        by_kind={kind: m for kind in of_kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
         by_kind_nonmembers={
-            kind: m for kind in of_kinds if (m := kept.measure(nonmember_metric_name(RECALL), kind=kind))
+            kind: m for kind in of_kinds if (m := kept.remeasure_metric(nonmember_metric_name(RECALL), kind=kind))
         },
         curve=extraction.recall_error_curve(members),
         options={"words": n},
@@ -255,7 +257,8 @@ def _released_passage_sentences(
 ) -> Iterator[str]:
     yield (
         f"extracted: {n} words in a row or more that one record alone has, of --data or --nonmembers; near-verbatim: "
-        f"{n} words with {judging.edits_allowed(n)} changed at most, of which {max(1, n // 2)} stand side by side"
+        f"{n} words with {judging.near_verbatim_edit_limit(n)} changed at most, of which {max(1, n // 2)} stand side "
+        "by side"
     )
     if short := len(held.records) - long:
         yield f"{short:,} records have fewer than {n} words: they are not looked for here (--words)"
@@ -267,7 +270,7 @@ def _released_passage_sentences(
         f"{holding:,} of {len(every):,} released texts hold {n} words in a row of the private data and of no "
         f"non-member; by non-members, {floor:,.0f} would by chance"
     )
-    if not pii.pii_packages_installed():
+    if not pii.has_pii_packages():
         yield f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the rest recognised)"
 
 
@@ -278,8 +281,8 @@ def _personal_data_shares(
 
     What members and non-members both hold is left out: it may come from either.
     """
-    recognisers = pii.Recognisers() if pii.pii_packages_installed() else None
-    found_in = [pii.find_personal_data(one.text, one.marks, recognisers) for one in records]
+    recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
+    found_in = [pii.find_pii_spans_in_text(one.text, one.marks, recognisers) for one in records]
     spans = [
         list(dict.fromkeys((span.kind, one.text[span.start : span.end]) for span in found))
         for one, found in zip(records, found_in, strict=True)
@@ -329,7 +332,9 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Re
         measured.append(roc.auc_with_interval(auc_name(name), own, others, note))
         rates = (roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
         measured += [m for m in rates if m is not None]
-    rows.observed(_CELLS[MEMBERS], secrets, {score_column_name(name): values for name, values in scores.items()})
+    rows.add_observations(
+        _CELLS[MEMBERS], secrets, {score_column_name(name): values for name, values in scores.items()}
+    )
     notes = [
         "the main score was chosen beforehand; the others are the published ones (2502.14921): "
         + ", ".join(OF_TEXT.values())
@@ -341,7 +346,7 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Re
 
 
 def _epsilon_lower_bound_finding(
-    held: ReleasedText, manifest: AuditManifest, rows: _ReleasedTextResults
+    held: ReleasedText, manifest: AuditCanaryManifest, rows: _ReleasedTextResults
 ) -> tuple[Finding, tuple[Secret, ...]]:
     """A lower bound, by the canaries that the released text gives away. Coins decide --data, so only --nonmembers are a
     reference."""
@@ -362,7 +367,7 @@ def _epsilon_lower_bound_finding(
         Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)
         for one, text in zip(manifest.canaries, whole, strict=True)
     )
-    rows.observed(_CELLS[EPSILON], subjects, {"score": scores})
+    rows.add_observations(_CELLS[EPSILON], subjects, {"score": scores})
     main = audits[0]
     notes = [
         f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, {main.right:,} right",

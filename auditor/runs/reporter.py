@@ -21,7 +21,7 @@ class Reporter(Protocol):
     def note(self, text: str) -> None:
         """What a user should know at once; the record holds it too."""
 
-    def greedy(self, recall: Mapping[str, Measurement]) -> None:
+    def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         """The first real number: greedy recall by repeat count."""
 
 
@@ -35,10 +35,10 @@ class SilentReporter:
 
     def note(self, text: str) -> None: ...
 
-    def greedy(self, recall: Mapping[str, Measurement]) -> None: ...
+    def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None: ...
 
 
-class Clock:
+class StageClock:
     """Announces the stages of a run to its reporter, and keeps how long each took."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -46,7 +46,7 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def timed_stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         with self.reporter.stage(name):
             yield

@@ -17,30 +17,30 @@ from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, OwnSection, TargetRecord, Unlearning
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine
-from auditor.gate.comparability import secrets_digest
+from auditor.gate.comparability import comparable_secrets_digest
 from auditor.gate.policy import Policy
 from auditor.models.base import implies_capability
 from auditor.plugins import registry
 from auditor.records import aliases, file_digests, secret_details
 from auditor.records.folder import RunFolder
-from auditor.records.frontier import build_frontiers, frontier_models_of_runs
+from auditor.records.frontier import build_leakage_frontiers_of_models, frontier_models_of_runs
 from auditor.records.outcomes import RunOutcomes
-from auditor.records.unlearning import measure_unlearning
+from auditor.records.unlearning import summarise_unlearning_of_run
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
-from auditor.runs.audit import Audit, choose_prefix_token, longest_context
+from auditor.runs.audit import Audit, choose_prefix_token, longest_context_token_count
 from auditor.runs.cell_work import PieceTraining, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
 from auditor.runs.cells import TargetRun, cells_of_target
 from auditor.runs.control_chains import CauseChains
-from auditor.runs.per_secret_results import Collector
-from auditor.runs.python_objects import NO_OBJECTS, Objects, describe_objects
-from auditor.runs.reporter import Clock
-from auditor.runs.scoring import greedy_nonmember_recall, greedy_recall
-from auditor.runs.selection import Selection, select_and_check_plugins
+from auditor.runs.per_secret_results import PerSecretCollector
+from auditor.runs.python_objects import NO_OBJECTS, Objects, python_objects_phrase
+from auditor.runs.reporter import StageClock
+from auditor.runs.scoring import greedy_nonmember_recall, greedy_recall_by_repeats
+from auditor.runs.selection import PluginSelection, select_and_check_plugins
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.train_ahead import train_models_in_background
+from auditor.runs.train_ahead import later_models_trained_in_background
 from auditor.statistics import judging, metrics
 
 
@@ -58,22 +58,22 @@ def run_audit(
     what `--until decided` goes by.
     """
     site.attach_run_folder(folder)
-    selection, clock = select_and_check_plugins(plan, site, objects), Clock(site.reporter)
+    selection, clock = select_and_check_plugins(plan, site, objects), StageClock(site.reporter)
     stops = stopping.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
     folder.pin_stopping_rules(stopping.digest_of_stopping_rules(stops))
     personal_data.parse_phone_regions(plan.data.phone_region)
-    digests = plan_weights.file_and_memory_digests(plan, site)
-    folder.check_weights(digests)  # before minutes of loading
+    digests = plan_weights.weight_digests_of_plan_and_site(plan, site)
+    folder.refuse_changed_weights(digests)  # before minutes of loading
     with ExitStack() as stack, closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
             _train_models_on_workers(engine, WorkerSite(plan), site, selection, clock)
-        with clock.stage("prepare"):
-            settle = stack.enter_context(train_models_in_background(plan, site, selection))
+        with clock.timed_stage("prepare"):
+            settle = stack.enter_context(later_models_trained_in_background(plan, site, selection))
             audit = replace(_prepare_audit(plan, site, selection, folder), stops=stops)
-        targets, collector = Targets(audit), Collector(folder)
-        targets.check_claims()
+        targets, collector = Targets(audit), PerSecretCollector(folder)
+        targets.check_claims_of_defenses()
         audit.check_corpus_attacks_feasible(targets.undefended)
-        loaded = plan_weights.file_and_memory_digests(plan, site)  # again: the hub may just have sent them
+        loaded = plan_weights.weight_digests_of_plan_and_site(plan, site)  # again: the hub may just have sent them
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
         greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
@@ -82,13 +82,13 @@ def run_audit(
         form = site.benchmark.text_form  # a worker renders conversations as the run does
         there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
         # Behind everything that loads or pins: each worker is held to what was read until here.
-        engine.open(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
-        for target in targets.build_one_by_one(clock):
+        engine.set_workplaces(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
+        for target in targets.build_targets_one_by_one(clock):
             settle()  # takes back the thread of the process that trains, once that has ended
             place.set_current_target(target)
             target_run = TargetRun(audit, target, place, engine, collector)
             records.append(_measure_target(target_run, clock, findings))
-    collector.save(audit.benchmark.secrets, audit.benchmark.tokenizer)
+    collector.save_tables_and_texts(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = CauseChains(site, selection, collector)
     result = AuditResult(
         name=folder.path.name,
@@ -97,17 +97,18 @@ def run_audit(
         command=plan.output.command,
         plan=plan.to_json(),
         benchmark=_benchmark_record(audit, *greedy),
-        targets=tuple(map(chains.with_likelihood_chain, records)),
-        findings=tuple(map(chains.with_cause_chain, findings)),
+        targets=tuple(map(chains.target_record_with_likelihood_chain, records)),
+        findings=tuple(map(chains.finding_with_cause_chain, findings)),
         environment=machine.describe_environment(plan.loading.device),
         timings=clock.seconds,
         seed=plan.seed,
         family=targets.undefended.model.family,
         weights=loaded,
-        base=site.attacked_adapter_base,
+        base=site.attacked_adapter_base_name,
         prefix_token=audit.prefix_token.said,
         methods={
-            name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.methods_by_name}.items()
+            name: kind.measures
+            for name, kind in {**registry.attacks_and_probes_by_name(), **selection.methods_by_name}.items()
         },
         metrics=selection.declared_metric_titles,
         sections=_plugin_report_sections(selection, findings),
@@ -116,79 +117,88 @@ def run_audit(
         result.metrics
     )  # for the whole process: frontiers and reports look metrics up by name
     if not collector.stopped:  # else its intervals are of a fixed size
-        result = replace(result, frontiers=build_frontiers(frontier_models_of_runs({plan.seed: (result, folder.path)})))
+        result = replace(
+            result,
+            frontiers=build_leakage_frontiers_of_models(frontier_models_of_runs({plan.seed: (result, folder.path)})),
+        )
     left = (_measure_unlearning(result, audit, models, targets.beside.rate) for models in selection.around)
     return replace(result, unlearning=tuple(left))
 
 
-def _plugin_report_sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, OwnSection]:
+def _plugin_report_sections(selection: PluginSelection, findings: Sequence[Finding]) -> dict[str, OwnSection]:
     """What plug-ins say of their own rows, in reports."""
-    told = {m.name: m.section([f for f in findings if f.attack == m.name]) for m in selection.methods}
+    told = {m.name: m.report_section([f for f in findings if f.attack == m.name]) for m in selection.methods}
     return {name: section for name, section in told.items() if section is not None}
 
 
 def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
     """What unlearning left of the records that a model was to forget; models: the rows of that model and around it."""
     told, steps = audit.benchmark, audit.defenses.relearn
-    found = measure_unlearning(result, audit.folder.path, models, told.forgotten)
-    return found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked))
+    found = summarise_unlearning_of_run(result, audit.folder.path, models, told.forgotten)
+    return (
+        found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked_training_tokens))
+    )
 
 
-def check_plan(plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None) -> Selection:
+def check_plan_and_select_plugins(
+    plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None
+) -> PluginSelection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
     personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
     selection = select_and_check_plugins(plan, site)
     stopping.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
-    _check_engine(plan, site)
+    _check_engine_can_serve_plan(plan, site)
     return selection
 
 
-def _prepare_audit(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -> Audit:
+def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
-    prefix_token = choose_prefix_token(site, longest_context(benchmark, selection.longest_soft_prompt), folder)
+    prefix_token = choose_prefix_token(
+        site, longest_context_token_count(benchmark, selection.longest_soft_prompt_row_count), folder
+    )
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
-    folder.pin_secrets(secrets_digest(audit.fingerprinted_secrets))
+    folder.pin_secrets(comparable_secrets_digest(audit.secrets_in_run_fingerprint))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
     folder.save_secret_facts(
         secret_details.secret_fact_columns(everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries)
     )
     audit.check_texts_fit_models()
-    audit.check_probes()
+    audit.refuse_unanswerable_probes()
     benchmark.notes += audit.personal_data_of_secrets.said
     if plan.objects:
         benchmark.notes += (
-            f"{describe_objects(plan.objects)}: this run cannot be resumed, or run again from its folder",
+            f"{python_objects_phrase(plan.objects)}: this run cannot be resumed, or run again from its folder",
         )
-    audit.check_models_self_consistent((site.model, site.public, site.reference))
+    audit.check_models_self_consistent((site.model, site.public_model, site.reference_model))
     return audit
 
 
 def _greedy_recall_of_target(
-    audit: Audit, target: Target, clock: Clock
+    audit: Audit, target: Target, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
     """Greedy recall of members, by repeat count, and of non-members (None where no member was recalled)."""
     secrets = audit.benchmark.secrets
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
-        found = greedy_recall(target.model, secrets)
+        found = greedy_recall_by_repeats(target.model, secrets)
         # A baseline is for what was recalled: of nothing, nothing is to be taken off.
         return found, greedy_nonmember_recall(target.model, secrets) if any(m.value for m in found.values()) else None
 
-    with clock.stage("greedy recall"):
+    with clock.timed_stage("greedy recall"):
         # [:-1]: nothing is asked behind the last token.
         target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
-        found = audit.site.shared.get("greedy", audit.shared_answers_key, given)
+        found = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
     if found[0]:
-        audit.site.reporter.greedy(found[0])
+        audit.site.reporter.show_greedy_recall(found[0])
     return found
 
 
-def _check_engine(plan: Plan, site: Site) -> None:
-    served = site.over_network or any("://" in form for form in plan.target.forms)
+def _check_engine_can_serve_plan(plan: Plan, site: Site) -> None:
+    served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
     if plan.compute.engine != "local" and (plan.objects or served):
-        given = describe_objects(plan.objects) if plan.objects else "a model behind an API"
+        given = python_objects_phrase(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
             f"expected all by name with --engine ray, as each worker loads it, and the model as a folder or a hub id, "
             f"got {given}"
@@ -197,49 +207,51 @@ def _check_engine(plan: Plan, site: Site) -> None:
 
 def _make_checked_engine(plan: Plan, site: Site) -> Engine:
     """What the plan asks for. Raises AuditError where it cannot be had."""
-    _check_engine(plan, site)
+    _check_engine_can_serve_plan(plan, site)
     engine = make_engine(plan.compute)
     if engine.workers:
         site.reporter.note(f"secrets are attacked by {engine.said}")
     return engine
 
 
-def _train_models_on_workers(engine: Engine, there: WorkerSite, site: Site, selection: Selection, clock: Clock) -> None:
+def _train_models_on_workers(
+    engine: Engine, there: WorkerSite, site: Site, selection: PluginSelection, clock: StageClock
+) -> None:
     """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
-    with clock.stage("train"):
+    with clock.timed_stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
-        if pieces := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_of_probes):
-            engine.open((site, selection), there)
-            for done, _ in enumerate(engine.each(PieceTraining(), pieces), 1):
+        if pieces := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes):
+            engine.set_workplaces((site, selection), there)
+            for done, _ in enumerate(engine.results_of_long_items(PieceTraining(), pieces), 1):
                 clock.reporter.progress("models trained apart", done, len(pieces))
-        if left := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_of_probes):
+        if left := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes):
             raise AuditError(
                 f"expected the {len(pieces)} models that workers trained, but {len(left)} of them are not here: set "
                 "AUDIT_CACHE to a folder that all machines of the cluster share"
             )
 
 
-def _measure_target(target_run: TargetRun, clock: Clock, findings: list[Finding]) -> TargetRecord:
+def _measure_target(target_run: TargetRun, clock: StageClock, findings: list[Finding]) -> TargetRecord:
     """All that is measured of a target; what its cells find is added to the findings."""
     audit, target, collector = target_run.audit, target_run.target, target_run.collector
     machine.reset_peak_memory()
-    with clock.stage(f"perplexity of {target.title}"):
+    with clock.timed_stage(f"perplexity of {target.title}"):
         heldout = scoring.heldout_losses(audit, target)
         perplexities = scoring.perplexity_measurements(heldout)
         if heldout:
             collector.heldout[target.name] = heldout
     if implies_capability(target.model.capabilities, "likelihood"):
-        with clock.stage(f"tokens of the secrets under {target.title}"):
-            collector.likelihoods[target.name] = scoring.token_likelihoods(audit, target)
+        with clock.timed_stage(f"tokens of the secrets under {target.title}"):
+            collector.likelihoods[target.name] = scoring.measure_true_token_likelihoods(audit, target)
     for cell in cells_of_target(target_run):
-        with clock.stage(cell.title):
+        with clock.timed_stage(cell.title):
             finding = cell.measure()
         aliases.refuse_secret_ids_in_sentences(finding, audit.benchmark.secrets)
         findings.append(finding)
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):
         doubts += scoring.doubt_if_members_likelier(target.title, found)
-    target.model.finish()  # refuses a served model that was another one by the end
+    target.model.check_unchanged_at_end()  # refuses a served model that was another one by the end
     # Last: peak memory, cost and the model's own doubts are of all that was asked of it.
     return target.make_target_record(perplexities, audit.prefix_token, doubts)
 
@@ -261,8 +273,8 @@ def _benchmark_record(
         repeats=dict(repeats),
         greedy_recall=greedy,
         greedy_nonmembers=greedy_nonmembers,
-        digest=secrets_digest(audit.fingerprinted_secrets),
-        near_duplicates=len(judging.near_duplicates(members, benchmark.known)),
+        digest=comparable_secrets_digest(audit.secrets_in_run_fingerprint),
+        near_duplicates=len(judging.near_duplicate_secret_ids(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,
         kinds=dict(audit.personal_data_of_secrets.counts),

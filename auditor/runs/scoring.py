@@ -17,9 +17,9 @@ from torch import Tensor
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
-from auditor.generation.sample import Candidates, sample_mixed_length_batch, sampling_batches_by_length
-from auditor.models.base import LanguageModel, implies_capability, perplexity_nll
-from auditor.models.decoding import GREEDY, batches_of_equal_shape
+from auditor.generation.sample import SuffixCandidates, sample_mixed_length_batch, sampling_batches_by_length
+from auditor.models.base import LanguageModel, implies_capability, model_nll_and_token_counts
+from auditor.models.decoding import GREEDY, index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
 from auditor.records.leak_readings import KINDS
@@ -35,7 +35,7 @@ LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nat
 _LIKELY = 0.5  # of the secret's whole text, drawn at temperature 1: more often than not it would be extracted
 
 
-def greedy_recall(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, Measurement]:
+def greedy_recall_by_repeats(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, Measurement]:
     """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only."""
     members = [secret for secret in secrets if secret.member]
     hits = _greedy_hits(model, members)
@@ -66,20 +66,20 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
             [said == secret.suffix for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)]
         )
     hits = np.zeros(len(secrets), dtype=bool)
-    for alike, prefixes, suffixes in _batches_as_tensors(model, secrets):
+    for alike, prefixes, suffixes in _equal_shape_tensor_batches(model, secrets):
         # (rows, L) tokens and (rows, L, vocabulary) distributions, of a part of the batch at a time.
-        for own, distribution in model.teacher_forced(prefixes, suffixes):
+        for own, distribution in model.teacher_forced_distributions(prefixes, suffixes):
             found = (distribution.argmax(-1) == own).all(-1).tolist()
             # Left to right: `hits` is indexed by the old `alike`, then `alike` is what is left of it.
             hits[alike[: len(found)]], alike = found, alike[len(found) :]
     return hits
 
 
-def _batches_as_tensors(
+def _equal_shape_tensor_batches(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Indices, prefixes (B, n) and suffixes (B, L), batch by batch of secrets that are as long."""
-    for alike in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets], size):
+    for alike in index_batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
         yield alike, prefixes, torch.tensor([secrets[i].suffix for i in alike], device=model.device)
 
@@ -90,7 +90,7 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
     for batch in sampling_batches_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
-        def decoded(some: slice, batch: Sequence[int] = batch) -> list[Candidates]:
+        def decoded(some: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
             # Greedy decoding reads no noise; its shape says how many tokens are wanted.
             noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[some]]
             return sample_mixed_length_batch(
@@ -116,22 +116,26 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
     given = audit.benchmark.heldout_given
 
     def found_now() -> dict[str, Sequence[float]]:
-        nll, tokens = zip(*perplexity_nll(target.model, texts, given=given), strict=True)
-        others = nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
+        nll, tokens = zip(*model_nll_and_token_counts(target.model, texts, given=given), strict=True)
+        others = summed_nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
     # The undefended model alone is the same at every point of a sweep.
-    return found_now() if target.defense else audit.site.shared.get("perplexity", audit.shared_answers_key, found_now)
+    return (
+        found_now()
+        if target.defense
+        else audit.site.shared.get_or_make("perplexity", audit.sweep_cache_key_of_answers, found_now)
+    )
 
 
-def nll_of_other_perplexities(
+def summed_nll_of_other_perplexities(
     model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
     """By name, the summed nll of each text. A model takes one count of given tokens at a time, so texts are grouped."""
     found: dict[str, list[float]] = {}
     for first in dict.fromkeys(given):
         own = [i for i, count in enumerate(given) if count == first]
-        for name, nll in model.paper_nll([texts[i] for i in own], seed, first).items():
+        for name, nll in model.published_perplexity_nll([texts[i] for i in own], seed, first).items():
             for i, value in zip(own, nll, strict=True):
                 found.setdefault(name, [math.nan] * len(texts))[i] = value
     return found
@@ -147,7 +151,7 @@ def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measu
     )
 
 
-def token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
+def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
     """Where the model gives each member away: its true suffix token by token, for whoever mends the model.
 
     One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens. What is found of members
@@ -156,17 +160,21 @@ def token_likelihoods(audit: Audit, target: Target) -> RowValuesBySecret:
     folder, size = audit.folder, audit.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.finished_secrets(target.name)
     own: dict[str, float] = {}
-    for some in suffix_token_log_probs(target, [s for s in target.secrets if s.member and s.id not in done], size):
+    for some in suffix_log_prob_batches_of_target(
+        target, [s for s in target.secrets if s.member and s.id not in done], size
+    ):
         if target.companion:
             own |= _mean_log_prob_by_secret(some)
         else:
             folder.tokens.append(target.name, some)
-    others = itertools.chain(*suffix_token_log_probs(target, [s for s in target.secrets if not s.member], size))
+    others = itertools.chain(
+        *suffix_log_prob_batches_of_target(target, [s for s in target.secrets if not s.member], size)
+    )
     # `done` is a view of the journal, which holds by now what was appended above.
-    return log_probs_per_secret(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
+    return likelihood_row_of_secrets(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
 
 
-def log_probs_per_secret(members: Mapping[str, float], others: Mapping[str, float]) -> RowValuesBySecret:
+def likelihood_row_of_secrets(members: Mapping[str, float], others: Mapping[str, float]) -> RowValuesBySecret:
     """Rows of members and non-members from the mean log-probability of each secret's tokens, nats, by id."""
     ids, values = (*members, *others), np.array([*members.values(), *others.values()])
     return RowValuesBySecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values})
@@ -191,7 +199,7 @@ def doubt_if_members_likelier(title: str, answers: RowValuesBySecret) -> tuple[D
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a token (at least "
             f"{least:.2f}): the model knows something of them that no attack extracted, or the two "
-            f"differ in kind; --attack {registry.method_name_measuring(_ALIKE)} tests which.",
+            f"differ in kind; --attack {registry.attack_or_probe_name_measuring(_ALIKE)} tests which.",
         ),
     )
 
@@ -200,10 +208,10 @@ def _mean_log_prob_by_secret(scored: Iterable[TokenLogProbs]) -> dict[str, float
     return {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
 
 
-def suffix_token_log_probs(
+def suffix_log_prob_batches_of_target(
     target: Target, waiting: Sequence[Secret], size: int | None
 ) -> Iterator[list[TokenLogProbs]]:
-    for indices, prefixes, suffixes in _batches_as_tensors(target.model, waiting, size or 64):
+    for indices, prefixes, suffixes in _equal_shape_tensor_batches(target.model, waiting, size or 64):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
         yield [TokenLogProbs(waiting[i].id, tuple(row)) for i, row in zip(indices, log_probs, strict=True)]
@@ -215,7 +223,7 @@ def suffix_token_log_probs(
 def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     """How likely the members are whose answers did not come through; none where all came, or nobody can say."""
     members = [secret for secret in target.secrets if secret.member]
-    held = target.model.answers_withheld([secret.prefix for secret in members])
+    held = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
     hidden = [secret for secret, one in zip(members, held, strict=True) if one]
     if not hidden:
         return
@@ -223,12 +231,12 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     if not implies_capability(target.model.capabilities, "likelihood"):
         yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
         return
-    every = (one for some in suffix_token_log_probs(target, hidden, audit.batch_size) for one in some)
+    every = (one for some in suffix_log_prob_batches_of_target(target, hidden, audit.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
     greedy = ""
     if implies_capability(target.model.capabilities, "ranks"):  # it would write those whose every token is the first
-        batches = _batches_as_tensors(target.model, hidden, GREEDY_AT_ONCE)
+        batches = _equal_shape_tensor_batches(target.model, hidden, GREEDY_AT_ONCE)
         first = sum(int((target.model.token_ranks(*pair) == 1).all(-1).sum()) for _, *pair in batches)
         greedy = f", and greedy decoding would extract {first:,}"
     yield Doubt(

@@ -22,18 +22,18 @@ from auditor.plugins.options import build_plugin, plugin_option_defaults
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import shown_rows, unlearning
-from auditor.runs.forms import rows_of_model_forms
+from auditor.runs.forms import shown_rows_of_deployed_forms
 from auditor.runs.plan import merged_plugin_options, refuse_unused_options
-from auditor.runs.python_objects import NO_OBJECTS, Objects, check_objects_given
+from auditor.runs.python_objects import NO_OBJECTS, Objects, check_python_objects_given
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.site import Site
-from auditor.runs.submission import check_submission
+from auditor.runs.submission import check_plan_allows_submission
 from auditor.runs.unlearning import UnlearnedModel
 from auditor.statistics.metrics import is_builtin_metric
 
 
 @dataclass(frozen=True)
-class Selection:
+class PluginSelection:
     """methods: attacks and probes in the order they were asked for; rows: defenses, each with its controls behind it.
 
     settings: from the narrowest access to the widest.
@@ -72,15 +72,15 @@ class Selection:
         return {row.name: row.defense for row in self.rows}
 
     @property
-    def reference_models_of_probes(self) -> tuple[str, ...]:
+    def reference_models_asked_by_probes(self) -> tuple[str, ...]:
         """The reference models that probes want beside the one that all attacks share, as they name them."""
         probes = (method for method in self.methods if isinstance(method, Probe))
-        return tuple(dict.fromkeys(asked for probe in probes if (asked := probe.wanted_references())))
+        return tuple(dict.fromkeys(asked for probe in probes if (asked := probe.wanted_reference_models())))
 
     @property
-    def longest_soft_prompt(self) -> int:
+    def longest_soft_prompt_row_count(self) -> int:
         """Rows of the longest soft prompt that an attack tunes."""
-        return max((attack.prompt_rows() for attack in self.attacks), default=0)
+        return max((attack.soft_prompt_rows() for attack in self.attacks), default=0)
 
     def settings_for_row(self, companion: bool) -> tuple[Setting, ...]:
         """A control is shown where the attacker is strongest, and nowhere else."""
@@ -105,7 +105,7 @@ def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) ->
     return ""
 
 
-def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
+def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
     """The plan's names and options as plug-ins, checked before anything is loaded.
 
     objects: what Python gave in place of names. Raises AuditError where the plan was made with some that are not there.
@@ -113,11 +113,11 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     # First: names and options below may be those of such a file.
     for path in plan.plugin:
         registry.load_plugin_file(Path(path))
-    check_objects_given(plan.objects, objects)
-    site.check_model(plan.non_default_fields(PROVIDED | PLACED))
-    check_submission(plan.output.submission, plan.data, plan.attacks)
+    check_python_objects_given(plan.objects, objects)
+    site.check_plan_model_is_obtainable(plan.non_default_field_names(PROVIDED | PLACED))
+    check_plan_allows_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
-    asked, known, parts = plan.defenses, registry.defenses(), site.defense_parts
+    asked, known, parts = plan.defenses, registry.defenses_by_name(), site.defense_parts
     defenses: list[Defense] = _built_plugins(
         "defense", asked.defense, asked.defense_options, known, parts.default_defense_options, objects
     )
@@ -126,17 +126,19 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
         parts.refuse_unservable_defense(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return asked.controls and not (parts.lacks(control) or parts.is_undefended(control))
+        return asked.controls and not (
+            parts.missing_input_phrase(control) or parts.is_control_the_undefended_model(control)
+        )
 
     # Before any model is loaded, as this says how.
     if asked.relearn is not None or any(one.float32 for one in (*methods, *defenses)):
-        site.ask_float32()
+        site.read_auto_dtype_as_float32()
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [known[name]() for name in wanted]
-    beside, models = unlearning.unlearning_rows(plan.target, plan.defenses, plan.data.forget, defenses)
+    beside, models = unlearning.rows_beside_unlearned_models(plan.target, plan.defenses, plan.data.forget, defenses)
     rows = (*shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
-    return Selection(tuple(methods), (*rows, *rows_of_model_forms(plan.target, rows)), settings, models)
+    return PluginSelection(tuple(methods), (*rows, *shown_rows_of_deployed_forms(plan.target, rows)), settings, models)
 
 
 def _build_attacks_and_probes(
@@ -147,7 +149,12 @@ def _build_attacks_and_probes(
         # In this order: `-A samples=` goes before `--samples`.
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
     methods: list[Attack | Probe] = _built_plugins(
-        "attack", plan.attack, options, registry.attacks_and_probes(), site.attack_defaults, objects
+        "attack",
+        plan.attack,
+        options,
+        registry.attacks_and_probes_by_name(),
+        site.default_attack_options,
+        objects,
     )
     if plan.samples is not None and not any(method.draws_samples for method in methods):
         names = ", ".join(method.name for method in methods)
@@ -159,7 +166,7 @@ def _build_attacks_and_probes(
                 f"expected other names of the metrics of {method.name} than {', '.join(ours)}: they are taken"
             )
         if canaries_alone and method.of == "secrets":
-            others = (name for name, probe in registry.probes().items() if probe.of in ("canaries", "coins"))
+            others = (name for name, probe in registry.probes_by_name().items() if probe.of in ("canaries", "coins"))
             raise AuditError(
                 f"--attack {method.name} looks at records: give --data; --canaries alone are for {' or '.join(others)}"
             )

@@ -32,7 +32,7 @@ def defense_rows_with_controls(
     rows, shown = list[ShownRow](), list(defenses)
     for defense in defenses:
         rows.append(ShownRow(defense.name, plugin_title(type(defense)), defense, False))
-        for cause in defense.chain():
+        for cause in defense.cause_chain():
             control = cause.row
             # `in` compares by value: frozen dataclasses of equal options are one control.
             if control is None or not there(control) or control in shown:

@@ -19,7 +19,7 @@ from auditor.models.ensemble import Ensemble
 from auditor.models.references import ReferenceModels
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.records.aliases import load_alias_salt, with_aliases
+from auditor.records.aliases import load_alias_salt, secrets_with_aliases
 from auditor.records.folder import RunFolder
 from auditor.runs.reporter import Reporter
 from auditor.runs.sweep_cache import SweepCache
@@ -42,7 +42,7 @@ class DefenseParts(ABC):
     def default_defense_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of defenses by name, where they are sized to this place."""
 
-    def lacks(self, defense: Defense) -> str:
+    def missing_input_phrase(self, defense: Defense) -> str:
         """What this defense would have to be given here; "" where it needs nothing more."""
         return ""
 
@@ -50,11 +50,11 @@ class DefenseParts(ABC):
         """Refuses a defense that cannot stand here as it was asked for. Raises AuditError."""
 
     @abstractmethod
-    def is_undefended(self, control: Defense) -> bool:
+    def is_control_the_undefended_model(self, control: Defense) -> bool:
         """Whether the model without a defense is this control: trained by the recipe of the members, on all data."""
 
     @abstractmethod
-    def ensemble(self, defense: Defense) -> Ensemble:
+    def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
         """The adapters that this defense serves."""
 
     @abstractmethod
@@ -96,26 +96,26 @@ class Site(ABC):
 
     @property
     @abstractmethod
-    def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+    def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of attacks by name, where they are sized to this place."""
 
     @property
-    def over_network(self) -> bool:
+    def is_model_asked_over_network(self) -> bool:
         """Whether the model is asked over a network: its budget and its answers have one owner."""
         return False
 
     @property
-    def attacked_adapter_base(self) -> str:
+    def attacked_adapter_base_name(self) -> str:
         """The base of an attacked adapter; "" for a whole model."""
         return ""
 
-    def check_model(self, given: Sequence[str]) -> None:  # noqa: B027 - most places have one of their own
+    def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:  # noqa: B027 - most places have one of their own
         """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError.
 
         given: fields of the plan that say how models are had.
         """
 
-    def ask_float32(self) -> None:  # noqa: B027 - the lab is in no other
+    def read_auto_dtype_as_float32(self) -> None:  # noqa: B027 - the lab is in no other
         """Called before anything is loaded: `--dtype auto` is float32, for methods that are right in it alone."""
 
     def digests_of_models_in_no_file(self) -> dict[str, str]:
@@ -145,26 +145,26 @@ class Site(ABC):
 
     @property
     @abstractmethod
-    def description(self) -> str:
+    def undefended_model_description(self) -> str:
         """What the undefended model is: a sentence without its full stop."""
 
     @property
     @abstractmethod
-    def public(self) -> LanguageModel | None:
+    def public_model(self) -> LanguageModel | None:
         """One that has seen no private data; None where there is none."""
 
     @property
     @abstractmethod
-    def reference(self) -> LanguageModel | None:
+    def reference_model(self) -> LanguageModel | None:
         """What attacks hold likelihoods against; None where there is none."""
 
     @property
-    def reference_fault(self) -> str:
+    def reference_fault_sentence(self) -> str:
         """Why the reference model cannot serve as one, as it was trained on private data; "" where it can."""
         return ""
 
     @abstractmethod
-    def references(self, asked: str) -> ReferenceModels:
+    def load_reference_models_of_site(self, asked: str) -> ReferenceModels:
         """The reference models that `-A references=` names. Raises AuditError where that names none."""
 
     @property
@@ -173,10 +173,10 @@ class Site(ABC):
         """The undefended model, with what its training promised and kept, as far as known (what it told: `notes`)."""
 
     @abstractmethod
-    def data(self) -> Benchmark:
+    def load_benchmark_shared_by_runs(self) -> Benchmark:
         """The secrets, the known pairs and the held-out texts, as runs on the same subject share them."""
 
-    def notes(self) -> tuple[str, ...]:
+    def notes_on_models(self) -> tuple[str, ...]:
         """What a reader must know of the models beside the data: sentences."""
         return ()
 
@@ -184,11 +184,11 @@ class Site(ABC):
     def benchmark(self) -> Benchmark:
         """The data as this run sees them, every secret with the alias that sentences name it by."""
         # A shallow copy is enough: below, tuples are replaced and never changed, which other runs do not see.
-        benchmark, key = copy.copy(self.data()), load_alias_salt()
-        benchmark.notes += self.notes()
+        benchmark, key = copy.copy(self.load_benchmark_shared_by_runs()), load_alias_salt()
+        benchmark.notes += self.notes_on_models()
         limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
-        benchmark.secrets = with_aliases(benchmark.secrets, key)
-        benchmark.canaries = with_aliases(benchmark.canaries, key)
+        benchmark.secrets = secrets_with_aliases(benchmark.secrets, key)
+        benchmark.canaries = secrets_with_aliases(benchmark.canaries, key)
         return benchmark
 
     @property

@@ -19,9 +19,9 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_metric_difference
-from auditor.runs.selection import Selection
-from auditor.statistics.anytime import look_sample_sizes
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
+from auditor.runs.selection import PluginSelection
+from auditor.statistics.anytime import sample_sizes_at_looks
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.metrics import METRICS, excess_metric_name, find_metric, nonmember_metric_name
@@ -53,19 +53,21 @@ class StoppingRule:
         if self.width is not None:
             metric, width = self.width
             # Intervals by betting, which hold at every look (Waudby-Smith and Ramdas, arXiv 2010.09686).
-            seen = replace(row, anytime=True).measure(metric)
+            seen = replace(row, anytime=True).remeasure_metric(metric)
             narrow = seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
             return f"until {metric} ± {100 * width:g}%" if narrow else ""
-        verdicts = [self._rule_verdict(rule, row) for rule in self.rules]
+        verdicts = [self._verdict_phrase_of_gate_rule(rule, row) for rule in self.rules]
         return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
 
-    def _rule_verdict(self, rule: Rule, row: RowValuesBySecret) -> str:
+    def _verdict_phrase_of_gate_rule(self, rule: Rule, row: RowValuesBySecret) -> str:
         """`failed` or `was held`, as the gate will decide it; "" while that is open."""
         seen = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
             return ""  # the other row stops elsewhere
         if rule.against_baseline:
-            paired = "" if self.base is None else paired_metric_difference(rule.metric, rule.count, row, self.base)
+            paired = (
+                "" if self.base is None else paired_row_difference_or_reason(rule.metric, rule.count, row, self.base)
+            )
             if isinstance(paired, str):
                 return ""
             # As in the gate: a false alarm takes one rule that errs, so its level is divided; a false pass takes all
@@ -84,7 +86,7 @@ class StoppingRule:
         # Each item draws its own place: the order of two does not depend on which others are asked.
         turn = sorted(items, key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random())
         before, why = 0, ""
-        for at in look_sample_sizes(len(turn)):
+        for at in sample_sizes_at_looks(len(turn)):
             ask(turn[before:at])
             before = at
             if why := self.reason_to_stop(replace(seen(turn[:at]), anytime=True)):
@@ -92,11 +94,11 @@ class StoppingRule:
         return StoppedEarly(before, len(turn), why or "all that there are"), {item.id for item in turn[:before]}
 
 
-def with_betting_bounds(finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly) -> Finding:
+def stopped_finding_with_betting_bounds(finding: Finding, row: RowValuesBySecret, stopped: StoppedEarly) -> Finding:
     """The finding with bounds that hold at every look in place of intervals of a fixed size; without what has none."""
 
     def again(m: Measurement, count: int | None = None, kind: str | None = None) -> Measurement | None:
-        return row.measure(m.name, count, kind)
+        return row.remeasure_metric(m.name, count, kind)
 
     def each(kinds: Mapping[str, Measurement]) -> dict[str, Measurement]:
         return {kind: found for kind, m in kinds.items() if (found := again(m, kind=kind))}
@@ -128,15 +130,15 @@ def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 
 
 def stopping_rules_by_row(
-    asked: AttackPlan, selection: Selection, policy: Policy | None, base: RunOutcomes | None
+    asked: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
     """The rule of each row that `--until` may stop. Raises AuditError for an --until that no row could keep."""
     if asked.until is None:
         return {}
     if (width := asked.until_metric_and_half_width) is not None:
         for method in selection.methods:
-            if not _may_stop_by_metric(method, width[0]):
-                own = ", ".join(_per_secret_mean_metrics(method)) or "no share of secrets"
+            if not _can_stop_by_metric(method, width[0]):
+                own = ", ".join(_per_secret_mean_metric_names(method)) or "no share of secrets"
                 raise AuditError(f"expected --until on a number of {method.name}, got {width[0]}: it measures {own}")
         return dict.fromkeys(selection.cell_keys_in_order(), StoppingRule(width))
     if policy is None:
@@ -147,13 +149,13 @@ def stopping_rules_by_row(
         for row in selection.cell_keys_in_order()
         if _is_row_held_to_rule(rule, row, selection)
     ]
-    scoped = [(rule, row) for rule, row in scoped if _may_decide_rule(rule, row, selection)]
+    scoped = [(rule, row) for rule, row in scoped if _can_decide_rule_on_row(rule, row, selection)]
     # Shared by all decisions, those of rules without a row that stops among them: the gate makes these too.
     level, found = LEVEL / max(1, len(scoped)), dict[CellKey, StoppingRule]()
     scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
     for row in dict.fromkeys(row for _, row in scoped):
         rules = tuple(rule for rule, other in scoped if other == row)
-        if all(_may_stop_by_metric(selection.methods_by_name[row.attack], rule.metric) for rule in rules):
+        if all(_can_stop_by_metric(selection.methods_by_name[row.attack], rule.metric) for rule in rules):
             held = None if base is None else base.outcomes.get(row)
             found[row] = StoppingRule(None, rules, level, held, policy.require)
     if not found:
@@ -164,23 +166,23 @@ def stopping_rules_by_row(
     return found
 
 
-def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
+def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     """Whether the gate holds the row to the rule: companions only by name."""
     defended = [shown.name for shown in selection.rows if not shown.companion] or [UNDEFENDED]
     targets = [rule.target] if rule.target else defended
     return row.target in targets and rule.setting in (None, row.setting) and rule.attack in (None, row.attack)
 
 
-def _per_secret_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
+def _per_secret_mean_metric_names(method: Attack | Probe) -> tuple[str, ...]:
     """What the method measures that is a mean over secrets, of numbers that each secret alone decides."""
     if isinstance(method, Probe):
         return method.means
     return () if isinstance(method, CorpusAttack) else tuple(m.name for m in METRICS if m.per_secret and m.values)
 
 
-def _may_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
+def _can_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
     """Whether its rows can be stopped by this number."""
-    own = _per_secret_mean_metrics(method)
+    own = _per_secret_mean_metric_names(method)
     return metric in own or any(metric in (nonmember_metric_name(one), excess_metric_name(one)) for one in own)
 
 
@@ -189,7 +191,7 @@ def _is_rule_without_stopping_row(rule: Rule) -> bool:
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
 
 
-def _may_decide_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
+def _can_decide_rule_on_row(rule: Rule, row: CellKey, selection: PluginSelection) -> bool:
     """Whether the gate may decide the rule on this row: it does not where another attack has the number."""
     own, every = selection.methods_by_name[row.attack], selection.methods
-    return _may_stop_by_metric(own, rule.metric) or not any(_may_stop_by_metric(one, rule.metric) for one in every)
+    return _can_stop_by_metric(own, rule.metric) or not any(_can_stop_by_metric(one, rule.metric) for one in every)

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from auditor.benchmarks.lm_extraction import folder_has_extraction_arrays, row_of_secret_id
+from auditor.benchmarks.lm_extraction import extraction_array_row_of_secret_id, folder_has_extraction_arrays
 from auditor.benchmarks.submission_score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -20,7 +20,7 @@ from auditor.core.plan_parts import AttackPlan, DataPlan
 from auditor.records.folder import RunFolder
 
 
-def check_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> None:
+def check_plan_allows_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> None:
     """Refuses a plan whose run could not be written as one submission. Raises AuditError."""
     if asked is None:
         return
@@ -37,7 +37,7 @@ def check_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> 
         raise AuditError(f"expected --submission to be a file that can be written, got {got}: {asked!r}")
 
 
-def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
+def write_submission_of_run(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
     """Writes the submission of a finished run, readable by its owner only; returns the cell and its guesses.
 
     The cell: the undefended target with white-box access (text-only where only that was run). The first
@@ -46,7 +46,7 @@ def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tupl
     """
     cell = CellKey(UNDEFENDED, "text-only" if attacks.setting == "text-only" else "white-box", attacks.attack[0])
     given = folder.guesses.finished_secrets(cell).values()
-    members = [(g.ranked[0], row) for g in given if (row := row_of_secret_id(g.secret)) is not None]
+    members = [(g.ranked[0], row) for g in given if (row := extraction_array_row_of_secret_id(g.secret)) is not None]
     if not members:
         raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")
     lines = io.StringIO()

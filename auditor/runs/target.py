@@ -10,8 +10,8 @@ from auditor.core.nouns import UNDEFENDED, Claim, Guesses, PrefixToken, Secret
 from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, largest_lot_token_count
-from auditor.plugins.view import TEXT_ONLY, Meter, Setting, View
+from auditor.plugins.defense import Defense, QueryBudget, Scenario, TrainedModel, largest_lot_token_count
+from auditor.plugins.view import TEXT_ONLY, ClaimTokenMeter, Setting, View
 from auditor.privacy.promises import PrivacyRecord
 from auditor.runs import machine
 
@@ -23,14 +23,14 @@ class TokenSpending:
     seconds, drawn: time and tokens of the draws of this process.
     """
 
-    meter: Meter
+    meter: ClaimTokenMeter
     spent: dict[tuple[str, str], int] = field(default_factory=dict)
     seconds: float = 0.0
     drawn: int = 0
 
-    def charge(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
+    def charge_claim_for_answers(self, view: View, attack: Attack, answers: Sequence[Guesses]) -> None:
         """Every token drawn inside the claim is charged once: attacks that share a pass share its charge."""
-        for recipe in attack.samples_by_recipe(view):
+        for recipe in attack.sample_counts_by_recipe(view):
             for guesses in answers:
                 # Of a fixed budget all that was set aside counts as spent, drawn or not.
                 paid = guesses.drawn if view.allowance is None else view.allowance[recipe, guesses.secret]
@@ -62,7 +62,7 @@ class Target:
     _claims: dict[int, Claim | None] = field(default_factory=dict)  # by tokens spent: to solve for one takes seconds
 
     def __post_init__(self) -> None:
-        self.spending = TokenSpending(Meter(lots=self.lots))
+        self.spending = TokenSpending(ClaimTokenMeter(lots=self.lot_number_by_secret))
 
     @property
     def is_undefended(self) -> bool:
@@ -71,18 +71,18 @@ class Target:
     # --- what is promised ---
 
     @cached_property
-    def budget(self) -> Budget | None:
-        return self.defense.budget(self.scenario) if self.defense and self.scenario else None
+    def query_budget_of_defense(self) -> QueryBudget | None:
+        return self.defense.query_budget(self.scenario) if self.defense and self.scenario else None
 
     @cached_property
-    def lots(self) -> Mapping[str, int]:
-        return self.defense.lots(self.scenario) if self.defense and self.scenario else {}
+    def lot_number_by_secret(self) -> Mapping[str, int]:
+        return self.defense.budget_lots(self.scenario) if self.defense and self.scenario else {}
 
     @property
     def claim(self) -> Claim | None:
         """What is promised, with what was spent until now; None where nothing is."""
         # Lots share no record, so the one that spent most counts for all: parallel composition (McSherry 2009).
-        spent = largest_lot_token_count(self.spending.spent, self.lots)
+        spent = largest_lot_token_count(self.spending.spent, self.lot_number_by_secret)
         if spent not in self._claims:
             if self.defense and self.scenario:
                 self._claims[spent] = self.defense.claim(self.scenario, spent)
@@ -95,7 +95,7 @@ class Target:
         """What the training of this model promised, if it was private."""
         return self.trained.privacy if self.trained else None
 
-    def claim_covers(self, setting: Setting) -> tuple[bool | None, str]:
+    def claim_coverage_and_reason(self, setting: Setting) -> tuple[bool | None, str]:
         """Whether the claim covers this access and decoding, None where nothing is claimed; and why."""
         claim = self.claim
         if claim is None:
@@ -106,7 +106,7 @@ class Target:
             return True, f"text access, ancestral; {claim.status}"
         return False, "gradients, log-probabilities, the attack's own decoding"
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks_of_defense(self) -> tuple[str, ...]:
         return self.defense.remarks(self.scenario) if self.defense and self.scenario else ()
 
     # --- what is kept of it ---

@@ -13,10 +13,10 @@ from auditor.plugins.options import plugin_description
 from auditor.plugins.view import TEXT_ONLY
 from auditor.runs.audit import RunContext
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.runs.reporter import Clock
+from auditor.runs.reporter import StageClock
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.target import Target
-from auditor.runs.token_allowance import planned_tokens, queries_of_attack
+from auditor.runs.token_allowance import planned_token_counts, queries_of_attack
 from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import AFTER
 
@@ -31,13 +31,13 @@ class Targets:
             UNDEFENDED,
             "After unlearning" if any(one[AFTER] == UNDEFENDED for one in scene.selection.around) else "Undefended",
             with_prefix_token(site.model, scene.prefix_token.tokens),
-            site.description,
+            site.undefended_model_description,
             training_seconds=site.defense_parts.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
             trained=site.undefended_trained_model,
         )
 
-    def check_claims(self) -> None:
+    def check_claims_of_defenses(self) -> None:
         """Refuses now rather than after hours what a defense cannot promise, or what no row can show.
 
         Raises AuditError.
@@ -49,19 +49,19 @@ class Targets:
                 else:
                     row.defense.claim(self.build_defense_scenario(row.defense), 0)
 
-    def build_one_by_one(self, clock: Clock) -> Iterator[Target]:
+    def build_targets_one_by_one(self, clock: StageClock) -> Iterator[Target]:
         yield self.undefended
         for row in self.scene.selection.rows:
-            with clock.stage(f"build {row.name}"):
-                target = self.build(row)
+            with clock.timed_stage(f"build {row.name}"):
+                target = self.build_target_of_row(row)
             yield target
 
     def find_or_build_target(self, name: str) -> Target:
         """The target of this name, built anew where it has a defense."""
         rows = {row.name: row for row in self.scene.selection.rows}
-        return self.undefended if name == UNDEFENDED else self.build(rows[name])
+        return self.undefended if name == UNDEFENDED else self.build_target_of_row(rows[name])
 
-    def build(self, row: ShownRow) -> Target:
+    def build_target_of_row(self, row: ShownRow) -> Target:
         # Timed with the scenario: in the lab it trains what the defense holds.
         start, defense = time.perf_counter(), row.defense
         scenario = self.build_defense_scenario(defense)
@@ -87,7 +87,7 @@ class Targets:
         number the defense says, has none.
         """
         benchmark = self.scene.benchmark
-        usual = benchmark.ensemble_limit if defense.members is None else None
+        usual = benchmark.ensemble_limit if defense.required_member_count is None else None
         limit = self.scene.defenses.ensemble_limit or usual
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
@@ -96,13 +96,13 @@ class Targets:
     def build_defense_scenario(self, defense: Defense) -> Scenario:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
-        view = scene.view(self.undefended, TEXT_ONLY)
+        view = scene.make_view_of_target(self.undefended, TEXT_ONLY)
         attacks, attacked = scene.selection.attacks_for_defense(defense), self.secrets_attacked_behind_defense(defense)
         # Planned on the undefended target: the defense, which is sized by these numbers, is not there yet.
-        draws = planned_tokens(view, attacks, attacked)
+        draws = planned_token_counts(view, attacks, attacked)
         lengths = (query.length for attack in attacks for query in queries_of_attack(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
-        ensemble = site.defense_parts.ensemble(defense) if "ensemble" in defense.needs else None
+        ensemble = site.defense_parts.ensemble_served_by_defense(defense) if "ensemble" in defense.needs else None
         trained = site.defense_parts.model_trained_by_defense(defense) if "trained" in defense.needs else None
         if trained is not None:
             scene.check_models_self_consistent([trained.model])
@@ -115,14 +115,14 @@ class Targets:
         corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
         beside = self.beside.baseline_model_of_row(defense) if "beside" in defense.needs else None
         # Of 0 queries until the lots are known, which a defense makes of the scenario itself.
-        scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
-        return replace(scenario, queries=largest_lot_token_count(draws, defense.lots(scenario)))
+        scenario = Scenario(site.model, site.public_model, ensemble, 0, length, trained, whole, prompts, corpus, beside)
+        return replace(scenario, queries=largest_lot_token_count(draws, defense.budget_lots(scenario)))
 
 
 def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
     """What was trained on, whole and as it was cut for the attacks: each once."""
     # The base class's own method gives the texts as they were cut; that of a benchmark may give them whole.
-    texts = (*benchmark.corpus(True), *Benchmark.corpus(benchmark, True))
+    texts = (*benchmark.texts_with_repeat_counts(True), *Benchmark.texts_with_repeat_counts(benchmark, True))
     return tuple(dict.fromkeys(tokens for tokens, _ in texts))
 
 

@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from auditor.benchmarks import chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import MESSAGES, Conversation, UnusableConversation
-from auditor.benchmarks.whole_texts import sample_conversations
+from auditor.benchmarks.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_gain_lower_bound, mean_nll
-from auditor.runs.prefix_token import usual_prefix_token
+from auditor.runs.likeliest_reading import (
+    choose_likeliest_reading,
+    lower_bound_of_mean_nll_gain,
+    mean_suffix_nll_of_each_pair,
+)
+from auditor.runs.prefix_token import tokenizer_default_prefix_token
 from auditor.statistics.compare import welch_interval
 from auditor.statistics.intervals import CONFIDENCE
 
@@ -38,7 +42,7 @@ Scores = dict[ChatRendering, NDArray[np.float64]]  # (rows,) nats a token of the
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _RenderingScores:
     """Scores of the same rows in every rendering. others: of non-members; empty without them. what: rows, in words."""
 
     members: Scores
@@ -73,7 +77,7 @@ def choose_text_form(
     """
     assert plan.data is not None
     flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
-    rows = sample_conversations(flag, file, most)
+    rows = sample_data_conversations(flag, file, most)
     words = model.tokenizer
     if rows is None:
         if plan.template != AUTO or plan.date is not None:
@@ -83,12 +87,14 @@ def choose_text_form(
         return None  # `Files` says what is wrong
     if held is not None:
         return _parse_form_checking_digest(held, plan, words), held
-    others = (sample_conversations("--nonmembers", plan.nonmembers, most) or []) if plan.nonmembers is not None else []
-    usual, tried = _default_and_candidate_forms(plan, words, rows, _plausible_template_days(plan.date, name))
+    others = (
+        (sample_data_conversations("--nonmembers", plan.nonmembers, most) or []) if plan.nonmembers is not None else []
+    )
+    usual, tried = _default_and_candidate_renderings(plan, words, rows, _plausible_template_days(plan.date, name))
     settled = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
         why = "as asked for" if settled else "the default"
-        said = f"text form {usual.said}, {why}: {model.name} gives no log-probabilities to check it by"
+        said = f"text form {usual.name_with_day}, {why}: {model.name} gives no log-probabilities to check it by"
         return usual, TextForm(usual.name, usual.day, usual.digest, said)
     sample = _score_renderings(model, tried, usual, rows, others, f"rows of {flag}")
     best = usual
@@ -98,7 +104,7 @@ def choose_text_form(
         best = choose_likeliest_reading(first, sample.members)
     doubts = _text_form_doubt_sentences(sample, best, settled) if len(sample) else []
     if best.writes_day:
-        best, of_days = _form_on_likeliest_day(_plausible_template_days(plan.date, name), model, best, rows)
+        best, of_days = _rendering_on_likeliest_day(_plausible_template_days(plan.date, name), model, best, rows)
         doubts += of_days
     said = _text_form_choice_sentence(sample, best, usual, settled) + ("" if others else _UNKNOWN)
     return best, TextForm(best.name, best.day, best.digest, said, tuple(doubts))
@@ -119,7 +125,7 @@ def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: objec
     return form
 
 
-def _default_and_candidate_forms(
+def _default_and_candidate_renderings(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
     """The rendering that stays unless there is a better one, and all of them, on one day."""
@@ -158,7 +164,7 @@ def _score_renderings(
     rows: Sequence[Conversation],
     others: Sequence[Conversation],
     what: str,
-) -> _Sample:
+) -> _RenderingScores:
     """Renderings that cannot write half of what another can are none of this model's; of two that write the same the
     first is kept. Raises AuditError for what the usual one refuses.
     """
@@ -173,9 +179,9 @@ def _score_renderings(
     # Only rows that all of them can write: the comparison is paired by row.
     both = [i for i in range(len(every)) if kept and all(written[form][i] for form in kept)]
     members, outside = ([i for i in both if (i < len(rows)) is inside] for inside in (True, False))
-    nll = {form: _mean_answer_nll(model, [written[form][i] for i in both]) for form in kept}
+    nll = {form: _mean_answer_nll_by_row(model, [written[form][i] for i in both]) for form in kept}
     split = len(members)
-    return _Sample(
+    return _RenderingScores(
         {form: values[:split] for form, values in nll.items()} if members else {},
         {form: values[split:] for form, values in nll.items()} if outside else {},
         f"{len(members)} {what}",
@@ -194,7 +200,7 @@ def _rendered_answer_pairs(
         if usual:
             raise
         return ()
-    prefix_token: Tokens = usual_prefix_token(model.tokenizer) if form.source is None else ()
+    prefix_token: Tokens = tokenizer_default_prefix_token(model.tokenizer) if form.source is None else ()
     room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(prefix_token)
     pairs = []
     for start, end in [answer.said for answer in found.usable_answers if answer.of == "content"][:_ANSWERS]:
@@ -206,15 +212,15 @@ def _rendered_answer_pairs(
     return tuple(pairs)
 
 
-def _mean_answer_nll(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
+def _mean_answer_nll_by_row(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
     """(rows,) nats a token of all answers of each."""
     pairs = [pair for row in rows for pair in row]
-    means = iter(mean_nll(model, pairs)) if pairs else iter(())
+    means = iter(mean_suffix_nll_of_each_pair(model, pairs)) if pairs else iter(())
     weights = [[len(pair.suffix) for pair in row] for row in rows]
     return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
 
 
-def _form_on_likeliest_day(
+def _rendering_on_likeliest_day(
     days: Sequence[str], model: LanguageModel, form: ChatRendering, rows: Sequence[Conversation]
 ) -> tuple[ChatRendering, list[str]]:
     """The form on the day on which the answers are most likely, and why that may be another than that of training."""
@@ -224,7 +230,9 @@ def _form_on_likeliest_day(
     members = _score_renderings(model, dated, dated[0], rows, (), "").members
     best = choose_likeliest_reading(dated[0], members) if members else dated[0]
     others = [other for other in members if other != best]
-    if others and all(mean_gain_lower_bound(members[other] - members[best], len(others)) > 0 for other in others):
+    if others and all(
+        lower_bound_of_mean_nll_gain(members[other] - members[best], len(others)) > 0 for other in others
+    ):
         return best, []
     return best, [
         f"the chat template writes the day, and of the {len(dated)} days that were tried none makes the answers more "
@@ -235,35 +243,39 @@ def _form_on_likeliest_day(
 # --- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def _text_form_choice_sentence(sample: _Sample, best: ChatRendering, usual: ChatRendering, settled: bool) -> str:
+def _text_form_choice_sentence(
+    sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
+) -> str:
     """The choice, with its margin."""
     which = "as asked for (--template)" if settled else "the default"
     if settled and sample.others and not _is_confirmed_by_nonmembers(sample.others, best):
         which += ", which nothing in the data confirms,"
     if not len(sample):
-        return f"text form {best.said}, {which}: there are no rows to check it by"
+        return f"text form {best.name_with_day}, {which}: there are no rows to check it by"
     # By name: the day may have been chosen since.
     at = next((form for form in sample.members if form.name == best.name), best)
     means = {form: float(values.mean()) for form, values in sample.members.items()}
     if not settled:
         of = f"the most likely of the {len(means)} tried"
         which = of if at != usual else f"the default, and none of the {len(means)} tried is significantly more likely"
-    nearest = sorted((mean, form.said) for form, mean in means.items() if form != at)[:3]
+    nearest = sorted((mean, form.name_with_day) for form, mean in means.items() if form != at)[:3]
     beside = f" ({', '.join(f'{name} {mean:.3f}' for mean, name in nearest)})" if nearest else ""
     own = f"{means[at]:.3f} nats a token" if at in means else "not scored"
-    return f"text form {best.said}, {which}; mean loss of {sample.what}: {own}{beside}"
+    return f"text form {best.name_with_day}, {which}; mean loss of {sample.what}: {own}{beside}"
 
 
-def _text_form_doubt_sentences(sample: _Sample, best: ChatRendering, settled: bool) -> list[str]:
+def _text_form_doubt_sentences(sample: _RenderingScores, best: ChatRendering, settled: bool) -> list[str]:
     """Why nothing seen may be due to the rendering: sentences; see `choose_text_form`."""
     doubts = []
     if best not in sample.members:
-        return [f"as {best.said} most of the rows cannot be written: another text form may be that of the training"]
+        return [
+            f"as {best.name_with_day} most of the rows cannot be written: another text form may be that of the training"
+        ]
     if settled and (likelier := choose_likeliest_reading(best, sample.members)) != best:
         by = float((sample.members[best] - sample.members[likelier]).mean())
         doubts.append(
-            f"the answers are more likely as {likelier.said} than as {best.said}, which was asked for, by {by:.2f} "
-            "nats a token: the model may have been trained on that text form"
+            f"the answers are more likely as {likelier.name_with_day} than as {best.name_with_day}, which was asked "
+            f"for, by {by:.2f} nats a token: the model may have been trained on that text form"
         )
     if not sample.others:
         return doubts
@@ -272,20 +284,20 @@ def _text_form_doubt_sentences(sample: _Sample, best: ChatRendering, settled: bo
         return doubts  # what the model knows of them in this form the run says (`scoring.doubt_if_members_likelier`)
     if remembers:
         doubts.append(
-            f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "
-            "have been trained on that text form (--template)"
+            f"members are more likely than non-members as {remembers[0].name_with_day}, but not as "
+            f"{best.name_with_day}: the model may have been trained on that text form (--template)"
         )
     elif not settled and not _is_confirmed_by_nonmembers(sample.others, best):
         # One that was asked for is the user's word: see `_text_form_choice_sentence`.
         doubts.append(
             f"members are as unlikely as non-members in every text form that was tried "
-            f"({', '.join(form.said for form in sample.members)}), and none stands out: a model that did not memorise "
-            "them cannot be told from one that was trained on another text form (--template FILE)"
+            f"({', '.join(form.name_with_day for form in sample.members)}), and none stands out: a model that did not "
+            "memorise them cannot be told from one that was trained on another text form (--template FILE)"
         )
     return doubts
 
 
-def _has_likelier_members(sample: _Sample, form: ChatRendering) -> bool:
+def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool:
     # One-sided at 5%, Bonferroni over the forms: an interval has two such ends.
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(sample.members)
     return welch_interval(sample.others[form], sample.members[form], confidence)[0] > 0
@@ -295,5 +307,5 @@ def _is_confirmed_by_nonmembers(others: Mapping[ChatRendering, NDArray[np.float6
     """Whether non-members, whom nobody memorised, speak for it: see `choose_text_form`."""
     apart = [form for form in others if form.kind != best.kind]
     return bool(apart) and all(
-        mean_gain_lower_bound(others[form] - others[best], len(apart)) >= MARGIN for form in apart
+        lower_bound_of_mean_nll_gain(others[form] - others[best], len(apart)) >= MARGIN for form in apart
     )

@@ -8,20 +8,20 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Query, Secret
 from auditor.models.base import implies_capability
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Budget
+from auditor.plugins.defense import QueryBudget
 from auditor.plugins.view import View
 
 Draws = dict[tuple[str, str], int]  # tokens by (recipe, secret)
 
 
-def planned_tokens(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
+def planned_token_counts(view: View, attacks: Sequence[Attack], secrets: Sequence[Secret]) -> Draws:
     """Tokens each (recipe, secret) will draw in this view's setting, in the order of attacks and secrets."""
     draws: Draws = {}
     for attack in attacks:
-        if not all(implies_capability(view.setting.capabilities, name) for name in attack.required):
+        if not all(implies_capability(view.setting.capabilities, name) for name in attack.required_capabilities):
             continue
         try:
-            recipes = attack.samples_by_recipe(view)
+            recipes = attack.sample_counts_by_recipe(view)
         except NotApplicable:
             continue
         queries = queries_of_attack(view, attack, secrets)
@@ -39,7 +39,9 @@ def queries_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> 
         return ()
 
 
-def divide_budget(budget: Budget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None) -> Draws:
+def divide_query_budget(
+    budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
+) -> Draws:
     """A fixed budget over (recipe, secret) in their order, beforehand, so that it does not depend on scheduling.
 
     `stop`: only answers that are paid for in full, up to the first that is not; `public`: the rest is answered by the

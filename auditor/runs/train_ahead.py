@@ -19,14 +19,16 @@ from auditor.core import threads
 from auditor.core.plan import Plan
 from auditor.core.safe_mode import is_safe_mode
 from auditor.runs.cell_work import WorkerSite
-from auditor.runs.selection import Selection
+from auditor.runs.selection import PluginSelection
 from auditor.runs.site import Site
 
 _THREADS = 1  # of the other process
 
 
 @contextmanager
-def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> Iterator[Callable[[], None]]:
+def later_models_trained_in_background(
+    plan: Plan, site: Site, selection: PluginSelection
+) -> Iterator[Callable[[], None]]:
     """While the block lasts, what later rows need is trained beside it: where there is a processor and a thread for it.
 
     Yields a function that takes back the other process's thread once that has ended. Nothing is left running behind the
@@ -41,7 +43,7 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
     ):
         yield lambda: None
         return
-    site.public  # noqa: B018 - what all others are made of: the other process would wait for it
+    site.public_model  # noqa: B018 - what all others are made of: the other process would wait for it
     with subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
@@ -68,7 +70,7 @@ def _train_parts_of_defenses(there: WorkerSite) -> None:
     site, selection = there()
     for defense in selection.defenses_by_row_name.values():
         if "ensemble" in defense.needs:
-            site.defense_parts.ensemble(defense)
+            site.defense_parts.ensemble_served_by_defense(defense)
         if "trained" in defense.needs:
             site.defense_parts.model_trained_by_defense(defense)
         if "whole" in defense.needs:

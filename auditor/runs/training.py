@@ -23,8 +23,8 @@ from auditor.benchmarks import chat_rendering
 from auditor.benchmarks.chat import LEARNT, RenderedChat, render_chat
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
-from auditor.benchmarks.splitting import row_numbers_text
-from auditor.benchmarks.whole_texts import read_training_texts
+from auditor.benchmarks.splitting import row_numbers_phrase
+from auditor.benchmarks.whole_texts import read_texts_and_units
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
@@ -34,14 +34,14 @@ from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, WorkerStart
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import FLOAT32, load_causal_lm
-from auditor.models.shards import text_digests
+from auditor.models.shards import record_digests
 from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
-from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord
+from auditor.plugins.trainer import RECORD, Trainer, TrainerCheckpoint, TrainingJob, TrainingRecord
 from auditor.records import file_digests
 from auditor.runs import making_audit_canaries
-from auditor.training.members import Adapter, add_lora_adapter
+from auditor.training.members import LoraAdapterRecipe, add_lora_adapter
 
 CHECKPOINT = "checkpoint.pt"
 _LONGEST = 512  # tokens of a sequence, unless asked otherwise: memory grows with its square
@@ -74,13 +74,13 @@ class TrainingRequest:
     plugin: tuple[str, ...] = ()  # files that the method may be in, for workers
 
 
-def train_model(asked: TrainingRequest, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
+def train_model_into_folder(asked: TrainingRequest, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
     """Trains, or goes on training, into `asked.out`. Returns what the user must know: sentences.
 
     Raises AuditError, before anything is written, for whatever a user can mend.
     """
     asked.engine.check(asked.loading.device)
-    trainer: Trainer = build_plugin("training method", registry.trainers(), asked.method, asked.options)
+    trainer: Trainer = build_plugin("training method", registry.trainers_by_name(), asked.method, asked.options)
     if not 0 <= asked.seed < 2**63:
         raise AuditError(f"expected --seed between 0 and 2^63 - 1, got {asked.seed}")
     if any("\ud800" <= letter <= "\udfff" for letter in str(asked.out)):  # how Python reads bytes that are no UTF-8
@@ -96,49 +96,45 @@ def train_model(asked: TrainingRequest, progress: Callable[[str, int, int], None
     if asked.forget is not None and not trainer.unlearns:
         raise AuditError(f"--forget names records that a model is to forget, and {asked.method} forgets none")
     if asked.lora or trainer.adapters:
-        making_audit_canaries.refuse_adapter_on_extended(asked.model)
+        making_audit_canaries.refuse_adapter_on_token_extended_model(asked.model)
     with closing(make_engine(asked.engine)) as engine:
-        job, notes = _build_job(asked, progress)
+        job, notes = _build_training_job(asked, progress)
         trainer.check(job)
         if engine.workers and not trainer.separate_model_count(job):
             raise AuditError(f"--engine ray goes with a method that trains several models, got {asked.method}: one")
-        configuration = _configuration_of_weights(asked, trainer, job)
-        if trainer.promises and _training_data_digest(asked.model) == configuration["data"]:
+        configuration = _configuration_deciding_weights(asked, trainer, job)
+        if trainer.promises and _recorded_data_digest_of_model(asked.model) == configuration["data"]:
             raise AuditError(
                 f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained "
                 "on them: what a training on top of that promised would not be true"
             )
         with locks.locked_folder(asked.out, RECORD):
-            if _holds_finished_training(asked.out, configuration):
+            if _has_finished_training(asked.out, configuration):
                 job.checkpoint.clear()  # of a training that was killed between its end and this
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
-            engine.open((trainer, job), _WorkerJob(asked, configuration))
-            return (
-                *notes,
-                *_train_and_record_job(
-                    trainer, job, {"configuration": configuration, "recipe": _asked_arguments(asked)}, engine
-                ),
-            )
+            engine.set_workplaces((trainer, job), _TrainingJobOnWorker(asked, configuration))
+            how = {"configuration": configuration, "recipe": _training_arguments_as_json(asked)}
+            return (*notes, *_train_and_record_job(trainer, job, how, engine))
 
 
-def _build_job(
+def _build_training_job(
     asked: TrainingRequest, progress: Callable[[str, int, int], None]
 ) -> tuple[TrainingJob, tuple[str, ...]]:
     """What is to be trained on what, and what is to be said of it."""
-    texts, units = read_training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
+    texts, units = read_texts_and_units(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load_causal_lm(asked.model, asked.loading)
-    records, notes = _tokenize_training_records(asked, base, texts, units)
+    records, notes = _tokenize_records(asked, base, texts, units)
     heldout, forget = (
         ()
         if path is None
-        else _tokenize_training_records(asked, base, read_training_texts(path, asked.text_column, None)[0], None)[0]
+        else _tokenize_records(asked, base, read_texts_and_units(path, asked.text_column, None)[0], None)[0]
         for path in (asked.heldout, asked.forget)
     )
-    _check_files_beside_records(heldout, forget, records)
+    _check_heldout_and_forget_records(heldout, forget, records)
     job = TrainingJob(
         base=asked.model,
-        load=lambda: _trainable_model(asked),
+        load=lambda: _load_trainable_model(asked),
         tokenizer=base.tokenizer,
         end=_end_of_text_token(base),
         block=_checked_block_length(asked, base),
@@ -146,7 +142,7 @@ def _build_job(
         users=units is not None,
         public=base if asked.public is None else _load_public_model(asked, base),
         out=asked.out,
-        checkpoint=Checkpoint(asked.out / CHECKPOINT),
+        checkpoint=TrainerCheckpoint(asked.out / CHECKPOINT),
         seed=asked.seed,
         progress=progress,
         heldout=heldout,
@@ -156,7 +152,7 @@ def _build_job(
 
 
 @dataclass(frozen=True)
-class _WorkerJob:
+class _TrainingJobOnWorker:
     """The trainer and its job as a worker makes them, which reads base and records where the command says."""
 
     asked: TrainingRequest
@@ -168,12 +164,13 @@ class _WorkerJob:
         self.there.enter_folder_checking_version()
         for path in self.asked.plugin:
             registry.load_plugin_file(Path(path))
-        trainer: Trainer = build_plugin("training method", registry.trainers(), self.asked.method, self.asked.options)
-        job, _ = _build_job(self.asked, lambda what, done, total: None)
-        found = _configuration_of_weights(self.asked, trainer, job)
+        kinds = registry.trainers_by_name()
+        trainer: Trainer = build_plugin("training method", kinds, self.asked.method, self.asked.options)
+        job, _ = _build_training_job(self.asked, lambda what, done, total: None)
+        found = _configuration_deciding_weights(self.asked, trainer, job)
         for name, own in self.configuration.items():
             if found[name] != own:
-                difference = _recipe_difference(name, found[name], own)
+                difference = _configuration_difference_phrase(name, found[name], own)
                 raise AuditError(f"expected every worker to read what the training does, got on {node()} {difference}")
         return trainer, job
 
@@ -184,7 +181,7 @@ class _TrainingsByIndex:
 
     portion: ClassVar[int] = 1
 
-    def at(self, place: tuple[Trainer, TrainingJob], items: Sequence[int]) -> Iterator[Path]:
+    def results_at_workplace(self, place: tuple[Trainer, TrainingJob], items: Sequence[int]) -> Iterator[Path]:
         trainer, job = place
         for index in items:
             yield trainer.train_one(job, index)
@@ -198,7 +195,7 @@ def _train_and_record_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any
     try:
         if engine.workers:
             models = range(trainer.separate_model_count(job))
-            for done, made in enumerate(engine.each(_TrainingsByIndex(), models), 1):
+            for done, made in enumerate(engine.results_of_long_items(_TrainingsByIndex(), models), 1):
                 if not made.is_dir():
                     raise AuditError(f"expected -o on a file system that all workers share, got no {str(made)!r} here")
                 job.progress(f"models trained by {engine.said}", done, len(models))
@@ -219,7 +216,7 @@ def _train_and_record_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
-def _tokenize_training_records(
+def _tokenize_records(
     asked: TrainingRequest, base: HuggingFaceModel, rows: Sequence[str | Conversation], units: list[str] | None
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
     """The rows as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
@@ -231,8 +228,8 @@ def _tokenize_training_records(
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
     whose = "users or groups" if units is not None else "distinct texts"
     if talks:
-        form = _chosen_conversation_form(asked, base.tokenizer, talks)
-        records, said = _records_of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT, form)
+        form = _choose_chat_rendering(asked, base.tokenizer, talks)
+        records, said = _training_records_of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT, form)
     elif asked.template != AUTO or asked.date is not None:
         raise AuditError("--template and --date are about conversations and instructions, got them with text")
     else:
@@ -243,7 +240,7 @@ def _tokenize_training_records(
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
 
 
-def _check_files_beside_records(
+def _check_heldout_and_forget_records(
     heldout: Sequence[TrainingRecord], forget: Sequence[TrainingRecord], records: Sequence[TrainingRecord]
 ) -> None:
     """Raises AuditError where one of `heldout` is among the records, and where one of `forget` is not."""
@@ -253,16 +250,16 @@ def _check_files_beside_records(
     if missing := [row for row, record in enumerate(forget) if record.text not in known]:
         raise AuditError(
             f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} that it has not "
-            f"({row_numbers_text(missing)})"
+            f"({row_numbers_phrase(missing)})"
         )
 
 
 def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    return [TrainingRecord(text, tuple(ids), text_digests([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
+    return [TrainingRecord(t, tuple(ids), record_digests([t])[0]) for t, ids in zip(texts, tokens, strict=True)]
 
 
-def _chosen_conversation_form(asked: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]) -> ChatRendering:
+def _choose_chat_rendering(asked: TrainingRequest, tokenizer: Any, talks: Sequence[Conversation]) -> ChatRendering:
     """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
     if asked.date is not None:
         check_date_format(asked.date)
@@ -277,7 +274,7 @@ def _chosen_conversation_form(asked: TrainingRequest, tokenizer: Any, talks: Seq
     return form
 
 
-def _records_of_conversations(
+def _training_records_of_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """The conversations as records in this rendering. Raises AuditError with the number of one that has none."""
@@ -288,10 +285,10 @@ def _records_of_conversations(
             learnt = None if loss_on == "all" else _learnt_token_mask(found, loss_on)
         except UnusableConversation as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
-        records.append(TrainingRecord(found.text, found.tokens, text_digests([found.text])[0], learnt))
+        records.append(TrainingRecord(found.text, found.tokens, record_digests([found.text])[0], learnt))
         remarks |= dict.fromkeys(found.remarks)
     share = sum(sum(r.learnt) if r.learnt else len(r.tokens) for r in records) / sum(len(r.tokens) for r in records)
-    return records, (f"as --template {form.said}; loss on {loss_on}: {share:.0%} of the tokens", *remarks)
+    return records, (f"as --template {form.name_with_day}; loss on {loss_on}: {share:.0%} of the tokens", *remarks)
 
 
 def _learnt_token_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
@@ -328,12 +325,12 @@ def _load_public_model(asked: TrainingRequest, base: HuggingFaceModel) -> Huggin
     return public
 
 
-def _trainable_model(asked: TrainingRequest) -> Any:
+def _load_trainable_model(asked: TrainingRequest) -> Any:
     """A fresh model in training mode: all of its parameters free, or only those of a new LoRA adapter."""
     model: Any = load_causal_lm(asked.model, asked.loading).model
     torch.manual_seed(asked.seed)  # of the adapter's random half
     if asked.lora:
-        model = add_lora_adapter(model, Adapter(asked.lora_rank, asked.lora_alpha, "all"))
+        model = add_lora_adapter(model, LoraAdapterRecipe(asked.lora_rank, asked.lora_alpha, "all"))
     else:
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())  # torch refuses integers a gradient
@@ -346,7 +343,7 @@ _HERE = ("out", "engine")  # of a training: where it took place
 _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
-def _asked_arguments(asked: TrainingRequest) -> dict[str, Any]:
+def _training_arguments_as_json(asked: TrainingRequest) -> dict[str, Any]:
     """What was asked for, as JSON, its files by their whole path."""
     found: dict[str, Any] = {name: to_json(value) for name, value in vars(asked).items() if name not in _HERE}
     for name in _PLACES:
@@ -355,7 +352,7 @@ def _asked_arguments(asked: TrainingRequest) -> dict[str, Any]:
     return found
 
 
-def recorded_training(folder: Path, out: Path) -> TrainingRequest:
+def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
     """The request that made the model in a folder, for another `out`. Raises AuditError where the folder has none."""
     try:
         record = json.loads((folder / RECORD).read_text())
@@ -373,11 +370,11 @@ def recorded_training(folder: Path, out: Path) -> TrainingRequest:
 
 def check_same_training_records(folder: Path, asked: TrainingRequest) -> None:
     """Refuses data that are not what the model in a folder was trained on, where that was kept. Raises AuditError."""
-    held = _training_data_digest(str(folder))
+    held = _recorded_data_digest_of_model(str(folder))
     if held is None:
         return
-    texts, units = read_training_texts(asked.data, asked.text_column, asked.user_column)
-    records, _ = _tokenize_training_records(asked, load_causal_lm(asked.model, asked.loading), texts, units)
+    texts, units = read_texts_and_units(asked.data, asked.text_column, asked.user_column)
+    records, _ = _tokenize_records(asked, load_causal_lm(asked.model, asked.loading), texts, units)
     if _training_records_digest(records) != held:
         raise AuditError(f"{asked.data!r} is not what {str(folder)!r} was trained on: other records, or other options")
 
@@ -385,7 +382,7 @@ def check_same_training_records(folder: Path, asked: TrainingRequest) -> None:
 # --- what a folder was made with --------------------------------------------------------------------------------------
 
 
-def _configuration_of_weights(asked: TrainingRequest, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
+def _configuration_deciding_weights(asked: TrainingRequest, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
     """All that the weights depend on, as JSON. Of the records: a digest."""
     read: dict[str, Any] = {"model": (asked.model, asked.loading.revision), "public": (asked.public, None)}
     configuration = {
@@ -413,7 +410,7 @@ def _training_records_digest(records: Sequence[TrainingRecord]) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-def _training_data_digest(model: str) -> str | None:
+def _recorded_data_digest_of_model(model: str) -> str | None:
     """The digest of the records that a folder was trained on without privacy; None where it does not say."""
     try:
         found: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get("data")
@@ -422,7 +419,7 @@ def _training_data_digest(model: str) -> str | None:
     return found
 
 
-def _holds_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
+def _has_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
     """Whether the folder holds this training, finished. Raises AuditError where it holds anything else."""
     if not any(path.name != locks.LOCK for path in out.iterdir()):
         return False
@@ -436,12 +433,12 @@ def _holds_finished_training(out: Path, configuration: dict[str, Any]) -> bool:
             continue
         own, other = configuration.get(name), before.get(name)
         if own != other:
-            why = _recipe_difference(name, own, other)
+            why = _configuration_difference_phrase(name, own, other)
             raise AuditError(f"{str(out)!r} was trained with another configuration ({why})")
     return finished
 
 
-def _recipe_difference(name: str, own: Any, other: Any) -> str:
+def _configuration_difference_phrase(name: str, own: Any, other: Any) -> str:
     if isinstance(own, dict) and isinstance(other, dict):
         name = next(key for key in [*own, *other] if own.get(key) != other.get(key))
         own, other = own.get(name), other.get(name)

@@ -24,7 +24,7 @@ from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_eps
 
 
 @dataclass(frozen=True)
-class Trial:
+class CanaryTrial:
     """One training. scores, coins: of every canary, by its id; about: what all trials must have in common."""
 
     run: str
@@ -34,7 +34,7 @@ class Trial:
     copies: int
     about: str
 
-    def guess_canary_went_in(self, canary: str) -> bool:
+    def is_canary_guessed_in(self, canary: str) -> bool:
         """Whether the canary is taken to have gone in: its score is nearer to those of others that did."""
         others = [id for id in self.scores if id != canary]
         # The threshold is the middle between the two means.
@@ -60,7 +60,7 @@ class TrialBounds:
     gaussian_estimate: float
 
 
-def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> TrialBounds:
+def bound_epsilon_over_trial_runs(folders: Sequence[Path], target: str, canary: str | None) -> TrialBounds:
     """A lower bound of epsilon from one trial a folder. canary: its id; None: the first.
 
     Raises AuditError for runs that are no independent trials of one mechanism, and for trials of one kind only.
@@ -78,7 +78,7 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
     id = canary or min(trials[0].scores)
     if missing := [trial.run for trial in trials if id not in trial.scores]:
         raise AuditError(f"expected the canary {id} in every run, but {missing[0]} has none of that id")
-    told = [(trial.coins[id], trial.guess_canary_went_in(id)) for trial in trials]
+    told = [(trial.coins[id], trial.is_canary_guessed_in(id)) for trial in trials]
     tp, fn, fp, tn = (told.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))
     terms = (trials[0].delta, LEVEL, trials[0].copies)
     return TrialBounds(
@@ -95,16 +95,16 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
     )
 
 
-def _read_trial(folder: Path, target: str) -> Trial:
+def _read_trial(folder: Path, target: str) -> CanaryTrial:
     result = result_file.read_result(folder)
     facts, seen = attacked_secrets.read_secret_facts(folder) or {}, table.read_probe_observations(folder)
     finding = _finding_of_trial(result, folder, seen, facts.keys(), target)
-    observed = seen.get(finding.key, {})
+    observed = seen.get(finding.cell_key, {})
     main = finding.audits[0]
     claim = result.target(target).claim
     claimed = "nothing" if claim is None else f"ε {claim.epsilon} at δ {claim.delta:g}"
     about = f"{claimed} claimed, {main.copies} copies, bound at δ {main.delta:g}, {finding.options}"
-    return Trial(
+    return CanaryTrial(
         str(folder),
         {id: numbers["score"] for id, numbers in observed.items()},
         # A canary is a member where its coin put it in.
@@ -119,10 +119,10 @@ def _finding_of_trial(result: AuditResult, folder: Path, seen: table.Seen, known
     """The audit of the known canaries at the widest access. Raises AuditError where there is none."""
     probes = result.methods_measuring(BOUNDS)
     rows = [one for one in result.findings if one.target == target and one.attack in probes and one.audits]
-    rows = [one for one in rows if seen.get(one.key, {}).keys() <= known]
+    rows = [one for one in rows if seen.get(one.cell_key, {}).keys() <= known]
     if not rows:
         raise AuditError(
-            f"expected an audit of canaries on {target} (--attack {registry.method_name_measuring(BOUNDS)}) in "
-            f"{str(folder)!r}, got none"
+            f"expected an audit of canaries on {target} (--attack {registry.attack_or_probe_name_measuring(BOUNDS)}) "
+            f"in {str(folder)!r}, got none"
         )
     return rows[-1]

@@ -67,7 +67,7 @@ class RelearnedBaseline(UnlearningBaseline):
 UnlearnedModel = Mapping[str, str]  # the rows of a model that was to forget and of those around it, by what each is
 
 
-def unlearning_rows(
+def rows_beside_unlearned_models(
     target: TargetPlan, asked: DefensePlan, forget: str | None, defenses: Sequence[Defense]
 ) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """The rows that stand beside the models of this run that were to forget. Raises AuditError for idle flags."""
@@ -85,7 +85,7 @@ def unlearning_rows(
         for name, given in (("forget", forget), ("relearn", asked.relearn)):
             if given is not None:
                 before = "" if target.uses_builtin_lab else "--before MODEL, or "
-                known = registry.defenses().items()
+                known = registry.defenses_by_name().items()
                 names = " or ".join(name for name, kind in known if issubclass(kind, UnlearningTrainer))
                 raise AuditError(f"--{name} needs an unlearned model: expected {before}--defense {names}, got neither")
         return [], ()

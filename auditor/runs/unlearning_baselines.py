@@ -12,10 +12,10 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
 from auditor.runs.forms import NamedForm
-from auditor.runs.own_site import OwnSite, load_form_of_target
+from auditor.runs.own_site import OwnSite, load_deployed_form_of_target
 from auditor.runs.site import Site
 from auditor.runs.unlearning import BeforeUnlearning, RelearnedBaseline, RetrainedBaseline, UnlearningBaseline
-from auditor.training.unlearning import relearn
+from auditor.training.unlearning import fine_tune_copy_to_relearn
 
 
 class UnlearningBaselines:
@@ -46,7 +46,7 @@ class UnlearningBaselines:
     def _load_or_train_model(self, one: UnlearningBaseline) -> LanguageModel:
         if isinstance(one, NamedForm):
             assert isinstance(self.site, OwnSite)  # no lab takes one
-            return load_form_of_target(self.site, one.place)
+            return load_deployed_form_of_target(self.site, one.place)
         if isinstance(one, BeforeUnlearning):
             return self.site.model_before_or_retrained("before")
         if isinstance(one, RetrainedBaseline):
@@ -59,7 +59,7 @@ class UnlearningBaselines:
 
     def _relearning_texts(self) -> Sequence[Tokens]:
         """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
-        if not (texts := self.site.benchmark.unattacked):
+        if not (texts := self.site.benchmark.unattacked_training_tokens):
             raise AuditError("expected auxiliary data to relearn on (--known or --known-fraction), got none")
         return texts
 
@@ -69,6 +69,6 @@ class UnlearningBaselines:
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
         progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._relearning_texts()
-        return relearn(
+        return fine_tune_copy_to_relearn(
             model, texts, steps=steps, rate=self.rate, seed=seed, progress=lambda done: progress(done, steps)
         )

@@ -28,7 +28,7 @@ STAKES = np.append(np.geomspace(0.008, 0.7, 8), 1.0)  # few: what is shared out 
 CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
-def look_sample_sizes(n: int) -> Iterator[int]:
+def sample_sizes_at_looks(n: int) -> Iterator[int]:
     """How many of n secrets are asked at each look: counts that depend on nothing else."""
     at = _FIRST
     while at < n:
@@ -96,7 +96,7 @@ def simulate_stopping_sizes(
 
     odds: (v,) the true probability of each value.
     """
-    rng, at = np.random.default_rng(seed), np.array([*look_sample_sizes(most)])
+    rng, at = np.random.default_rng(seed), np.array([*sample_sizes_at_looks(most)])
     # (runs, looks, v): what is new at each look, added up; a simulated run is the same at all of its looks
     counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)

@@ -32,7 +32,7 @@ from auditor.statistics.one_run import (
     Counts,
     binomial_upper_tail,
     check_one_run_arguments,
-    guess_counts,
+    guess_counts_looked_at,
     largest_refuted_value,
 )
 
@@ -72,14 +72,14 @@ class LikelihoodRatioDistribution(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatioDistribution:
+def canary_likelihood_ratio_distribution(noise: float, sampling: Sampling) -> LikelihoodRatioDistribution:
     """After all steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) (in) or N(0, noise^2) (out): by Fourier."""
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
     # In against out at x: log(1 - q + q e^((2x - 1) / (2 noise^2))), which never falls below log(1 - q).
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * noise**2))
     middle = (ratio[1:] + ratio[:-1]) / 2
-    inside, out = (np.diff(mass) for mass in _step_masses_in_and_out(x, noise, q))
+    inside, out = (np.diff(mass) for mass in _step_cdfs_of_canary_in_and_out(x, noise, q))
     means = float(inside @ middle), float(out @ middle)
     spread = math.sqrt(max(0.0, float(inside @ middle**2) - means[0] ** 2))
     # The transform wraps around: the grid has to hold the sum but for _TAILS deviations, and any single step.
@@ -94,12 +94,13 @@ def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatio
         # A cell below the least ratio begins at x = -inf and holds nothing; the last cell takes all that lies above it.
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
     composed = (
-        _compose_steps(np.diff(np.append(mass, 1.0)), steps) for mass in _step_masses_in_and_out(edges, noise, q)
+        _compose_steps(np.diff(np.append(mass, 1.0)), steps)
+        for mass in _step_cdfs_of_canary_in_and_out(edges, noise, q)
     )
     return LikelihoodRatioDistribution(at, *composed)
 
 
-def _step_masses_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
+def _step_cdfs_of_canary_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
     """P[one step shows x or less], where the canary is in and where it is out."""
     out = ndtr(x / noise)
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
@@ -115,15 +116,15 @@ def _compose_steps(step: Floats, steps: int) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def _surest_cells_of_law(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
+def _nonempty_surest_guess_probabilities(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
     """`LikelihoodRatioDistribution.surest_guess_probabilities`, of the cells that hold something."""
-    passed, right = subsampled_gaussian_law(noise, sampling).surest_guess_probabilities()
+    passed, right = canary_likelihood_ratio_distribution(noise, sampling).surest_guess_probabilities()
     seen = np.diff(passed, prepend=0.0) > _NOTHING
     return np.minimum(passed[seen], 1.0), right[seen]
 
 
 @lru_cache(maxsize=2**16)
-def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> float:
+def canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> float:
     """P[at least v of the r surest of m are right], each independently of this law.
 
     How many canaries there are up to the (r+1)-th surest is Beta(r + 1, m - r) distributed, and the r before it are
@@ -131,7 +132,7 @@ def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> f
     """
     if v > r:
         return 0.0
-    passed, right = _surest_cells_of_law(noise, sampling)
+    passed, right = _nonempty_surest_guess_probabilities(noise, sampling)
     if r == m:
         return float(binomial_upper_tail(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
     mass = np.diff(betainc(r + 1, m - r, passed), prepend=0.0)
@@ -142,7 +143,7 @@ def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> f
 
 
 @lru_cache(maxsize=2**14)
-def epsilon_shape(
+def epsilon_by_canary_shape(
     m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1, sampling: Sampling = GAUSSIAN
 ) -> float:
     """Epsilon at delta of the least noise that is refuted; 0 where none is, or the surest eighth shows another shape.
@@ -154,21 +155,21 @@ def epsilon_shape(
         raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
     if copies > 1 and sampling != GAUSSIAN:
         raise AuditError(f"expected canaries that are sampled to be inserted once, got {copies} copies")
-    counts = guess_counts(m)
+    counts = guess_counts_looked_at(m)
     bounding, checking = (min(i, len(counts) - 1) for i in (_BOUNDED_BY, _CHECKED_BY))
     most = _least_noise_refuted(m, counts[bounding], right[bounding], (1 - _SHARED) * level, sampling)
     if most is None:
         return 0.0
     # P[as few right as were seen, or fewer], at the refuted noise.
-    if 1 - shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
+    if 1 - canary_shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
         return 0.0
     # Markov for delta: see the top of this file. A group of copies was seen: one record has so many times its noise.
-    return epsilon_of_noise(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
+    return epsilon_of_canary_shape_noise(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
 
 
-def epsilon_of_noise(noise: float, sampling: Sampling, delta: float) -> float:
+def epsilon_of_canary_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
     """Epsilon at delta of this shape."""
-    own = subsampled_gaussian_law(noise, sampling)
+    own = canary_likelihood_ratio_distribution(noise, sampling)
     return largest_refuted_value(lambda epsilon: own.delta(epsilon) > delta, float(own.at[-1]), _FINE)
 
 
@@ -185,7 +186,7 @@ def _least_noise_refuted(m: int, r: int, v: int, level: float, sampling: Samplin
     """The least noise that is refuted, as all above it are, by steps of half a per cent; None where none is."""
 
     def refuted(k: int) -> bool:
-        return shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
+        return canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
 
     most = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     return _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted) if refuted(most) else None

@@ -2,7 +2,7 @@
 
 Not by all-right guesses, which no mechanism makes. Of one run: the canaries of DP-SGD by the audit's own sampling rate
 and steps (or of a Gaussian mechanism) and less noise, each seen as it is; how many of the surest guesses are then right
-is known exactly (`shape_p_value`), and one number of guesses has to refute alone. Of games: a model that gives
+is known exactly (`canary_shape_p_value`), and one number of guesses has to refute alone. Of games: a model that gives
 away epsilon evenly, as randomised response does. Scores that see less than this have less power, which nobody knows.
 """
 
@@ -14,11 +14,16 @@ from functools import lru_cache
 from scipy.stats import binom
 
 from auditor.core.result import Audited
-from auditor.statistics.audit_by_shape import GAUSSIAN, epsilon_of_noise, largest_passing_noise, shape_p_value
+from auditor.statistics.audit_by_shape import (
+    GAUSSIAN,
+    canary_shape_p_value,
+    epsilon_of_canary_shape_noise,
+    largest_passing_noise,
+)
 from auditor.statistics.one_run import (
+    delta_of_canary_copies,
     epsilon_grid,
-    group_delta,
-    guess_counts,
+    guess_counts_looked_at,
     largest_refuted_value,
     refuting_right_counts,
 )
@@ -35,18 +40,19 @@ def detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> fl
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
-        return _detectable_epsilon_from_table(audit, limit, power)
+        return _detectable_epsilon_of_games(audit, limit, power)
     m, copies, sampling = audit.canaries, audit.copies, audit.sampling or GAUSSIAN
     beyond = next(epsilon for epsilon in epsilon_grid() if epsilon > limit)  # the least that an audit can say above it
-    needed = refuting_right_counts(m, copies * beyond, group_delta(beyond, audit.delta, copies), audit.level)
+    needed = refuting_right_counts(m, copies * beyond, delta_of_canary_copies(beyond, audit.delta, copies), audit.level)
 
     def caught(noise: float) -> bool:
         return any(
-            shape_p_value(m, r, v, noise, sampling) >= power for r, v in zip(guess_counts(m), needed, strict=True)
+            canary_shape_p_value(m, r, v, noise, sampling) >= power
+            for r, v in zip(guess_counts_looked_at(m), needed, strict=True)
         )
 
     noise = largest_passing_noise(caught)
-    return math.inf if noise is None else epsilon_of_noise(noise * copies, sampling, audit.delta)
+    return math.inf if noise is None else epsilon_of_canary_shape_noise(noise * copies, sampling, audit.delta)
 
 
 def detection_power_sentence(audit: Audited, limit: float, power: float = USUAL) -> str:
@@ -62,7 +68,7 @@ def detection_power_sentence(audit: Audited, limit: float, power: float = USUAL)
     return f"{smallest} of {what} would have been caught with {power:.0%} probability"
 
 
-def _detectable_epsilon_from_table(audit: Audited, limit: float, power: float) -> float:
+def _detectable_epsilon_of_games(audit: Audited, limit: float, power: float) -> float:
     """Each kind of wrong guess has a half of the probability with which the audit may miss (a union bound)."""
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table

@@ -24,16 +24,16 @@ from scipy.stats import binomtest
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
-from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, epsilon_shape
+from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, epsilon_by_canary_shape
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.one_run import (
     Counts,
-    check_delta_and_level,
+    check_audit_delta_and_level,
+    delta_of_canary_copies,
     epsilon_fdp,
     epsilon_grid,
     epsilon_one_run,
-    group_delta,
-    guess_counts,
+    guess_counts_looked_at,
     logit_lower_bound_of_share,
     one_run_p_value,
 )
@@ -82,10 +82,10 @@ def _audited_by_estimator(
 ) -> Audited:
     def proved_by(told: Counts) -> float:
         if name == SHAPE:
-            return epsilon_shape(m, told, delta, level, copies, sampling or GAUSSIAN)
+            return epsilon_by_canary_shape(m, told, delta, level, copies, sampling or GAUSSIAN)
         return (epsilon_one_run if name == MAIN else epsilon_fdp)(m, told, delta, level, copies)
 
-    counts = guess_counts(m)
+    counts = guess_counts_looked_at(m)
     alone = [logit_lower_bound_of_share(r, v, level) for r, v in zip(counts, right, strict=True)]
     surest = alone.index(max(alone))  # for readers only: the bound looks at all counts
     proved, best = proved_by(right), proved_by(counts)
@@ -105,7 +105,7 @@ def reaudit_at_level(audit: Audited, level: float) -> Audited:
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
         return replace(audit, epsilon=again.epsilon, best=again.best, level=level)
-    counts = guess_counts(audit.canaries)
+    counts = guess_counts_looked_at(audit.canaries)
     if audit.estimator not in ESTIMATORS or len(audit.rights) != len(counts):
         raise AuditError(
             f"expected a bound by {', '.join(ESTIMATORS)} with the right ones of {', '.join(map(str, counts))} guesses "
@@ -139,15 +139,15 @@ def powerless_audit_reason(audit: Audited, limit: float) -> str:
 
 
 def count_right_guesses(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
-    """How many of the surest guesses are right, for each of `guess_counts`."""
+    """How many of the surest guesses are right, for each of `guess_counts_looked_at`."""
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
-    middle = _cut_nearest_middle(np.sort(scores))
+    middle = _score_cut_nearest_middle(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)
     told = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])  # wrong ones first
-    return tuple(int(told[r]) for r in guess_counts(len(scores)))
+    return tuple(int(told[r]) for r in guess_counts_looked_at(len(scores)))
 
 
-def _cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
+def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
     """Halfway between two different scores that follow each other, those nearest to the middle of them all."""
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):
@@ -162,7 +162,7 @@ def _cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
 @lru_cache(maxsize=2**14)
 def best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
     """What m canaries would prove by `audit_epsilon_bounds`, were every guess right: they refute no claim above it."""
-    return epsilon_one_run(m, guess_counts(m), delta, level, copies)
+    return epsilon_one_run(m, guess_counts_looked_at(m), delta, level, copies)
 
 
 def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: int = 1) -> int:
@@ -177,7 +177,12 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
     aim = next(step for step in epsilon_grid() if step >= epsilon)  # the walk to what m prove has to come so far
 
     def comes_there(m: int) -> bool:
-        refuted = one_run_p_value(m, guess_counts(m), copies * aim, group_delta(aim, delta, copies), level) < level
+        refuted = (
+            one_run_p_value(
+                m, guess_counts_looked_at(m), copies * aim, delta_of_canary_copies(aim, delta, copies), level
+            )
+            < level
+        )
         return refuted and logit_lower_bound_of_share(m, m, level) >= copies * aim
 
     least = _fewest_canaries(comes_there, epsilon, delta, level, copies)
@@ -244,6 +249,6 @@ def _check_audit_inputs(
 
 
 def _check_audit_parameters(m: int, delta: float, level: float, copies: int) -> None:
-    check_delta_and_level(delta, level)
+    check_audit_delta_and_level(delta, level)
     if m < 0 or copies < 1:
         raise AuditError(f"expected canaries inserted at least once, got {m} canaries and {copies} copies")

@@ -15,8 +15,8 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from auditor.core.nouns import Tokens
-from auditor.statistics.judging import edits_allowed
-from auditor.statistics.near_pairs import near_pairs
+from auditor.statistics.judging import near_verbatim_edit_limit
+from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
 Floats = NDArray[np.float64]
 FOLDS = 5
@@ -30,17 +30,17 @@ def cross_fit_deviation_factor(folds: int) -> float:
     return float(np.sqrt(1 + folds / (folds - 1)))  # n_test / n_train = 1 / (J - 1)
 
 
-def near_duplicate_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
-    """(texts,) group of each: texts within `edits_allowed` token edits (Levenshtein) of another share its group."""
-    limits = [edits_allowed(len(text)) for text in texts]
-    pairs = list(near_pairs(texts, texts, limits))
+def near_duplicate_fold_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
+    """(texts,) group of each: texts within `near_verbatim_edit_limit` token edits of another share its group."""
+    limits = [near_verbatim_edit_limit(len(text)) for text in texts]
+    pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
     # Never empty: a text that has tokens is within 0 edits of itself.
     at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))
     near = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
     return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
 
 
-def blind_scores(
+def blind_membership_scores(
     texts: Sequence[Tokens], lengths: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]
 ) -> Floats:
     """(texts,) log-odds of membership that a bag of tokens and lengths gives away; it never sees a model.
@@ -59,7 +59,7 @@ def blind_scores(
     return _cross_fitted_log_odds(hstack([bag, csr_array(_standardise_columns(sizes))], format="csr"), member, group)
 
 
-def stacked_scores(scores: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+def stacked_membership_scores(scores: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
     """(records,) log-odds of membership by logistic regression on (records, k) finite scores."""
     return _cross_fitted_log_odds(_standardise_columns(scores), member, group)
 

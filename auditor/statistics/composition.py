@@ -24,14 +24,14 @@ _SLOPES = np.concatenate([np.geomspace(1e-4, 1, 25), np.geomspace(1.25, 1e3, 40)
 _ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)  # orders of the Renyi divergences that are converted, less 1
 
 
-def renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
-    """An upper bound (nats) on `exact_epsilon` of many pairs of distributions at once: (..., V) -> (...).
+def renyi_epsilon_of_game_draws(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
+    """An upper bound (nats) on `exact_epsilon_of_game_draws` of many pairs of distributions at once: (..., V) -> (...).
 
     By Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke 2020, Proposition 12).
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        both = [_renyi_epsilon(a, b, draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))]
+        both = [_one_sided_renyi_epsilon(a, b, draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))]
     return np.maximum(*both)
 
 
@@ -40,7 +40,7 @@ def renyi_to_epsilon_penalty(order: float, delta: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float:
+def exact_epsilon_of_game_draws(log_p: Array, log_q: Array, draws: int, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which so many draws of two distributions (V,) are (epsilon,
     delta)-indistinguishable.
 
@@ -56,7 +56,7 @@ def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float
     )
 
 
-def total_variation_advantage(log_p: Array, log_q: Array, draws: int) -> float:
+def best_game_advantage_of_draws(log_p: Array, log_q: Array, draws: int) -> float:
     """Total variation between so many draws of each: the most that anybody's guesses can be better than none."""
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
@@ -148,7 +148,7 @@ def _distribution_of_summed_loss(loss: PrivacyLossDistribution, draws: int) -> t
     return sums, np.roll(total, -first)  # index 0 of the transform is `middle`; now the lowest sum comes first
 
 
-def _renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
+def _one_sided_renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
     said = log_p > -math.inf
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -math.inf), where=said)
     if delta == 0:

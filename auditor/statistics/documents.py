@@ -27,15 +27,17 @@ class DocumentPart:
     out: bool
 
 
-def longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
+def longest_extracted_block_lengths(parts: Iterable[DocumentPart]) -> dict[str, int]:
     """Tokens of the longest block that was extracted, by document: suffixes that overlap or touch are one block."""
     found: dict[str, list[DocumentPart]] = {}
     for part in parts:
         found.setdefault(part.document, []).append(part)
-    return {document: _longest_covered_passage([part for part in own if part.out]) for document, own in found.items()}
+    return {
+        document: _longest_covered_token_count([part for part in own if part.out]) for document, own in found.items()
+    }
 
 
-def _longest_covered_passage(out: Sequence[DocumentPart]) -> int:
+def _longest_covered_token_count(out: Sequence[DocumentPart]) -> int:
     longest = start = end = 0
     for part in sorted(out, key=lambda part: part.at):
         if part.at > end:  # at the very end it touches what came before: one block
@@ -45,14 +47,14 @@ def _longest_covered_passage(out: Sequence[DocumentPart]) -> int:
     return longest
 
 
-def document_recall(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
+def document_recall_measurements(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
     """The share of members' documents of which something was extracted, its floor, the longest block; () where none is.
 
     Only secrets that `hit` has count: those that were asked for.
     """
     asked = [(s.member, s.document, s) for s in secrets if s.document is not None and s.id in hit]
     members, others = (
-        longest_extracted_blocks(
+        longest_extracted_block_lengths(
             DocumentPart(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose
         )
         for whose in (True, False)

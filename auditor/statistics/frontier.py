@@ -51,16 +51,20 @@ class ModelLeakage:
 
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
         """The leakage with its 95% interval, whose lower end is never below 0."""
-        found = measurement_from_evidence(name, _evidence_never_below_exact(self.value, self.draws, self.parts), unit)
+        found = measurement_from_evidence(
+            name, _bootstrap_never_inside_exact_bounds(self.value, self.draws, self.parts), unit
+        )
         return replace(found, low=max(0.0, found.low))
 
 
 def paired_leak_difference(one: ModelLeakage, other: ModelLeakage) -> BoundedNumber:
     """One minus the other, paired by secret."""
-    return _evidence_never_below_exact(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
+    return _bootstrap_never_inside_exact_bounds(
+        one.value - other.value, one.draws - other.draws, one.parts, other.parts
+    )
 
 
-def _evidence_never_below_exact(value: float, draws: Values, *parts: Floats) -> BoundedNumber:
+def _bootstrap_never_inside_exact_bounds(value: float, draws: Values, *parts: Floats) -> BoundedNumber:
     """A bootstrap that is never inside what so many secrets allow, of one model or of two paired by secret.
 
     That is the exact interval of shares, and else the weight of a rare secret that the sample missed: 1 or more.
@@ -72,7 +76,7 @@ def _evidence_never_below_exact(value: float, draws: Values, *parts: Floats) -> 
     return ResampledNumber(value, n, draws, floor)
 
 
-def mean_leaks(values: Floats) -> list[ModelLeakage]:
+def model_leakages_by_mean(values: Floats) -> list[ModelLeakage]:
     """By point, the mean of its row of (points, secrets) numbers."""
     draws = bootstrap.resampled_means(values, "frontier", RESAMPLES)
     return [ModelLeakage(own, row) for own, row in zip(draws.T, values, strict=True)]
@@ -81,7 +85,7 @@ def mean_leaks(values: Floats) -> list[ModelLeakage]:
 Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
-def tpr_leaks(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
+def model_leakages_by_tpr(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
     """By point, the share of the members found at this rate of false positives, the mean over its seeds.
 
     scores: by point and seed, of the same members and non-members in the same order. Each seed has a threshold of its
@@ -97,8 +101,8 @@ def tpr_leaks(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeak
     return [ModelLeakage(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
-def auc_leaks(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
-    """By point, the AUC of members against non-members, the mean over its seeds. scores: as in `tpr_leaks`.
+def model_leakages_by_auc(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
+    """By point, the AUC of members against non-members, the mean over its seeds. scores: as in `model_leakages_by_tpr`.
 
     Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
     chose anew would never come out below.
@@ -205,7 +209,7 @@ def possibly_least_leaking(
 # --- the frontier -----------------------------------------------------------------------------------------------------
 
 
-def convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+def convex_frontier_corner_indices(points: Sequence[tuple[float, float]]) -> list[int]:
     """The corners of the lower left of the convex hull, from left to right: less of one number takes more of the other.
 
     No point lies below the lines between them. Of points that coincide the first is one. Points must be finite.

@@ -14,14 +14,14 @@ from rapidfuzz.distance import Levenshtein
 
 from auditor.core.nouns import Guesses, Pair, Secret
 from auditor.statistics import people
-from auditor.statistics.near_pairs import near_pairs
+from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The judged guesses of one cell, a row a secret: first guess right, any right, score, repeats, membership.
 
-    `distance`: token edits from the first guess to the answer; `edits_allowed`: how many leave it near-verbatim.
+    `distance`: token edits from the first guess to the answer, near-verbatim up to `near_verbatim_edit_limit` of them.
     `traits`: further numbers a secret, (n,) each, by name; NaN where not known. See `_traits_of_guess`.
     """
 
@@ -69,7 +69,7 @@ def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> 
         repeats=tuple(a.repeats for a in answers),
         member=np.array([a.member for a in answers], dtype=bool),
         distance=np.array([row.distance for row in rows], dtype=np.int64),
-        tolerance=np.array([edits_allowed(len(a.suffix)) for a in answers], dtype=np.int64),
+        tolerance=np.array([near_verbatim_edit_limit(len(a.suffix)) for a in answers], dtype=np.int64),
         traits={name: np.array([row.traits[i] for row in rows], dtype=float) for i, name in enumerate(_TRAITS)}
         | ({people.USER: people.person_codes(answers)} if any(a.user is not None for a in answers) else {}),
     )
@@ -120,7 +120,7 @@ def _traits_of_guess(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     return rank, first.count, least, passed_over, lead
 
 
-def edits_allowed(length: int) -> int:
+def near_verbatim_edit_limit(length: int) -> int:
     """Token edits that leave a suffix of this length near-verbatim: a fifth, rounded down, at least 1.
 
     None for a single token: with one edit any token would do.
@@ -128,14 +128,16 @@ def edits_allowed(length: int) -> int:
     return min(length - 1, max(1, length // 5))
 
 
-def near_duplicates(secrets: Sequence[Secret], known: Sequence[Pair], distance: int | None = None) -> tuple[str, ...]:
+def near_duplicate_secret_ids(
+    secrets: Sequence[Secret], known: Sequence[Pair], distance: int | None = None
+) -> tuple[str, ...]:
     """Ids of the secrets whose suffix is within so many token edits (Levenshtein) of some known pair's suffix.
 
-    distance: `edits_allowed` of the secret's suffix where None. What an attacker completes of these may come from the
-    known pair instead of from the model (formulas.md, A7).
+    distance: `near_verbatim_edit_limit` of the secret's suffix where None. What an attacker completes of these may come
+    from the known pair instead of from the model (formulas.md, A7).
     """
     suffixes = sorted({pair.suffix for pair in known})
-    limits = [edits_allowed(len(s.suffix)) if distance is None else distance for s in secrets]
-    pairs = near_pairs([secret.suffix for secret in secrets], suffixes, limits)
+    limits = [near_verbatim_edit_limit(len(s.suffix)) if distance is None else distance for s in secrets]
+    pairs = index_pairs_within_edit_limits([secret.suffix for secret in secrets], suffixes, limits)
     found = {secrets[i].id for near, _ in pairs for i in np.unique(near)}
     return tuple(secret.id for secret in secrets if secret.id in found)

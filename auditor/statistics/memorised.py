@@ -66,7 +66,7 @@ class MemorisedTokens:
 
 def count_memorised_ngrams(seen: NGramMatches, n: int) -> MemorisedTokens:
     own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
-    records = longest_run_by_record(seen, own, n)
+    records = longest_memorised_run_by_record(seen, own, n)
     strangers = tuple(np.unique(seen.record[other & alone]).tolist())
     memorised, common, heldout = (
         _most_disjoint_ngrams(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other)
@@ -74,7 +74,7 @@ def count_memorised_ngrams(seen: NGramMatches, n: int) -> MemorisedTokens:
     return MemorisedTokens(memorised, common, heldout, records, strangers)
 
 
-def longest_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
+def longest_memorised_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
     """The longest run of each text that some of these n-grams, (k,) `which`, stand in and no other text has."""
     found = {}
     for record in np.unique(seen.record[which & (seen.record >= 0)]).tolist():
@@ -104,7 +104,7 @@ class CorpusCounts:
     strangers: int
 
 
-def measure_memorised(
+def generation_memorisation_measurements(
     every: Sequence[MemorisedTokens], corpus: CorpusCounts, n: int, length: int, firsts: Mapping[str, Sequence[int]]
 ) -> list[Measurement]:
     """One row's measurements. every: by generation of `length` tokens; firsts: indices of each ranking's `TOP` first.
@@ -153,7 +153,7 @@ def _rate_per_thousand(name: str, values: NDArray[np.float64], most: float, note
     return replace(mean, value=scale * mean.value, low=scale * mean.low, high=scale * mean.high, unit=UNIT)
 
 
-def most_confident_distinct_texts(
+def most_confident_distinct_text_indices(
     scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP
 ) -> list[int]:
     """Places of the surest texts, equal scores in their order, none of them nearly the same as a surer one.

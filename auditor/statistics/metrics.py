@@ -65,7 +65,7 @@ class Metric:
     below: float = 0.0  # it is the mean of those shares over all rates up to this one
 
     @property
-    def column(self) -> str:
+    def per_secret_column_name(self) -> str:
         """The column of numbers by secret whose mean the metric is."""
         return self.name.removesuffix(_OTHERS)
 
@@ -74,7 +74,7 @@ class Metric:
         """All that has to be kept of each secret to work it out again."""
         if self.scores:
             return (self.scores,)
-        return (RECALL, SCORE) if self.errors else (self.column,)
+        return (RECALL, SCORE) if self.errors else (self.per_secret_column_name,)
 
     @property
     def is_of_member_guesses(self) -> bool:

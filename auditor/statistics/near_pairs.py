@@ -25,7 +25,7 @@ _SHARE = 32  # one in so many pairs to compare: above that all are compared at o
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: what the hash of a piece is a polynomial in, modulo 2^64
 
 
-def near_pairs(
+def index_pairs_within_edit_limits(
     texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
 ) -> Iterator[tuple[Indices, Indices]]:
     """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits (Levenshtein) of them."""
@@ -47,13 +47,13 @@ def _positions_by_key(keys: Sequence[Any]) -> Mapping[Any, Indices]:
 def _near_pairs_of_two_lengths(
     texts: Sequence[Tokens], others: Sequence[Tokens], rows: Indices, columns: Indices, limit: int
 ) -> Iterator[tuple[Indices, Indices]]:
-    """`near_pairs` of texts that all have one length, and of others that all have one."""
-    looks = _places_of_whole_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
+    """`index_pairs_within_edit_limits` of texts that all have one length, and of others that all have one."""
+    looks = _places_of_unedited_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
     worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
     pieces = _PieceIndex([others[j] for j in columns]) if looks and worth else None
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
-        pairs = None if pieces is None else pieces.shared([texts[i] for i in some], looks)
+        pairs = None if pieces is None else pieces.index_pairs_sharing_a_piece([texts[i] for i in some], looks)
         if pairs is None:
             own, other = [texts[i] for i in some], [others[j] for j in columns]
             # A distance above the limit is not worked out: it comes back as limit + 1.
@@ -69,7 +69,7 @@ def _near_pairs_of_two_lengths(
             yield some[at], columns[of]
 
 
-def _places_of_whole_pieces(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
+def _places_of_unedited_pieces(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
     """(begin and size of a piece of the others, where a text may have it); none where the others have too few tokens.
 
     Before piece i at most i edits were made and behind it at most limit - i: with more there, fewer are left for
@@ -94,7 +94,9 @@ class _PieceIndex:
         self._tokens = np.array(texts, dtype=np.uint64)
         self._sorted: dict[tuple[int, int], tuple[Hashes, Indices]] = {}
 
-    def shared(self, texts: Sequence[Tokens], looks: Sequence[tuple[int, int, int]]) -> tuple[Indices, Indices] | None:
+    def index_pairs_sharing_a_piece(
+        self, texts: Sequence[Tokens], looks: Sequence[tuple[int, int, int]]
+    ) -> tuple[Indices, Indices] | None:
         """Pairs with the hash of some piece in common, each once; None where these are too many."""
         tokens, found = np.array(texts, dtype=np.uint64), list[Indices]()
         left = len(texts) * len(self._tokens) // _SHARE

@@ -52,7 +52,7 @@ _COARSE = 16  # how many guesses are given goes by ones up to here, and by about
 Counts = tuple[int, ...]  # one for each of `guess_counts(m)`
 
 
-def guess_counts(m: int) -> tuple[int, ...]:
+def guess_counts_looked_at(m: int) -> tuple[int, ...]:
     """The numbers of guesses that are looked at with m canaries, falling: all, and halves down to 16."""
     return tuple(m >> i for i in range(m.bit_length()) if not i or m >> i >= _FEWEST)
 
@@ -69,14 +69,18 @@ def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, co
     check_one_run_arguments(m, right, delta, level, copies)
     # The best single r, at delta 0 and the whole level: `one_run_p_value`, which looks at all r, never proves more.
     most = (
-        max((logit_lower_bound_of_share(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0)
+        max(
+            (logit_lower_bound_of_share(r, v, level) for r, v in zip(guess_counts_looked_at(m), right, strict=True)),
+            default=0.0,
+        )
         / copies
     )
     proved = 0.0
     for epsilon in epsilon_grid():
         if (
             epsilon > most
-            or one_run_p_value(m, right, copies * epsilon, group_delta(epsilon, delta, copies), level) >= level
+            or one_run_p_value(m, right, copies * epsilon, delta_of_canary_copies(epsilon, delta, copies), level)
+            >= level
         ):
             break
         proved = epsilon
@@ -100,31 +104,31 @@ def one_run_p_value(m: int, right: Counts, epsilon: float, delta: float, enough:
     The statistic is min_r P[Binomial(r, p) >= v(r)]. How likely so small a one is follows from the counts of one row of
     independent coins, step by step from the surest.
     """
-    counts, p = guess_counts(m), 1 / (1 + math.exp(-epsilon))
+    counts, p = guess_counts_looked_at(m), 1 / (1 + math.exp(-epsilon))
     least = min(
         (float(binomial_upper_tail(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)), default=1.0
     )
-    return _as_unlikely_probability_bound(m, least, epsilon, delta, enough)
+    return _p_value_bound_at_tail_probability(m, least, epsilon, delta, enough)
 
 
 def refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
-    """How many of the surest guesses must be right to refute (epsilon, delta)-DP, for each of `guess_counts` alone.
+    """How many of the surest guesses must be right to refute (epsilon, delta)-DP: of each of `guess_counts_looked_at`.
 
     r + 1 where not even r of r do.
     """
-    counts, p = guess_counts(m), 1 / (1 + math.exp(-epsilon))
+    counts, p = guess_counts_looked_at(m), 1 / (1 + math.exp(-epsilon))
     low, high = _UNLIKELIEST, math.log(level)  # of what is good enough, and what is not, in logs
     while high - low > _FINE:
         middle = (low + high) / 2
-        refuted = _as_unlikely_probability_bound(m, math.exp(middle), epsilon, delta, level) < level
+        refuted = _p_value_bound_at_tail_probability(m, math.exp(middle), epsilon, delta, level) < level
         low, high = (middle, high) if refuted else (low, middle)
     return tuple(_fewest_right_as_unlikely(r, p, math.exp(low)) for r in counts)
 
 
-def _as_unlikely_probability_bound(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
+def _p_value_bound_at_tail_probability(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
     """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see `one_run_p_value`."""
     # log p and log(1 - p): neither loses digits where p is near 1.
-    counts, log_odds = guess_counts(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
+    counts, log_odds = guess_counts_looked_at(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
     spare, more = m * delta * math.exp(log_odds[1]), 0  # (1 - p) m delta: see the top of this file
     # A union over the counts, and Markov for what delta adds.
     if least >= enough or len(counts) * least + spare < enough < 1:
@@ -194,14 +198,14 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
         raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
-    counts = guess_counts(m)
+    counts = guess_counts_looked_at(m)
     tried = [i for i in _FDP_HALVINGS if i < len(counts)]
-    mu = max(fdp_mu(m, counts[i], right[i], level / len(tried)) for i in tried)
-    return gaussian_epsilon(mu / copies, delta)
+    mu = max(largest_refuted_fdp_mu(m, counts[i], right[i], level / len(tried)) for i in tried)
+    return epsilon_of_gaussian_tradeoff(mu / copies, delta)
 
 
 @lru_cache(maxsize=2**16)
-def fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
+def largest_refuted_fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
     """The mu below which mu-GDP is refuted; 0 where none is."""
 
     def falsified(mu: float) -> bool:
@@ -231,23 +235,23 @@ def binomial_upper_tail(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.fl
 # --- epsilon, delta and mu --------------------------------------------------------------------------------------------
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
+def epsilon_of_gaussian_tradeoff(mu: float, delta: float) -> float:
     """Epsilon at delta of the Gaussian mechanism of sensitivity / noise = mu (Balle and Wang 2018, Theorem 8)."""
-    if mu <= 0 or gaussian_delta(0.0, mu) <= delta:
+    if mu <= 0 or delta_of_gaussian_tradeoff(0.0, mu) <= delta:
         return 0.0
-    # At this upper end the first term of `gaussian_delta` alone is delta, and the second only takes away.
+    # At this upper end the first term of `delta_of_gaussian_tradeoff` alone is delta, and the second only takes away.
     return largest_refuted_value(
-        lambda epsilon: gaussian_delta(epsilon, mu) > delta, mu * mu / 2 + mu * float(-ndtri(delta))
+        lambda epsilon: delta_of_gaussian_tradeoff(epsilon, mu) > delta, mu * mu / 2 + mu * float(-ndtri(delta))
     )
 
 
-def gaussian_delta(epsilon: float, mu: float) -> float:
+def delta_of_gaussian_tradeoff(epsilon: float, mu: float) -> float:
     """Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (the same Theorem 8)."""
     # In logs: e^epsilon overflows where Phi vanishes.
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
-def group_delta(epsilon: float, delta: float, copies: int) -> float:
+def delta_of_canary_copies(epsilon: float, delta: float, copies: int) -> float:
     """Delta of a group of so many records, each (epsilon, delta)-DP: delta (e^(k epsilon) - 1) / (e^epsilon - 1)."""
     if copies == 1:
         return delta
@@ -279,7 +283,7 @@ def logit_lower_bound_of_share(r: int, v: int, level: float) -> float:
     return float(np.log(beta.ppf(level, v, r - v + 1)) - np.log(beta.isf(level, r - v + 1, v)))
 
 
-def check_delta_and_level(delta: float, level: float) -> None:
+def check_audit_delta_and_level(delta: float, level: float) -> None:
     """Raises AuditError for a delta outside [0, 1), and for a level outside (0, 1)."""
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
@@ -289,11 +293,11 @@ def check_delta_and_level(delta: float, level: float) -> None:
 
 def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
     """Raises AuditError for counts that no guesses have, and for terms that no bound has."""
-    counts = guess_counts(m)
+    counts = guess_counts_looked_at(m)
     if len(right) != len(counts) or not all(0 <= v <= r for r, v in zip(counts, right, strict=False)):
         raise AuditError(f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}")
     if any(not 0 <= v - w <= r - s for (r, v), (s, w) in pairwise(zip(counts, right, strict=True))):
         raise AuditError(f"expected the surest of the guesses among the others: {right} are right of {counts}")
-    check_delta_and_level(delta, level)
+    check_audit_delta_and_level(delta, level)
     if copies < 1:
         raise AuditError(f"expected every canary to be inserted at least once, got {copies} copies")

@@ -25,10 +25,10 @@ def rank_hits_and_errors(
 def recall_at_errors(name: str, outcome: Outcome, errors: int) -> Measurement:
     """Share of secrets solved by guesses that rank before the `errors`-th wrong one (Recall@100: errors=100)."""
     hit, _ = rank_hits_and_errors(outcome.hit, outcome.score)
-    return recall_of_guesses(name, np.arange(len(hit)), hit, len(hit), errors)
+    return recall_of_ranked_guesses_at_errors(name, np.arange(len(hit)), hit, len(hit), errors)
 
 
-def recall_of_guesses(
+def recall_of_ranked_guesses_at_errors(
     name: str, secret: NDArray[np.int64], right: NDArray[np.bool_], n: int, errors: int
 ) -> Measurement:
     """Share of n secrets that a right guess with fewer than `errors` wrong ones before it solves.

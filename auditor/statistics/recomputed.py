@@ -20,7 +20,7 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
     if metric.scores:
         return _recompute_auc_or_tpr(metric, members, others)
     if metric.signed and metric.values is not None:
-        column = metric.column.removeprefix(EXCESS)
+        column = metric.per_secret_column_name.removeprefix(EXCESS)
         if column not in members:
             return None
         means = mean_or_nan(members[column]), mean_or_nan(others[column])
@@ -31,9 +31,11 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
         n = len(kept[RECALL])
         hit, before = rank_hits_and_errors(kept[RECALL] == 1, kept[SCORE])
         return mean_or_nan((hit & (before < metric.wrong_guess_limit(n))).astype(float)), n
-    if not metric.members and metric.column == DRAWN:  # its baseline is of held-out n-grams, of no text's
+    if (
+        not metric.members and metric.per_secret_column_name == DRAWN
+    ):  # its baseline is of held-out n-grams, of no text's
         return None
-    values = kept[metric.column]
+    values = kept[metric.per_secret_column_name]
     return (mean_or_nan(values), len(values)) if np.isfinite(values).all() else None
 
 
@@ -54,7 +56,7 @@ def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -
         if metric.below:
             return roc.partial_auc_with_interval(metric.name, *sides, metric.below)
         return roc.auc_with_interval(metric.name, *sides)
-    values = (members if metric.members else others)[metric.column]
+    values = (members if metric.members else others)[metric.per_secret_column_name]
     # a share that is no count of 0s and 1s has no exact interval
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None

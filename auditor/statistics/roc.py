@@ -132,7 +132,7 @@ def allowed_false_positives(nonmembers: int, rate: float) -> int:
     return int((nonmembers + 1) * rate + _ROUNDING) - 1  # a product that should be whole may come out just below
 
 
-def nonmembers_for_rate(rate: float) -> int:
+def fewest_nonmembers_for_fpr_threshold(rate: float) -> int:
     """The fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
@@ -163,7 +163,7 @@ def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> TprAtThreshold:
 
 def tpr_with_interval(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
     """`tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None where there are too few non-members for a threshold."""
-    if len(others) < nonmembers_for_rate(rate):
+    if len(others) < fewest_nonmembers_for_fpr_threshold(rate):
         return None
     note = tpr_counts_sentence(tpr_at_fpr(own, others, rate))
     return measurement_from_evidence(name, BoundedTprAtFpr(own, others, rate), note=note)
@@ -176,7 +176,7 @@ def tpr_counts_sentence(found: TprAtThreshold) -> str:
     realised = f"of non-members {found.false}/{found.nonmembers}, which may be {worst:.1%} of others"
     members, others = found.tied
     few = ""
-    if found.nonmembers < (least := nonmembers_for_lower_bound(found.rate, _SIDE)):
+    if found.nonmembers < (least := fewest_nonmembers_for_fpr_lower_bound(found.rate, _SIDE)):
         few = f"; a lower end above 0 takes {least:,} non-members"
     return f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} non-members{few}"
 
@@ -188,8 +188,8 @@ class BoundedTprAtFpr:
     Of a score with ties, the lowest threshold that no more than `rate` exceed. Bounds are of members and non-members
     together and hold for any two distributions: how many of n non-members are above the true threshold is binomial, so
     that it lies between two of their scores (Clopper and Pearson 1934), but for most of the level; given these, the
-    members above them are binomial, for the rest. Fewer than `nonmembers_for_lower_bound` non-members may all be
-    below it: the lower bound is then 0, whoever is found.
+    members above them are binomial, for the rest. Fewer than `fewest_nonmembers_for_fpr_lower_bound` non-members may
+    all be below it: the lower bound is then 0, whoever is found.
     """
 
     own: Floats
@@ -238,23 +238,23 @@ class PartialAuc:
 
     def low(self, level: float) -> float:
         # Each part at the height of its left end, the first at 0; `high` at that of its right end.
-        return sum(self._tpr_at_grid_rate(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
+        return sum(self._bounded_tpr_at_grid_rate(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
 
     def high(self, level: float) -> float:
-        return sum(self._tpr_at_grid_rate(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
+        return sum(self._bounded_tpr_at_grid_rate(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
 
-    def _tpr_at_grid_rate(self, k: int) -> BoundedTprAtFpr:
+    def _bounded_tpr_at_grid_rate(self, k: int) -> BoundedTprAtFpr:
         return BoundedTprAtFpr(self.own, self.others, self.below * k / _PARTS)
 
 
 def partial_auc_with_interval(name: str, own: Floats, others: Floats, below: float) -> Measurement | None:
     """None where there are too few non-members for a threshold of that rate."""
-    if len(others) < nonmembers_for_rate(below):
+    if len(others) < fewest_nonmembers_for_fpr_threshold(below):
         return None
     return measurement_from_evidence(name, PartialAuc(own, others, below), note=f"{below / 2:.0%} by chance")
 
 
-def nonmembers_for_lower_bound(rate: float, level: float) -> int:
+def fewest_nonmembers_for_fpr_lower_bound(rate: float, level: float) -> int:
     """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided interval of 95%."""
     # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))

@@ -13,7 +13,12 @@ from scipy.special import ndtri
 
 from auditor.core.errors import AuditError
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.one_run import check_delta_and_level, gaussian_epsilon, group_delta, largest_refuted_value
+from auditor.statistics.one_run import (
+    check_audit_delta_and_level,
+    delta_of_canary_copies,
+    epsilon_of_gaussian_tradeoff,
+    largest_refuted_value,
+)
 
 
 def epsilon_clopper_pearson(
@@ -28,7 +33,7 @@ def epsilon_clopper_pearson(
 
     def refuted(epsilon: float) -> bool:
         """Whether a ratio exceeds what a group of so many records allows."""
-        most, slack = math.exp(copies * epsilon), group_delta(epsilon, delta, copies)
+        most, slack = math.exp(copies * epsilon), delta_of_canary_copies(epsilon, delta, copies)
         # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.
         return tpr[0] > most * fpr[1] + slack or 1 - fpr[1] > most * (1 - tpr[0]) + slack
 
@@ -47,7 +52,7 @@ def gaussian_epsilon_estimate(
     tpr, fpr = _rate_intervals(tp, fn, fp, tn, delta, level)
     if delta == 0:
         raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
-    return gaussian_epsilon(max(0.0, float(ndtri(tpr[0]) - ndtri(fpr[1]))) / copies, delta)
+    return epsilon_of_gaussian_tradeoff(max(0.0, float(ndtri(tpr[0]) - ndtri(fpr[1]))) / copies, delta)
 
 
 def _rate_intervals(
@@ -56,5 +61,5 @@ def _rate_intervals(
     """Intervals of TPR and FPR, each end at half the level. Raises AuditError for impossible trials and terms."""
     if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
         raise AuditError(f"expected trials with the record and without it, got {tp + fn} and {fp + tn}")
-    check_delta_and_level(delta, level)
+    check_audit_delta_and_level(delta, level)
     return clopper_pearson(tp, tp + fn, 1 - level), clopper_pearson(fp, fp + tn, 1 - level)

@@ -21,7 +21,7 @@ _CHANGES = {"unlearned": (AFTER, BEFORE), "left": (AFTER, RETRAINED), "relearned
 Floats = NDArray[np.float64]
 
 
-def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> GroupRecall:
+def group_numbers_around_unlearning(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> GroupRecall:
     """Means by model and changes between models. columns: by model, (secrets,) finite, of the same secrets in order."""
     unit = find_metric(name).unit or "number"
     changes = {

@@ -19,7 +19,7 @@ _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 _USEFUL = "perplexity"
 
 
-def find_checkpoints(folder: Path) -> list[str]:
+def find_checkpoint_paths_to_audit(folder: Path) -> list[str]:
     """The checkpoints that a Hugging Face trainer left in a folder, by their steps. Raises AuditError for none."""
     steps = {int(match[1]): path for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
     if not steps:
@@ -34,17 +34,17 @@ def leakage_over_checkpoints_svg(held: Sequence[Place]) -> str:
     rows = dict.fromkeys((c.target, c.setting, c.attack) for place in at.values() for c in place.cells if c.measured)
     panels: dict[str, list[Curve]] = {}
     for row in rows:
-        points = list(_main_metric_by_step(at, row))
+        points = list(_main_metric_by_checkpoint_step(at, row))
         if points:
             panels.setdefault(points[0][1].name, []).append(Curve(", ".join(row), points))
     for target in dict.fromkeys(target for target, _, _ in rows):
-        if points := list(_perplexity_by_step(at, target)):
+        if points := list(_perplexity_by_checkpoint_step(at, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
     drawn = [Panel(phrases.metric_label(name), tuple(lines)) for name, lines in panels.items()]
     return training_curve_svg(drawn) if drawn else ""
 
 
-def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -> str:
+def last_checkpoint_below_bound_sentence(held: Sequence[Place], name: str, most: float) -> str:
     """The last checkpoint up to which every row's upper bound of this number is at most `most`: a sentence.
 
     Raises AuditError where the places are no checkpoints, or no row has the number.
@@ -52,7 +52,11 @@ def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -
     at = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
     found: dict[int, Measurement] = {}
     for step, place in sorted(at.items()):
-        rows = [_mean_over_seeds(name, cell) for cell in place.cells if _is_measured(name, cell)]
+        rows = [
+            _checkpoint_metric_mean_over_seeds(name, cell)
+            for cell in place.cells
+            if _is_metric_measured_at_any_seed(name, cell)
+        ]
         if rows:
             # The worst row decides.
             found[step] = max(rows, key=lambda m: m.high)
@@ -71,11 +75,11 @@ def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -
     return f"{said[below[-1]]} is the last that is below {most:g} with its whole interval, as all before it are{ahead}"
 
 
-def _is_measured(name: str, cell: Replicates) -> bool:
+def _is_metric_measured_at_any_seed(name: str, cell: Replicates) -> bool:
     return any(name in measured for measured in cell.measured.values())
 
 
-def _mean_over_seeds(name: str, cell: Replicates) -> Measurement:
+def _checkpoint_metric_mean_over_seeds(name: str, cell: Replicates) -> Measurement:
     return contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)])
 
 
@@ -84,16 +88,20 @@ def _checkpoint_step(place: Place) -> int | None:
     return int(match[1]) if match else None
 
 
-def _main_metric_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Measurement]]:
+def _main_metric_by_checkpoint_step(
+    at: dict[int, Place], row: tuple[str, str, str]
+) -> Iterator[tuple[int, Measurement]]:
     for step, place in sorted(at.items()):
         for cell in place.cells:
             if (cell.target, cell.setting, cell.attack) == row and cell.measured:
                 # The first number of a row is its main one; every seed has the same.
-                yield step, _mean_over_seeds(next(iter(next(iter(cell.measured.values())))), cell)
+                yield step, _checkpoint_metric_mean_over_seeds(next(iter(next(iter(cell.measured.values())))), cell)
 
 
-def _perplexity_by_step(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
+def _perplexity_by_checkpoint_step(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
     for step, place in sorted(at.items()):
-        known = [cell for cell in place.cells if cell.target == target and _is_measured(_USEFUL, cell)]
+        known = [
+            cell for cell in place.cells if cell.target == target and _is_metric_measured_at_any_seed(_USEFUL, cell)
+        ]
         if known:
-            yield step, _mean_over_seeds(_USEFUL, known[0])
+            yield step, _checkpoint_metric_mean_over_seeds(_USEFUL, known[0])

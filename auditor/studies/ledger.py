@@ -60,7 +60,7 @@ class Expectation:
     text: str
 
 
-def judge_claim(m: Measurement, expect: Expectation) -> str:
+def judge_paper_claim(m: Measurement, expect: Expectation) -> str:
     """The verdict, by RULE. An interval that touches a bound decides nothing; neither does one with a NaN."""
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
@@ -82,7 +82,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Statement:
+class PaperClaimStatement:
     """One claim of a paper, in words and as a contrast."""
 
     id: str
@@ -118,13 +118,13 @@ class NotRun(Exception):
 # --- reading claims -------------------------------------------------------------------------------------------------
 
 
-def parse_claim_statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list[Statement]:
+def parse_paper_claim_statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list[PaperClaimStatement]:
     """The claims of a plan file at this scale. Raises AuditError for a field nobody knows or one that is missing."""
-    made = list[Statement]()
+    made = list[PaperClaimStatement]()
     for claim in raw:
         scales = claim.get("scale", scale)  # one, several, or by default all
         if scale in ([scales] if isinstance(scales, str) else scales):
-            made.append(_parse_claim_statement(claim, where))
+            made.append(_parse_paper_claim_statement(claim, where))
     ids = [statement.id for statement in made]
     for id in ids:
         if ids.count(id) > 1:
@@ -132,7 +132,7 @@ def parse_claim_statements(raw: Sequence[Mapping[str, Any]], scale: str, where: 
     return made
 
 
-def _parse_claim_statement(raw: Mapping[str, Any], where: str) -> Statement:
+def _parse_paper_claim_statement(raw: Mapping[str, Any], where: str) -> PaperClaimStatement:
     known = ("id", "text", "paper", "metric", "of", "minus", "expect", "scale", "note")
     where = f"{where}: claim {raw.get('id', '?')!r}"
     for name in raw:
@@ -141,12 +141,12 @@ def _parse_claim_statement(raw: Mapping[str, Any], where: str) -> Statement:
     for name in ("id", "text", "paper", "of", "expect"):
         if name not in raw:
             raise AuditError(f"{where}: missing field {name!r}")
-    of, minus = (_parse_claim_terms(raw.get(side, []), raw.get("metric"), where) for side in ("of", "minus"))
-    expect = parse_expectation(raw["expect"], where)
-    return Statement(raw["id"], raw["text"], raw["paper"], of, minus, expect, raw.get("note", ""))
+    of, minus = (_parse_paper_claim_terms(raw.get(side, []), raw.get("metric"), where) for side in ("of", "minus"))
+    expect = parse_paper_claim_expectation(raw["expect"], where)
+    return PaperClaimStatement(raw["id"], raw["text"], raw["paper"], of, minus, expect, raw.get("note", ""))
 
 
-def _parse_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
+def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
     made = []
     for term in raw if isinstance(raw, list) else [raw]:
         if not isinstance(term, Mapping):
@@ -160,7 +160,7 @@ def _parse_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[Term, 
     return tuple(made)
 
 
-def parse_expectation(raw: Any, where: str) -> Expectation:
+def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
     """`"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
     match = re.fullmatch(r"([<>])\s*([-+]?[\d.]+)", raw) if isinstance(raw, str) else None
     if match:
@@ -175,21 +175,24 @@ def parse_expectation(raw: Any, where: str) -> Expectation:
 # --- judging them ---------------------------------------------------------------------------------------------------
 
 
-def check_claim_names_planned_places(statement: Statement, places: Sequence[Place]) -> None:
+def check_paper_claim_places_are_planned(statement: PaperClaimStatement, places: Sequence[Place]) -> None:
     """Raises AuditError where a claim speaks of a place, an attack or a metric that the plan does not have."""
     for _, term in statement.signed_terms():
-        for place in _places_of_term(term, places, statement.id):
-            _attack_of_term(term, place, statement.id)
+        for place in _grid_places_of_claim_term(term, places, statement.id):
+            _attack_of_claim_term(term, place, statement.id)
 
 
-def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> LedgerRow:
+def ledger_row_of_paper_claim(plan: str, statement: PaperClaimStatement, places: Sequence[Place]) -> LedgerRow:
     """The claim's row, from the places of its plan."""
     base = LedgerRow(plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN)
     try:
-        chosen = [(sign, term, _places_of_term(term, places, statement.id)) for sign, term in statement.signed_terms()]
+        chosen = [
+            (sign, term, _grid_places_of_claim_term(term, places, statement.id))
+            for sign, term in statement.signed_terms()
+        ]
         parts = [
             # A term of several places is their mean.
-            WeightedMetric(sign / len(found), term.metric, _replicates_of_term(term, place, statement.id))
+            WeightedMetric(sign / len(found), term.metric, _replicates_of_claim_term(term, place, statement.id))
             for sign, term, found in chosen
             for place in found
         ]
@@ -197,29 +200,29 @@ def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> Ledg
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
     about = sorted({place.about for _, _, found in chosen for place in found if place.about})
-    setting, note = describe_claim_setting(about, parts, ours), "; ".join(filter(None, [statement.note, ours.note]))
-    return replace(base, setting=setting, verdict=judge_claim(ours, statement.expect), ours=ours, note=note)
+    setting, note = paper_claim_setting_phrase(about, parts, ours), "; ".join(filter(None, [statement.note, ours.note]))
+    return replace(base, setting=setting, verdict=judge_paper_claim(ours, statement.expect), ours=ours, note=note)
 
 
-def describe_claim_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
+def paper_claim_setting_phrase(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
     """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at which seeds."""
     sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
     # A contrast is of the seeds that all its parts have.
     seeds = sorted(set.intersection(*({*part.cell.member_outcomes_by_seed, *part.cell.measured} for part in parts)))
     words = [*about, f"n {ours.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
-    words += [f"seeds {format_seed_ranges(seeds)}"] if seeds else []
+    words += [f"seeds {study_seed_ranges_label(seeds)}"] if seeds else []
     return "; ".join(words)
 
 
-def format_seed_ranges(seeds: Sequence[int]) -> str:
+def study_seed_ranges_label(seeds: Sequence[int]) -> str:
     """`0-4`, `0, 2`."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))
 
 
-def _places_of_term(term: Term, places: Sequence[Place], id: str) -> list[Place]:
+def _grid_places_of_claim_term(term: Term, places: Sequence[Place], id: str) -> list[Place]:
     if term.variant is not None and term.variant not in {place.variant for place in places}:
         raise unknown_name_error(f"variant in claim {id!r}:", term.variant, {place.variant for place in places})
     found = [place for place in places if term.variant in (None, place.variant)]
@@ -237,7 +240,7 @@ def _places_of_term(term: Term, places: Sequence[Place], id: str) -> list[Place]
     return found
 
 
-def _attack_of_term(term: Term, place: Place, id: str) -> str:
+def _attack_of_claim_term(term: Term, place: Place, id: str) -> str:
     named = term.cell.get("attack")
     if named is None and len(place.attacks) > 1:
         raise AuditError(f"claim {id!r}: {place.variant!r} runs {', '.join(place.attacks)}; name one of them")
@@ -246,9 +249,9 @@ def _attack_of_term(term: Term, place: Place, id: str) -> str:
     return named or place.attacks[0]
 
 
-def _replicates_of_term(term: Term, place: Place, id: str) -> Replicates:
+def _replicates_of_claim_term(term: Term, place: Place, id: str) -> Replicates:
     # a claim names target, setting and attack as a cell's attributes are called
-    wanted = {**term.cell, "attack": _attack_of_term(term, place, id)}
+    wanted = {**term.cell, "attack": _attack_of_claim_term(term, place, id)}
     found = [cell for cell in place.cells if all(getattr(cell, key) == value for key, value in wanted.items())]
     if not found:
         raise NotRun(place.failure or f"{place.variant or 'the plan'} has no row {wanted}")

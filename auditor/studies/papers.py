@@ -17,7 +17,7 @@ from typing import Any
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.plan import IN_FILE
 from auditor.runs.plan import read_plan_file
-from auditor.runs.plan_grid import GRID, merge_plans
+from auditor.runs.plan_grid import GRID, merge_raw_plans
 
 _PAPER, _PLANS = "paper.toml", "plans"
 UTILITY, PUBLISHED = "utility", "published"
@@ -53,13 +53,13 @@ class Paper:
         # The later lies over the earlier: the paper, the paper at this scale, the plan, the plan at this scale.
         for part in (self.shared, self.plans[plan]):
             own = {name: value for name, value in part.items() if name in _PARTS}
-            raw = merge_plans(raw, merge_plans(own, part.get("scale", {}).get(scale, {})))
+            raw = merge_raw_plans(raw, merge_raw_plans(own, part.get("scale", {}).get(scale, {})))
         # Of a scale, which plans it has: no field of a plan.
         raw.pop(_PLANS, None)
         return raw
 
 
-def bundled_papers() -> dict[str, Path]:
+def bundled_paper_folders() -> dict[str, Path]:
     """The papers that come with this program, by name."""
     folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}
@@ -67,9 +67,9 @@ def bundled_papers() -> dict[str, Path]:
 
 def load_paper(name: str) -> Paper:
     """A paper by name, or from a folder of one's own. Raises AuditError with the nearest name for an unknown one."""
-    folder = Path(name) if (Path(name) / _PAPER).is_file() else bundled_papers().get(name)
+    folder = Path(name) if (Path(name) / _PAPER).is_file() else bundled_paper_folders().get(name)
     if folder is None:
-        raise unknown_name_error("paper", name, bundled_papers())
+        raise unknown_name_error("paper", name, bundled_paper_folders())
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
     listed = shared.get(_PLANS, sorted(files))

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.attacks.claim_check import ClaimCheck, claimed_relations
+from auditor.attacks.claim_check import ClaimCheck, relations_claimed_in_observations
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import Secret
-from auditor.defenses.adapmixed import constant_radius_projection
+from auditor.defenses.adapmixed import adapmixed_constant_radius_projection
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
@@ -31,13 +31,13 @@ from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
-from auditor.plugins.probe import run_probe
+from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.privacy.gaussian import epsilon_between_noise_scales, noise_scale_divergence
 from auditor.reports import tables
-from auditor.statistics.composition import exact_epsilon
-from auditor.statistics.one_run import gaussian_epsilon
+from auditor.statistics.composition import exact_epsilon_of_game_draws
+from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
 
 _ROUNDING = 1e-6  # relative
 _MASS = 1e-6
@@ -67,7 +67,7 @@ class PromiseCheck:
     where: str = ""  # as claim-check names it
 
     @property
-    def realised_over_claimed(self) -> float:
+    def realised_to_claimed_ratio(self) -> float:
         return self.realised / self.claimed
 
     @property
@@ -75,7 +75,7 @@ class PromiseCheck:
         return (
             "holds"
             if self.realised <= self.claimed * (1 + _ROUNDING)
-            else f"exceeded, {self.realised_over_claimed:.3g} times"
+            else f"exceeded, {self.realised_to_claimed_ratio:.3g} times"
         )
 
 
@@ -104,7 +104,7 @@ class GivenDistributions:
 
     @property
     def setting_label(self) -> str:
-        shown = {name: _format_claim_number(value) for name, value in self.setting.items() if name != "tokens"}
+        shown = {name: _published_number_label(value) for name, value in self.setting.items() if name != "tokens"}
         return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in shown.items())
 
 
@@ -160,39 +160,45 @@ class NeighbouringModels(WrappingModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.model.log_probs(contexts, last, prompt=prompt)
 
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
-        own, checks = _next_token_log_probs(self.model, contexts, last, at), []
+    def divergence_checks(
+        self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0
+    ) -> Sequence[DivergenceCheck]:
+        own, checks = _float64_log_probs_of_given_model(self.model, contexts, last, at), []
         for relation, (k, claimed) in self.claimed.items():
-            other = _next_token_log_probs(self.others[relation], contexts, last, at)
+            other = _float64_log_probs_of_given_model(self.others[relation], contexts, last, at)
             # The claim covers both directions: either of the two may be what is served.
             realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
             # (rows, positions, 1) from (rows, positions)
             checks.append(DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None])))
         return checks
 
-    def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
+    def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         # (rows, positions, 1, vocabulary): one neighbour by each relation
         return [
-            Neighbours(name, torch.from_numpy(_next_token_log_probs(other, contexts, last, at)).unsqueeze(-2))
+            Neighbours(
+                name, torch.from_numpy(_float64_log_probs_of_given_model(other, contexts, last, at)).unsqueeze(-2)
+            )
             for name, other in self.others.items()
         ]
 
 
-def _next_token_log_probs(model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]) -> np.ndarray:
+def _float64_log_probs_of_given_model(
+    model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]
+) -> np.ndarray:
     # In float64: realised and claimed are compared to a millionth.
     distribution: np.ndarray = model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
     return distribution
 
 
-def run_claim_check(
+def run_claim_check_on_published_query(
     model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
 ) -> list[PromiseCheck]:
     """What claim-check finds, by relation. only: these, default all. Raises AuditError where it finds another fault."""
     # One token of context: the given distributions depend on none.
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
-    seen = run_probe(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
-    found, said = [], probe.violations(secrets, seen)
-    for relation in only or claimed_relations(seen):
+    seen = observe_all_secrets(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
+    found, said = [], probe.claim_violations(secrets, seen)
+    for relation in only or relations_claimed_in_observations(seen):
         realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
         words = relation.replace("_", " ")
         where = next((line for line in said if line.startswith(f"{words},")), "")
@@ -204,44 +210,48 @@ def run_claim_check(
     return found
 
 
-def _exact_epsilon_of_draws(
+def _exact_epsilon_at_published_query(
     query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
 ) -> float:
     # one context, as these models ignore theirs: T tokens are T independent draws
     context = torch.zeros(1, 1, dtype=torch.long)
-    one, two = (_next_token_log_probs(each, context, 1, [0])[0, 0] for each in (model, other))
-    return exact_epsilon(one, two, tokens, delta)
+    one, two = (_float64_log_probs_of_given_model(each, context, 1, [0])[0, 0] for each in (model, other))
+    return exact_epsilon_of_game_draws(one, two, tokens, delta)
 
 
 # --- the mechanisms ---------------------------------------------------------------------------------------------------
 
 
-def check_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_published_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     """DP-Fusion serves an ensemble mixed within one radius, here of a single private group (formulas C5)."""
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
-    mix = partial(constant_radius_projection, alpha, radius)
+    mix = partial(adapmixed_constant_radius_projection, alpha, radius)
     served, other = (
         PMixedModel(fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
         for distribution in (query.private, query.other)
     )
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
-    yield from run_claim_check(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
+    yield from run_claim_check_on_published_query(
+        NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query
+    )
     # 4 D a token, D the radius alpha beta itself (the plan's `reading`)
-    (more,) = run_claim_check(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
+    (more,) = run_claim_check_on_published_query(
+        NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query
+    )
     yield replace(more, setting=f"{query.setting_label}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
         # 4 beta of Renyi divergence a token, made an epsilon by Mironov 2017, Proposition 3.
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
-        exact = _exact_epsilon_of_draws(query, served, other, tokens, delta)
+        exact = _exact_epsilon_at_published_query(query, served, other, tokens, delta)
         yield PromiseCheck(query.name, query.setting_label, "replace", exact, claimed, count=tokens)
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
     bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
-    yield from run_claim_check(NeighbouringModels(served, others, bounds), query, ours=True)
+    yield from run_claim_check_on_published_query(NeighbouringModels(served, others, bounds), query, ours=True)
 
 
-def check_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_published_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     members, share = int(query.setting["members"]), float(query.setting["q"])
     held = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
@@ -254,17 +264,19 @@ def check_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) ->
     for defense, only, ours in defenses:
         # target and public model are one: the ensemble alone knows the private distributions
         model = defense.protect(Scenario(held.public, held.public, held, defense.queries, 1))
-        yield from run_claim_check(model, query, only, ours)
+        yield from run_claim_check_on_published_query(model, query, only, ours)
         for relation in only:
             # Member 0 is the one that the query looks at.
-            exact = _exact_epsilon_of_draws(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
+            exact = _exact_epsilon_at_published_query(
+                query, model, model.neighbour_model(relation, 0), defense.queries, defense.delta
+            )
             words = relation.replace("_", " ")
             yield PromiseCheck(
                 query.name, query.setting_label, words, exact, defense.epsilon, count=defense.queries, ours=ours
             )
 
 
-def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_published_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     """One step, with a record of privacy probability 1 in the batch and without it (formulas B4 (i))."""
     scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
     sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
@@ -273,7 +285,7 @@ def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> It
     without = (scale * batch - 1) / (batch - 1)
     charged = order / (2 * (scale * sigma) ** 2)  # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
     # mu = sensitivity / noise; the bound C on the gradient cancels
-    charged_epsilon = gaussian_epsilon(1 / (scale * sigma), delta)
+    charged_epsilon = epsilon_of_gaussian_tradeoff(1 / (scale * sigma), delta)
     for other, ours in ((without, False), (scale, True)):
         one, two = scale * sigma, other * sigma
         pairs = ((one, two), (two, one))
@@ -286,7 +298,9 @@ def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> It
             yield PromiseCheck(query.name, query.setting_label, what, exact, charged_epsilon, unit="step")
 
 
-def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_published_uniform_mixing_claim(
+    query: GivenDistributions, options: Mapping[str, Any]
+) -> Iterator[PromiseCheck]:
     defense, public = UniformMixing(weight=float(query.setting["weight"])), FixedDistribution(query.public)
     one, other = (
         defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
@@ -295,15 +309,19 @@ def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, 
     # Pure, of order infinity, and attained by two one-hot distributions (formulas B1).
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
     relation = "any_two_models"
-    yield from run_claim_check(NeighbouringModels(one, {relation: other}, {relation: (math.inf, epsilon)}), query)
+    yield from run_claim_check_on_published_query(
+        NeighbouringModels(one, {relation: other}, {relation: (math.inf, epsilon)}), query
+    )
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         # delta 0: the promise is pure
-        exact = _exact_epsilon_of_draws(query, one, other, tokens, 0.0)
+        exact = _exact_epsilon_at_published_query(query, one, other, tokens, 0.0)
         yield PromiseCheck(query.name, query.setting_label, "any two models", exact, claimed, count=tokens)
 
 
-def check_invisible_ink_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_published_invisible_ink_claim(
+    query: GivenDistributions, options: Mapping[str, Any]
+) -> Iterator[PromiseCheck]:
     batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
     public = FixedDistribution(query.public)
@@ -313,17 +331,19 @@ def check_invisible_ink_claim(query: GivenDistributions, options: Mapping[str, A
     held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
     # The defense reads its batch of records in context; here their distributions are given, its options stay.
     model = InvisibleInkModel(held, told.ink, told.name, told.promise)
-    yield from run_claim_check(model, query, ("zero_out", "range_zero_out"))
-    exact = _exact_epsilon_of_draws(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
+    yield from run_claim_check_on_published_query(model, query, ("zero_out", "range_zero_out"))
+    exact = _exact_epsilon_at_published_query(
+        query, model, model.neighbour_model("zero_out", 0), defense.queries, defense.delta
+    )
     yield PromiseCheck(query.name, query.setting_label, "zero out", exact, epsilon, count=defense.queries)
 
 
 MECHANISMS: Mapping[str, Callable[[GivenDistributions, Mapping[str, Any]], Iterator[PromiseCheck]]] = {
-    "dp-fusion": check_dp_fusion_claim,
-    "pmixed": check_pmixed_claim,
-    "adp": check_adp_claim,
-    "uniform-mixing": check_uniform_mixing_claim,
-    "invisible-ink": check_invisible_ink_claim,
+    "dp-fusion": check_published_dp_fusion_claim,
+    "pmixed": check_published_pmixed_claim,
+    "adp": check_published_adp_claim,
+    "uniform-mixing": check_published_uniform_mixing_claim,
+    "invisible-ink": check_published_invisible_ink_claim,
 }
 
 
@@ -347,8 +367,8 @@ def published_promise_table(claim: PublishedPromise, found: Sequence[PromiseChec
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
     rows = tuple(
         (
-            *(one.query, one.setting, one.neighbour, _compared_quantity_label(one)),
-            *(_format_claim_number(one.realised), _format_claim_number(one.claimed), one.verdict),
+            *(one.query, one.setting, one.neighbour, _promised_quantity_label(one)),
+            *(_published_number_label(one.realised), _published_number_label(one.claimed), one.verdict),
         )
         for one in found
     )
@@ -364,12 +384,12 @@ def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCh
     lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
-    lines += [*tables.markdown_lines(published_promise_table(claim, theirs)), ""]
+    lines += [*tables.row_table_markdown_lines(published_promise_table(claim, theirs)), ""]
     if ours:
         lines += [f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}", ""]
-        lines += [*tables.markdown_lines(published_promise_table(claim, ours)), ""]
+        lines += [*tables.row_table_markdown_lines(published_promise_table(claim, ours)), ""]
     queries = {query.name: query for query in claim.queries}.values()  # each once, whatever its settings
-    lines += [f"*The queries:* {' '.join(map(_query_sentence, queries))}", ""]
+    lines += [f"*The queries:* {' '.join(map(_published_query_sentence, queries))}", ""]
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
@@ -379,12 +399,12 @@ def published_promises_page(sections: Sequence[str]) -> str:
 
 
 def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
-    worst = max(found, key=lambda one: one.realised_over_claimed)
+    worst = max(found, key=lambda one: one.realised_to_claimed_ratio)
     broken = sum(one.verdict != "holds" for one in found)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
     numbers = (
-        f"{_format_claim_number(worst.realised)} nats realised, "
-        f"{_format_claim_number(worst.claimed)} claimed, {_compared_quantity_label(worst)}"
+        f"{_published_number_label(worst.realised)} nats realised, "
+        f"{_published_number_label(worst.claimed)} claimed, {_promised_quantity_label(worst)}"
     )
     if not broken:
         return f"**Holds** in all {len(found)} comparisons; nearest to it: {at}: {numbers}."
@@ -392,19 +412,19 @@ def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
     return f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
 
 
-def _compared_quantity_label(one: PromiseCheck) -> str:
+def _promised_quantity_label(one: PromiseCheck) -> str:
     if one.order is None:
         return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
-    return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_format_claim_number(one.order)}")
+    return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_published_number_label(one.order)}")
 
 
-def _format_claim_number(value: float) -> str:
+def _published_number_label(value: float) -> str:
     if isinstance(value, int) or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
-def _query_sentence(query: GivenDistributions) -> str:
+def _published_query_sentence(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
     distributions = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))

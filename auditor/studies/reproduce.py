@@ -15,7 +15,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Measurement
 from auditor.records.replicates import Replicates
 from auditor.reports import frontier, phrases, tables
-from auditor.runs.plan_grid import GridPoint, expand_grid, merge_plans
+from auditor.runs.plan_grid import GridPoint, expand_plan_grid, merge_raw_plans
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, published_promises, sweep
 from auditor.studies.ledger import LedgerRow, Place
@@ -32,7 +32,7 @@ def make_study(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) ->
     Raises AuditError where the scale asks about data that were not given, or does not ask about any.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    raw = merge_plans(paper.raw_plan_at_scale(plan, scale), given)
+    raw = merge_raw_plans(paper.raw_plan_at_scale(plan, scale), given)
     if PUBLISHED in raw:
         if given:
             names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
@@ -46,7 +46,7 @@ def make_study(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) ->
         raw.pop("lab_recipe", None)  # which models the scale would have trained
     if UTILITY in raw:
         return UtilityStudy(measure.parse_utility_plan({**raw, "command": "audit reproduce"}))
-    return RunStudy(str(paper.plans[plan].get("title", plan)), expand_grid(raw))
+    return RunStudy(str(paper.plans[plan].get("title", plan)), expand_plan_grid(raw))
 
 
 def reproduce_paper_plans(
@@ -67,24 +67,24 @@ def reproduce_paper_plans(
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
     other = None if beside is None else read_other_ledger(beside, paper)
-    claims = {plan: claim_statements_of_plan(paper, plan, scale) for plan in paper.plans_at_scale(scale)}
+    claims = {plan: paper_claim_statements_of_plan(paper, plan, scale) for plan in paper.plans_at_scale(scale)}
     # A claim about a place that the plan lacks is refused before hours of runs.
     for plan, asked in kinds.items():
         for statement in claims[plan]:
-            ledger.check_claim_names_planned_places(statement, asked.planned())
+            ledger.check_paper_claim_places_are_planned(statement, asked.planned_places())
     shown, failures = list[tables.RowTable](), dict[str, str]()
     for plan, asked in kinds.items():
-        found, failed = asked.walk(out / plan, reporter, command)
+        found, failed = asked.run_study_into_folder(out / plan, reporter, command)
         shown += found
         failures.update({f"{plan}/{point}": why for point, why in failed.items()})
     entries = []
     for plan in claims:
         # from the folder, not from memory: plans that were run another day count alike
-        held = _read_plan_places(out / plan)
+        held = _read_study_places_of_plan(out / plan)
         if held is None and plan in kinds:
-            held = kinds[plan].planned()  # it failed, and says why
+            held = kinds[plan].planned_places()  # it failed, and says why
         if held is not None:
-            entries += [ledger.ledger_row(plan, statement, held) for statement in claims[plan]]
+            entries += [ledger.ledger_row_of_paper_claim(plan, statement, held) for statement in claims[plan]]
     if any(claims.values()):
         write_ledger_files(out, paper, scale, entries, other)
     sections = [out / plan / _SECTION for plan in paper.plans]
@@ -99,10 +99,12 @@ class RunStudy:
     def __init__(self, title: str, grid: list[GridPoint]) -> None:
         self.title, self.grid = title, grid
 
-    def planned(self) -> list[Place]:
-        return sweep.grid_places(self.grid)
+    def planned_places(self) -> list[Place]:
+        return sweep.planned_sweep_places(self.grid)
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
+    def run_study_into_folder(
+        self, folder: Path, reporter: Reporter, command: str
+    ) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Runs the grid: its tables; by point, why it failed. Interrupted, it still writes tables of what is done."""
         try:
             failures = sweep.run_sweep_points(self.grid, folder, reporter, command, refuse=False)
@@ -112,7 +114,7 @@ class RunStudy:
         return self._write_sweep_tables(folder), failures
 
     def _write_sweep_tables(self, folder: Path) -> list[tables.RowTable]:
-        table = sweep.sweep_table(self.title, sweep.sweep_places(folder))
+        table = sweep.sweep_table(self.title, sweep.read_sweep_places(folder))
         compared = sweep.sweep_leakage_frontiers(folder)
         sweep.write_sweep_table_files(folder, table)
         frontier.write_frontier_files(folder, compared)
@@ -125,15 +127,17 @@ class ClaimStudy:
     def __init__(self, claim: PublishedPromise) -> None:
         self.claim = claim
 
-    def planned(self) -> list[Place]:
+    def planned_places(self) -> list[Place]:
         return []
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
+    def run_study_into_folder(
+        self, folder: Path, reporter: Reporter, command: str
+    ) -> tuple[list[tables.RowTable], dict[str, str]]:
         found = self.claim.check_all_queries()
         table = published_promises.published_promise_table(self.claim, found)
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace_atomically(folder / _SECTION, published_promises.published_promise_section(self.claim, found))
-        disk.replace_atomically(folder / "claim.csv", tables.to_csv(table))
+        disk.replace_atomically(folder / "claim.csv", tables.row_table_to_csv(table))
         return [table], {}
 
 
@@ -144,34 +148,38 @@ class UtilityStudy:
         self.asked = asked
         self.failure = ""
 
-    def planned(self) -> list[Place]:
+    def planned_places(self) -> list[Place]:
         points = self.asked.points_to_measure()
         keys = {key for point in points for key in point.at}
         at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
         return [Place("", values, (tradeoff.NAME,), failure=self.failure) for values in at]
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
+    def run_study_into_folder(
+        self, folder: Path, reporter: Reporter, command: str
+    ) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Reads what was measured before, else measures; a model that cannot be measured is a row that says why."""
         if tradeoff.has_utility_result(folder):
-            return [tradeoff.tradeoff_table(tradeoff.read_utility(folder, self.asked))], {}
+            return [tradeoff.tradeoff_table(tradeoff.read_utility_result(folder, self.asked))], {}
         try:
             result, _ = measure.measure_utility_points(self.asked, reporter)
         except AuditError as why:
             # the planned places say it from now on: claims about them are not run
             self.failure = str(why)
             return [tables.RowTable(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
-        tradeoff.write_utility(folder, result)
+        tradeoff.write_utility_files(folder, result)
         return [tradeoff.tradeoff_table(result)], {}
 
 
-def _read_plan_places(folder: Path) -> list[Place] | None:
+def _read_study_places_of_plan(folder: Path) -> list[Place] | None:
     """What a plan's folder holds; None where it was not run."""
     if (folder / sweep.SWEEP).is_file():
-        return sweep.sweep_places(folder)
-    return _utility_places(tradeoff.read_utility(folder)) if tradeoff.has_utility_result(folder) else None
+        return sweep.read_sweep_places(folder)
+    return (
+        _study_places_of_utility(tradeoff.read_utility_result(folder)) if tradeoff.has_utility_result(folder) else None
+    )
 
 
-def _utility_places(result: measure.Utility) -> list[Place]:
+def _study_places_of_utility(result: measure.Utility) -> list[Place]:
     """One place a point; its cell holds the row's numbers, epsilons as numbers without an interval."""
     keys = {key for row in result.rows for key in row.at}
     seed = int(result.plan["seed"])
@@ -190,36 +198,38 @@ def _utility_places(result: measure.Utility) -> list[Place]:
 UTILITY_METRICS: Mapping[str, Callable[[measure.UtilityRow, int], Measurement | None]] = {
     "perplexity": lambda row, vocab_size: row.perplexity,
     "perplexity_ratio": lambda row, vocab_size: row.ratio,
-    "perplexity_over_vocabulary": lambda row, vocab_size: _divide_by_vocabulary_size(row.perplexity, vocab_size),
+    "perplexity_over_vocabulary": lambda row, vocab_size: _ledger_perplexity_over_vocabulary(
+        row.perplexity, vocab_size
+    ),
     "covered": lambda row, vocab_size: row.covered,
     "slowdown": lambda row, vocab_size: row.slowdown,
-    "epsilon_per_token": lambda row, vocab_size: _epsilon_measurement(row.epsilon_per_token, row),
-    "epsilon": lambda row, vocab_size: _epsilon_measurement(row.epsilon, row),
-    "epsilon_mean": lambda row, vocab_size: _epsilon_measurement(row.epsilon_mean, row),
+    "epsilon_per_token": lambda row, vocab_size: _ledger_epsilon_without_interval(row.epsilon_per_token, row),
+    "epsilon": lambda row, vocab_size: _ledger_epsilon_without_interval(row.epsilon, row),
+    "epsilon_mean": lambda row, vocab_size: _ledger_epsilon_without_interval(row.epsilon_mean, row),
 }
 
 
-def _divide_by_vocabulary_size(m: Measurement, size: int) -> Measurement:
+def _ledger_perplexity_over_vocabulary(m: Measurement, size: int) -> Measurement:
     # At weight 0 uniform mixing has the perplexity |V| (Majmudar et al. 2022): 1 here.
     return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
 
 
-def _epsilon_measurement(value: float | None, row: measure.UtilityRow) -> Measurement | None:
+def _ledger_epsilon_without_interval(value: float | None, row: measure.UtilityRow) -> Measurement | None:
     """An epsilon as a measurement without width: it is computed, not estimated."""
     return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 
-def claim_statements_of_plan(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
+def paper_claim_statements_of_plan(paper: Paper, plan: str, scale: str) -> list[ledger.PaperClaimStatement]:
     """The plan's claims, but for those about a variant that this scale leaves out."""
     raw = paper.plans[plan]
-    left_out = _variant_names(raw) - _variant_names(paper.raw_plan_at_scale(plan, scale))
-    made = ledger.parse_claim_statements(raw.get("claim", []), scale, f"{paper.name}/{plan}")
+    left_out = _variant_names_of_paper_plan(raw) - _variant_names_of_paper_plan(paper.raw_plan_at_scale(plan, scale))
+    made = ledger.parse_paper_claim_statements(raw.get("claim", []), scale, f"{paper.name}/{plan}")
     return [
         statement for statement in made if not any(term.variant in left_out for _, term in statement.signed_terms())
     ]
 
 
-def _variant_names(raw: Mapping[str, Any]) -> set[str]:
+def _variant_names_of_paper_plan(raw: Mapping[str, Any]) -> set[str]:
     return {variant["name"] for variant in raw.get("variant", [])}
 
 
@@ -239,7 +249,7 @@ class OtherLedger:
             entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
         )
 
-    def disagreements(self, entries: Sequence[LedgerRow], scale: str) -> str:
+    def disagreements_paragraph(self, entries: Sequence[LedgerRow], scale: str) -> str:
         """Which claims hold on one and are refuted on the other, and how many are decided on one alone: a paragraph."""
         decided = (ledger.HOLDS, ledger.REFUTED)
         pairs = [(entry, self.row_of_same_claim(entry)) for entry in entries]
@@ -268,24 +278,32 @@ def ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
     """The ledger as rows; for programs with bounds in columns of their own."""
-    head = ("plan", "claim", "paper", "expected", "setting", *_verdict_column_heads(scale, other))
-    rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_ours_and_verdict_cells(e, other)) for e in entries)
+    head = ("plan", "claim", "paper", "expected", "setting", *_ledger_verdict_column_heads(scale, other))
+    rows = tuple(
+        (e.plan, e.text, e.paper, e.expect, e.setting, *_ledger_measured_and_verdict_cells(e, other)) for e in entries
+    )
     numbers = ("ours", "low", "high", "n", "unit", "verdict")
     # in the order of `machine`
     names = ["plan", "id", "claim", "paper", "setting", "expect", *numbers, "note"]
-    machine = [(e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_number_cells(e), e.note) for e in entries]
+    machine = [
+        (e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_ledger_number_and_verdict_cells(e), e.note)
+        for e in entries
+    ]
     if other is not None:
         names += [f"{other.scale}_{name}" for name in numbers]
-        machine = [(*row, *_number_cells(other.row_of_same_claim(e))) for row, e in zip(machine, entries, strict=True)]
+        machine = [
+            (*row, *_ledger_number_and_verdict_cells(other.row_of_same_claim(e)))
+            for row, e in zip(machine, entries, strict=True)
+        ]
     return tables.RowTable(f"Claims: {paper.title}", head, rows, ledger.RULE, tuple(names), tuple(machine))
 
 
-def _verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
+def _ledger_verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
     names = ("ours", "verdict")
     return names if other is None else tuple(f"{name}, {at}" for at in (other.scale, scale) for name in names)
 
 
-def _ours_and_verdict_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
+def _ledger_measured_and_verdict_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
     both = [entry] if other is None else [other.row_of_same_claim(entry), entry]
     return tuple(
         text
@@ -294,7 +312,7 @@ def _ours_and_verdict_cells(entry: LedgerRow, other: OtherLedger | None) -> tupl
     )
 
 
-def ledger_for_terminal(
+def ledger_table_for_terminal(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.RowTable:
     """The ledger for a terminal: settings stand below, once for each plan."""
@@ -302,15 +320,15 @@ def ledger_for_terminal(
     for e in entries:
         if e.setting and e.setting not in settings.setdefault(e.plan, []):
             settings[e.plan].append(e.setting)
-    told = [other.disagreements(entries, scale)] if other else []
+    told = [other.disagreements_paragraph(entries, scale)] if other else []
     told += [*(f"{plan}: {' | '.join(held)}" for plan, held in settings.items() if held), ledger.RULE]
-    rows = tuple((f"{e.plan}: {e.text}", e.paper, *_ours_and_verdict_cells(e, other)) for e in entries)
+    rows = tuple((f"{e.plan}: {e.text}", e.paper, *_ledger_measured_and_verdict_cells(e, other)) for e in entries)
     return tables.RowTable(
-        f"Claims: {paper.title}", ("claim", "paper", *_verdict_column_heads(scale, other)), rows, "\n".join(told)
+        f"Claims: {paper.title}", ("claim", "paper", *_ledger_verdict_column_heads(scale, other)), rows, "\n".join(told)
     )
 
 
-def _number_cells(entry: LedgerRow) -> tuple[object, ...]:
+def _ledger_number_and_verdict_cells(entry: LedgerRow) -> tuple[object, ...]:
     """Value, bounds, size, unit and verdict."""
     m = entry.ours
     return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)
@@ -321,10 +339,10 @@ def write_ledger_files(
 ) -> None:
     """ledger.md, which says first where two scales disagree, ledger.csv, ledger.tex and ledger.json."""
     grid = ledger_table(paper, entries, scale, other)
-    first = f"{other.disagreements(entries, scale)}\n\n" if other else ""
-    disk.replace_atomically(out / "ledger.md", first + tables.to_markdown(grid))
-    disk.replace_atomically(out / "ledger.csv", tables.to_csv(grid))
-    disk.replace_atomically(out / "ledger.tex", tables.to_latex(grid))
+    first = f"{other.disagreements_paragraph(entries, scale)}\n\n" if other else ""
+    disk.replace_atomically(out / "ledger.md", first + tables.row_table_to_markdown(grid))
+    disk.replace_atomically(out / "ledger.csv", tables.row_table_to_csv(grid))
+    disk.replace_atomically(out / "ledger.tex", tables.row_table_to_latex(grid))
     whole: dict[str, Any] = {"paper": paper.name, "title": paper.title, "scale": scale, "rule": ledger.RULE}
     whole["claims"] = list(entries)
     if other is not None:

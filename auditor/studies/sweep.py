@@ -27,13 +27,13 @@ from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
 from auditor.runs.plan import make_plan
-from auditor.runs.plan_grid import GridPoint, point_name
+from auditor.runs.plan_grid import GridPoint, grid_point_name
 from auditor.runs.reporter import Reporter, SilentReporter
-from auditor.runs.run import check_plan, run_audit
+from auditor.runs.run import check_plan_and_select_plugins, run_audit
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
-from auditor.studies.ledger import Place, format_seed_ranges
+from auditor.studies.ledger import Place, study_seed_ranges_label
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
@@ -48,25 +48,25 @@ def run_sweep_points(
     Raises AuditError where the folder holds runs of other plans, where points do not agree on an engine, and where
     another process walks it.
     """
-    plans, failures = _make_plans_of_points(points, command, refuse)
+    plans, failures = _plans_and_failures_of_sweep_points(points, command, refuse)
     engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
     if len(engines) > 1:
         raise AuditError(f"expected one engine for all points of a grid, got {len(engines)}")
     plans = {name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()}  # each point by one process
     for point in points:
         if point.name in plans:
-            _check_run_unchanged(folder / point.folder, plans[point.name])
+            _check_point_folder_holds_same_plan(folder / point.run_folder_name, plans[point.name])
     with locks.locked_folder(folder, SWEEP), closing(make_engine(engines.pop())) as engine:
         # Before the first run: an interrupted sweep is gone on with by this file alone.
         _write_sweep_file(folder, points, failures, command)
         waiting = []
         for number, point in enumerate(points, 1):
-            path, called = folder / point.folder, f"{number} of {len(points)}: {point.name}"
+            path, called = folder / point.run_folder_name, f"{number} of {len(points)}: {point.name}"
             if point.name in plans and not (path / result_file.RESULT).is_file():
                 waiting.append(_PendingPoint(called, point.name, plans[point.name], path))
         # for this process; and what is sent to each worker, as a reporter cannot be
-        engine.open(_PointRunner(reporter), _WorkerPointRunner())
-        for done, (name, failure) in enumerate(engine.each(_Points(), waiting), 1):
+        engine.set_workplaces(_PointRunner(reporter), _WorkerPointRunner())
+        for done, (name, failure) in enumerate(engine.results_of_long_items(_SweepPointsOnEngine(), waiting), 1):
             if failure:
                 failures[name] = failure  # written at once: an interrupted sweep still says why
                 _write_sweep_file(folder, points, failures, command)
@@ -104,26 +104,28 @@ class _WorkerPointRunner:
 
 
 @dataclass(frozen=True)
-class _Points:
+class _SweepPointsOnEngine:
     """An engine's work: runs points, and gives of each its name and why it could not be run, "" where it was."""
 
     portion: ClassVar[int] = 1  # points that a worker is handed at a time
 
-    def at(self, place: _PointRunner, items: Sequence[_PendingPoint]) -> Iterator[tuple[str, str]]:
+    def results_at_workplace(self, place: _PointRunner, items: Sequence[_PendingPoint]) -> Iterator[tuple[str, str]]:
         for point in items:
             with place.reporter.stage(point.called):
-                failure = _run_point(point.plan, point.path, _QuietReporter(place.reporter), place.shared)
+                failure = _run_sweep_point_for_failure(
+                    point.plan, point.path, _QuietReporter(place.reporter), place.shared
+                )
             yield point.name, failure
 
 
-def _make_plans_of_points(
+def _plans_and_failures_of_sweep_points(
     points: Sequence[GridPoint], command: str, refuse: bool
 ) -> tuple[dict[str, Plan], dict[str, str]]:
     plans, failures = {}, {}
     for point in points:
         try:
             made = make_plan(point.plan, {"command": command})
-            check_plan(made)
+            check_plan_and_select_plugins(made)
             plans[point.name] = made
         except AuditError as why:
             if refuse:
@@ -132,7 +134,7 @@ def _make_plans_of_points(
     return plans, failures
 
 
-def _check_run_unchanged(path: Path, wanted: Plan) -> None:
+def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
     """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
     if not (path / "plan.json").is_file():
         return
@@ -144,10 +146,10 @@ def _check_run_unchanged(path: Path, wanted: Plan) -> None:
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
                 f"not {mine[name]!r}"
             )
-    RunFolder(path).check_weights(plan_weights.file_digests_of_plan(wanted))
+    RunFolder(path).refuse_changed_weights(plan_weights.weight_digests_of_plan_files(wanted))
 
 
-def _run_point(wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
+def _run_sweep_point_for_failure(wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
@@ -171,7 +173,7 @@ class _QuietReporter:
     def stage(self, name: str) -> Iterator[None]:
         yield
 
-    def greedy(self, recall: Mapping[str, Measurement]) -> None: ...
+    def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None: ...
 
 
 # --- the folder -----------------------------------------------------------------------------------------------------
@@ -179,7 +181,9 @@ class _QuietReporter:
 
 def _write_sweep_file(folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str) -> None:
     # the fields of `_RecordedPoint`, which reads them back
-    rows = [{**vars(point), "folder": point.folder, "failure": failures.get(point.name, "")} for point in points]
+    rows = [
+        {**vars(point), "folder": point.run_folder_name, "failure": failures.get(point.name, "")} for point in points
+    ]
     disk.replace_atomically(folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n")
 
 
@@ -201,10 +205,10 @@ class _RecordedPoint:
 
 def read_sweep_points(folder: Path) -> list[GridPoint]:
     """The points of a sweep that was started. Raises AuditError where there is none."""
-    return [kept.grid_point for kept in _read_kept_points(folder)]
+    return [kept.grid_point for kept in _read_recorded_sweep_points(folder)]
 
 
-def sweep_command(folder: Path) -> str:
+def read_command_that_started_sweep(folder: Path) -> str:
     """The command that started the sweep: its points keep it, whoever goes on with them."""
     command: str = from_json(str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command")
     return command
@@ -214,7 +218,7 @@ def _read_sweep_file(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / SWEEP, "the points of a sweep")
 
 
-def _read_kept_points(folder: Path) -> tuple[_RecordedPoint, ...]:
+def _read_recorded_sweep_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     path = folder / SWEEP
     raw = _read_sweep_file(folder)
     kept: tuple[_RecordedPoint, ...] = from_json(tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points")
@@ -224,7 +228,7 @@ def _read_kept_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     return kept
 
 
-def grid_places(points: Sequence[GridPoint]) -> list[Place]:
+def planned_sweep_places(points: Sequence[GridPoint]) -> list[Place]:
     """The places of a grid before anything has run."""
     first: dict[str, GridPoint] = {}
     for point in points:
@@ -232,26 +236,26 @@ def grid_places(points: Sequence[GridPoint]) -> list[Place]:
     return [Place(point.variant, point.at, tuple(point.plan["attack"])) for point in first.values()]
 
 
-def sweep_places(folder: Path) -> list[Place]:
+def read_sweep_places(folder: Path) -> list[Place]:
     """What a sweep folder holds, its seeds taken together, in the order of the plan."""
-    return [_build_place_from_runs(held, folder) for held in _kept_points_by_place(folder)]
+    return [_build_sweep_place_from_runs(held, folder) for held in _recorded_sweep_points_by_place(folder)]
 
 
 def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
     """What leaks least at the same usefulness among all points of the sweep; none where they attack other targets."""
-    runs = ((held[0], _finished_runs_by_seed(held, folder)) for held in _kept_points_by_place(folder))
+    runs = ((held[0], _finished_sweep_runs_by_seed(held, folder)) for held in _recorded_sweep_points_by_place(folder))
     models = [frontier.frontier_models_of_runs(found, first.variant, first.at) for first, found in runs if found]
-    return frontier.build_frontiers(frontier.merge_grid_models(models))
+    return frontier.build_leakage_frontiers_of_models(frontier.merge_frontier_models_of_grid_points(models))
 
 
-def _kept_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
+def _recorded_sweep_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
     grouped: dict[str, list[_RecordedPoint]] = {}
-    for kept in _read_kept_points(folder):
+    for kept in _read_recorded_sweep_points(folder):
         grouped.setdefault(kept.grid_point.name_without_seed, []).append(kept)
     return grouped.values()
 
 
-def _finished_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -> Runs:
+def _finished_sweep_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -> Runs:
     return {
         kept.seed: (result_file.read_result(folder / kept.folder), folder / kept.folder)
         for kept in held
@@ -259,8 +263,8 @@ def _finished_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -> Runs
     }
 
 
-def _build_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -> Place:
-    finished = _finished_runs_by_seed(held, folder)
+def _build_sweep_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -> Place:
+    finished = _finished_sweep_runs_by_seed(held, folder)
     failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
     results = [result for result, _ in finished.values()]
     about = ""
@@ -279,7 +283,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
 
     Other numbers have a column where they are not the same in every row, or are all that a row has.
     """
-    columns = _metric_headings(held)
+    columns = _sweep_table_metric_headings(held)
     rows = list(_sweep_table_rows(held, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in held for key in place.at))
@@ -298,7 +302,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
     )
 
 
-def _metric_headings(held: Sequence[Place]) -> dict[str, str]:
+def _sweep_table_metric_headings(held: Sequence[Place]) -> dict[str, str]:
     """Metric -> heading: of attacks, of each probe its main number, and what only matters where it differs."""
     cells = [cell for place in held for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
@@ -311,21 +315,21 @@ def _metric_headings(held: Sequence[Place]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _SweepTableRow:
     place: Place
     cell: Replicates | None
     numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
     failure: str
 
     @property
-    def seeds(self) -> str:
-        return format_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
+    def seeds_label(self) -> str:
+        return study_seed_ranges_label(sorted(self.cell.measured)) if self.cell else ""
 
     def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
-        last = " · ".join(filter(None, [self.seeds, self.failure]))
-        name = point_name(self.place.variant, self.place.at) or "plan"
+        last = " · ".join(filter(None, [self.seeds_label, self.failure]))
+        name = grid_point_name(self.place.variant, self.place.at) or "plan"
         numbers = (phrases.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled))
         return (name, *([row] if several else []), attack, *numbers, last)
 
@@ -335,21 +339,23 @@ class _Row:
         n = next((m.n for m in self.numbers if m), None)
         bounds = [getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")]
         at = [place.at.get(key) for key in keys]
-        return (place.variant, *at, *where, self.seeds, n, *bounds, self.failure)
+        return (place.variant, *at, *where, self.seeds_label, n, *bounds, self.failure)
 
 
-def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
+def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_SweepTableRow]:
     nothing = (None,) * (len(columns) + 1)
     first: dict[str, Replicates] = {}  # by setting: differences are taken at matched access and decoding only
     for place in held:
         if not place.cells:
-            yield _Row(place, None, nothing, f"failed: {place.failure}")
+            yield _SweepTableRow(place, None, nothing, f"failed: {place.failure}")
         for cell in place.cells:
             if not cell.measured:
-                yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
+                yield _SweepTableRow(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
             numbers = [
-                contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)]) if _has_metric(cell, name) else None
+                contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)])
+                if _has_sweep_cell_metric(cell, name)
+                else None
                 for name in columns
             ]
             base = (
@@ -358,10 +364,10 @@ def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iter
             paired = base is not cell and set(base.member_outcomes_by_seed) & set(cell.member_outcomes_by_seed)
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
             difference = contrast_over_seeds(DIFFERENCE, parts) if paired else None
-            yield _Row(place, cell, (*numbers, difference), place.failure)
+            yield _SweepTableRow(place, cell, (*numbers, difference), place.failure)
 
 
-def _has_metric(cell: Replicates, name: str) -> bool:
+def _has_sweep_cell_metric(cell: Replicates, name: str) -> bool:
     # Numbers of members are worked out of outcomes, others were recorded by name.
     return (
         bool(cell.member_outcomes_by_seed)
@@ -371,5 +377,5 @@ def _has_metric(cell: Replicates, name: str) -> bool:
 
 
 def write_sweep_table_files(folder: Path, held: tables.RowTable) -> None:
-    disk.replace_atomically(folder / "sweep.csv", tables.to_csv(held))
-    disk.replace_atomically(folder / "sweep.md", tables.to_markdown(held))
+    disk.replace_atomically(folder / "sweep.csv", tables.row_table_to_csv(held))
+    disk.replace_atomically(folder / "sweep.md", tables.row_table_to_markdown(held))

@@ -33,14 +33,14 @@ _NARROWEST = 1 << 8  # columns at once, however many rows: the fewer parts, the 
 _LANES = 8  # of float32 norms on a CPU
 
 
-def float64_device(device: torch.device) -> torch.device:
+def device_for_float64_gradient_sums(device: torch.device) -> torch.device:
     """The device, or the CPU where it has no float64."""
     return device if device.type in _PIECE else torch.device("cpu")
 
 
-def per_sample_norms(samples: Sequence[Tensor]) -> Tensor:
+def per_sample_gradient_norms(samples: Sequence[Tensor]) -> Tensor:
     """(b,) float64 norms of b gradients, each in parts (b, ...), one a parameter."""
-    where = float64_device(samples[0].device)
+    where = device_for_float64_gradient_sums(samples[0].device)
     squares = torch.zeros(len(samples[0]), dtype=torch.float64, device=where)
     for sample in samples:
         for piece in _split_into_column_pieces(sample):
@@ -54,9 +54,9 @@ def clipping_factors(norms: Tensor, clips: Tensor) -> Tensor:
     return (clips.to(norms) / norms).clamp(max=1.0)
 
 
-def add_clipped(total: Tensor | None, sample: Tensor, factors: Tensor, clip: float) -> Tensor:
+def add_clipped_gradients_on_grid(total: Tensor | None, sample: Tensor, factors: Tensor, clip: float) -> Tensor:
     """total plus the sum of factors (b,) times sample (b, ...), in float64, on the grid of `clip` (inf: on none)."""
-    where = float64_device(sample.device)
+    where = device_for_float64_gradient_sums(sample.device)
     if total is None:
         total = torch.zeros(sample.shape[1:], dtype=torch.float64, device=where)
     grid = 2.0 ** math.floor(math.log2(clip)) * _GRID if math.isfinite(clip) else 0.0
@@ -86,7 +86,7 @@ def dense_test_gradient(parameter: Tensor, clip: float) -> Tensor:
     return entries.view(1, *parameter.shape)
 
 
-def check_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> None:
+def self_test_gradient_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> None:
     """Clips a dense gradient of these shapes on this device, far longer than C, and measures it by other means.
 
     units: expected in a batch. Raises AuditError where more than C (1 + ROUNDING) is left of it, and for more
@@ -103,10 +103,10 @@ def check_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> N
     if units > MOST_UNITS:
         raise AuditError(f"expected batches of at most {MOST_UNITS:,} units, whose sums are exact, got {units:,.0f}")
     samples = [dense_test_gradient(p, clip) for p in parameters]
-    weights = clipping_factors(per_sample_norms(samples), torch.tensor([clip]))
+    weights = clipping_factors(per_sample_gradient_norms(samples), torch.tensor([clip]))
     squares = 0.0
     for sample in samples:
-        left = add_clipped(None, sample, weights, clip)
+        left = add_clipped_gradients_on_grid(None, sample, weights, clip)
         squares += float(np.square(left.cpu().numpy() / clip).sum())  # numpy adds pairwise: no lane loses small entries
     if not math.sqrt(squares) <= 1 + ROUNDING:
         raise AuditError(

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.plugins.trainer import Checkpoint
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import clipping
 from auditor.training.finetune import require_finite_weights, trainable_parameters
 from auditor.training.gradient_canaries import (
@@ -36,12 +36,12 @@ from auditor.training.gradient_canaries import (
     NoiseScale,
     PlantedCanaries,
 )
-from auditor.training.noise import NoiseStream, add_noise
+from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid
 from auditor.training.per_sample import (
     PerSampleGradientHook,
-    opacus_wrapped_model,
-    pad_tokens_and_labels,
-    record_losses,
+    checked_opacus_model_context,
+    mean_nll_of_each_padded_record,
+    pad_training_tokens_and_labels,
 )
 
 Progress = Callable[[int, float], None]  # (steps done, mean loss of the last batch, nats a token)
@@ -111,19 +111,21 @@ class ScaledOptimizer(DPOptimizer):
         Returns what each was multiplied by, (b,) float64.
         """
         factors = clipping.clipping_factors(
-            clipping.per_sample_norms(self.grad_samples), self.max_grad_norm * shares.double()
+            clipping.per_sample_gradient_norms(self.grad_samples), self.max_grad_norm * shares.double()
         )
         for p in self.params:
             sample = self._get_flat_grad_sample(p)
-            p.summed_grad = clipping.add_clipped(p.summed_grad, sample, factors, self.max_grad_norm)
+            p.summed_grad = clipping.add_clipped_gradients_on_grid(p.summed_grad, sample, factors, self.max_grad_norm)
             p.grad_sample = None
         return factors
 
-    def release_noisy_mean(self) -> None:
+    def step_by_noisy_mean_gradient(self) -> None:
         """Noise on the sums, the mean over the expected batch, one step. An empty batch is a step of noise alone."""
         for p in self.params:
             if p.summed_grad is None:
-                p.summed_grad = torch.zeros_like(p, dtype=torch.float64, device=clipping.float64_device(p.device))
+                p.summed_grad = torch.zeros_like(
+                    p, dtype=torch.float64, device=clipping.device_for_float64_gradient_sums(p.device)
+                )
         self.add_noise()
         for p in self.params:
             # By the expected size: that of this batch is secret.
@@ -138,7 +140,7 @@ class ScaledOptimizer(DPOptimizer):
             deviation = self.noise_scale * self.noise_multiplier * self.max_grad_norm * (1 + clipping.ROUNDING)
         for p in self.params:
             # Back in float32, which holds the grid exactly up to 256 deviations (`noise._GRID`).
-            p.grad = add_noise(p.summed_grad, deviation, self.stream).to(p).view_as(p)
+            p.grad = add_secret_gaussian_noise_on_grid(p.summed_grad, deviation, self.stream).to(p).view_as(p)
 
 
 def fit_privately(
@@ -152,7 +154,7 @@ def fit_privately(
     noise_scale: NoiseScale | None = None,
     canaries: PlantedCanaries = NOTHING_PLANTED,
     progress: Progress = lambda done, loss: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: TrainerCheckpoint | None = None,
     seconds_between: float = 60.0,
 ) -> PrivateModel:
     """Trains the parameters that require gradients, in place, from the checkpoint on; each example is a privacy unit.
@@ -168,32 +170,34 @@ def fit_privately(
     before = _digest_parameters(parameters)
     assumed = AssumedMechanism(recipe.noise_multiplier, recipe.clip, sampler.rate)
     watch = CanaryWatch(canaries, list(parameters.values()), len(examples), assumed)
-    clipping.check_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
+    clipping.self_test_gradient_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
     trained = PrivateModel(0, False, watch=watch)
     own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
     # A canary is clipped to all of C: the most that a unit may add.
     own = torch.cat([own, torch.ones(canaries.count)])
     # ADP's scale is a mean over the batch: of an empty one there is none
     scale = noise_scale and (lambda units: noise_scale(units) if len(units) else 1.0)
-    with opacus_wrapped_model(model, recipe.ghost, examples, pad) as wrapped:
+    with checked_opacus_model_context(model, recipe.ghost, examples, pad) as wrapped:
         optimizer = _make_dp_optimizer(list(parameters.values()), recipe)
         if checkpoint is not None and (state := checkpoint.load()) is not None:
-            _restore_training_state(state, sampler, parameters, optimizer, trained)
+            _restore_private_training_state(state, sampler, parameters, optimizer, trained)
         elif checkpoint is not None:
-            checkpoint.save(_training_state(sampler, parameters, optimizer, trained))  # the key, before it is used
+            checkpoint.save(
+                _private_training_state(sampler, parameters, optimizer, trained)
+            )  # the key, before it is used
         saved = time.monotonic()
         while trained.steps < recipe.steps:
-            units = watch.drop_units_left_out(sampler.units_in_batch(trained.steps))
+            units = watch.count_draws_and_drop_excluded_canaries(sampler.units_in_batch(trained.steps))
             optimizer.noise_scale = 1.0 if scale is None else scale(units)
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
             loss = _accumulate_clipped_gradients(wrapped, optimizer, units.tolist(), examples, own, recipe, pad, watch)
-            with _hook_canary_watch(optimizer, watch, units, scale):
-                optimizer.release_noisy_mean()
+            with _hook_canary_scores_to_optimizer_step(optimizer, watch, units, scale):
+                optimizer.step_by_noisy_mean_gradient()
             require_finite_weights(parameters.values(), checkpoint)
             trained.steps += 1
             trained.noise_scales.append(optimizer.noise_scale)
             if checkpoint is not None and time.monotonic() - saved >= seconds_between:
-                checkpoint.save(_training_state(sampler, parameters, optimizer, trained))
+                checkpoint.save(_private_training_state(sampler, parameters, optimizer, trained))
                 saved = time.monotonic()
             progress(trained.steps, loss)
     trained.moved = _digest_parameters(parameters) != before
@@ -225,7 +229,7 @@ def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) ->
 # --- one batch --------------------------------------------------------------------------------------------------------
 
 
-def _hook_canary_watch(
+def _hook_canary_scores_to_optimizer_step(
     optimizer: ScaledOptimizer, watch: CanaryWatch, units: NDArray[np.int64], scale: NoiseScale | None
 ) -> RemovableHandle:
     """Scores canaries on the gradients that the inner optimizer is given: these are released, and not our own sums."""
@@ -255,36 +259,38 @@ def _accumulate_clipped_gradients(
         own = shares[records + canaries].to(device)  # as rows stand: `append_canary_gradients` puts canaries last
         losses = torch.zeros(0, device=device)
         if records:
-            losses = record_losses(wrapped, *pad_tokens_and_labels([examples[i] for i in records], pad, device))
+            losses = mean_nll_of_each_padded_record(
+                wrapped, *pad_training_tokens_and_labels([examples[i] for i in records], pad, device)
+            )
             losses.sum().backward()  # of a mean, Opacus would give each record's gradient divided by the batch
         numbers = [i - len(examples) for i in canaries]
         if isinstance(wrapped, PerSampleGradientHook):
             for i in range(len(records)):
                 wrapped.compute_record_gradient(i)
-                _clip_and_add_samples(optimizer, 1, own[i : i + 1], watch, [])
+                _clip_and_add_record_and_canary_gradients(optimizer, 1, own[i : i + 1], watch, [])
             for i, number in enumerate(numbers, len(records)):
-                _clip_and_add_samples(optimizer, 0, own[i : i + 1], watch, [number])
+                _clip_and_add_record_and_canary_gradients(optimizer, 0, own[i : i + 1], watch, [number])
             wrapped.drop_kept_backprops()
         else:
-            _clip_and_add_samples(optimizer, len(losses), own, watch, numbers)
+            _clip_and_add_record_and_canary_gradients(optimizer, len(losses), own, watch, numbers)
         total += float(losses.detach().sum())
     drawn = sum(i < len(examples) for i in units)
     return total / drawn if drawn else float("nan")
 
 
-def _clip_and_add_samples(
+def _clip_and_add_record_and_canary_gradients(
     optimizer: ScaledOptimizer, records: int, shares: Tensor, watch: CanaryWatch, canaries: Sequence[int]
 ) -> None:
     """Clips and adds the per-sample gradients that a backward pass left, and those of the canaries behind them."""
     watch.append_canary_gradients(canaries)
-    seen = watch.read_samples_at_coordinates(records)  # before `clip_and_add`, which frees the samples
-    watch.add_known_record_sums(optimizer.clip_and_add(shares)[:records].double().cpu() @ seen)
+    seen = watch.record_gradients_at_canary_coordinates(records)  # before `clip_and_add`, which frees the samples
+    watch.add_known_sums_at_canary_coordinates(optimizer.clip_and_add(shares)[:records].double().cpu() @ seen)
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-def _training_state(
+def _private_training_state(
     sampler: PoissonSampler, parameters: dict[str, nn.Parameter], optimizer: ScaledOptimizer, trained: PrivateModel
 ) -> dict[str, Any]:
     return {
@@ -297,7 +303,7 @@ def _training_state(
     }
 
 
-def _restore_training_state(
+def _restore_private_training_state(
     state: dict[str, Any],
     sampler: PoissonSampler,
     parameters: dict[str, nn.Parameter],

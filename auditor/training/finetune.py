@@ -17,7 +17,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.plugins.trainer import Checkpoint
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import loss_masks
 
 LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond what trains anything
@@ -27,7 +27,7 @@ _MOST_EPOCHS = 100_000
 Loss = Callable[[Any, Tensor], Tensor]  # (model, blocks (B, block)) -> mean nll, nats a token
 
 
-def make_untrained_model(
+def make_untrained_gpt_neox(
     *, vocab_size: int, layers: int, hidden: int, heads: int, positions: int, end: int, seed: int
 ) -> GPTNeoXForCausalLM:
     """A small GPT-NeoX with tied embeddings; rotary positions, so that none is untrained behind a soft prompt."""
@@ -49,15 +49,17 @@ def make_untrained_model(
 
 def causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """Mean nll over the tokens that have a loss: full softmax. Blocks in which none has: 0."""
-    labels = loss_masks.loss_labels(blocks)
+    labels = loss_masks.labels_of_loss_masked_rows(blocks)
     if not bool((labels == loss_masks.IGNORED).any()):  # the model's own loss
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss
         return loss
-    nll = loss_masks.labelled_token_nlls(model, labels, input_ids=loss_masks.unmask_rows(blocks), use_cache=False)
+    nll = loss_masks.nlls_of_tokens_with_loss(
+        model, labels, input_ids=loss_masks.token_id_rows_without_loss_mask(blocks), use_cache=False
+    )
     return nll.mean() if len(nll) else nll.sum()
 
 
-def loss_with_autocast(half: torch.dtype | None) -> Loss:
+def make_causal_loss_with_autocast(half: torch.dtype | None) -> Loss:
     """`causal_loss` with matrix products in this precision (None: that of the weights), which stay as they are."""
     if half is None:
         return causal_loss
@@ -90,7 +92,7 @@ def pack_into_blocks(sequences: Sequence[Tokens], block: int, end: int, order: n
     return torch.tensor(tokens).view(-1, block)
 
 
-def check_schedule(epochs: int, learning_rate: float) -> None:
+def check_epochs_and_learning_rate(epochs: int, learning_rate: float) -> None:
     """Raises AuditError for what no training can be done with, or ever ended."""
     if not 1 <= epochs <= _MOST_EPOCHS:
         raise AuditError(f"expected epochs >= 1 and at most {_MOST_EPOCHS:,}, got {epochs:,}")
@@ -98,7 +100,7 @@ def check_schedule(epochs: int, learning_rate: float) -> None:
         raise AuditError(f"expected learning_rate > 0 and at most {LARGEST:g}, got {learning_rate:g}")
 
 
-def require_finite_weights(parameters: Iterable[torch.nn.Parameter], checkpoint: Checkpoint | None) -> None:
+def require_finite_weights(parameters: Iterable[torch.nn.Parameter], checkpoint: TrainerCheckpoint | None) -> None:
     """Raises AuditError for weights that are no numbers any more; the checkpoint, which leads there, is taken away."""
     # One number that is not finite makes the sum one, and a device is waited for once a parameter.
     if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
@@ -134,7 +136,7 @@ class FineTuningRecipe:
         return self.epochs * math.ceil(blocks / self.batch)
 
 
-class Fitting:
+class StepwiseFineTuning:
     """A fine-tuning under way, a step at a time: batches in an order of its own, AdamW, warm-up, decay, clipping.
 
     Of no sequences it is done before it began.
@@ -155,7 +157,7 @@ class Fitting:
             return
         # This draws an order that no epoch uses; without it every training would come out otherwise than it did.
         # One more an epoch: its last batch may be short.
-        steps = course.epochs * len(self._pack()) // course.batch + course.epochs
+        steps = course.epochs * len(self._training_blocks_in_new_order()) // course.batch + course.epochs
         # one pass over each parameter: where torch has it, that is the fastest
         fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters.values())
         self._optimizer = torch.optim.AdamW(
@@ -169,10 +171,10 @@ class Fitting:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min((step + 1) / max(1, steps // 20), max(0.0, 1 - step / steps))
         )
-        self._batches = self._pack().split(course.batch)
+        self._batches = self._training_blocks_in_new_order().split(course.batch)
 
     @property
-    def done(self) -> bool:
+    def is_done_with_all_epochs(self) -> bool:
         return self.epochs == self.course.epochs
 
     @property
@@ -194,7 +196,7 @@ class Fitting:
             self._next_epoch()
 
     def state(self) -> dict[str, Any]:
-        """What `restore` goes on from, for a `Checkpoint`."""
+        """What `restore` goes on from, for a `TrainerCheckpoint`."""
         return {
             "epochs": self.epochs,
             "steps": self.steps,
@@ -216,10 +218,10 @@ class Fitting:
 
     def _next_epoch(self) -> None:
         self.epochs, self.steps = self.epochs + 1, 0
-        if not self.done:
-            self._batches = self._pack().split(self.course.batch)
+        if not self.is_done_with_all_epochs:
+            self._batches = self._training_blocks_in_new_order().split(self.course.batch)
 
-    def _pack(self) -> Tensor:
+    def _training_blocks_in_new_order(self) -> Tensor:
         return pack_into_blocks(self._sequences, self.course.block, self.course.end, self._order)
 
 
@@ -235,15 +237,17 @@ def fine_tune_on_packed_blocks(
     order: np.random.Generator,
     loss: Loss = causal_loss,
     progress: Callable[[int], None] = lambda epochs_done: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: TrainerCheckpoint | None = None,
 ) -> None:
     """Trains the parameters that ask for gradients, in place; goes on behind the last epoch of the checkpoint."""
-    fitting = Fitting(trainable_parameters(model), sequences, FineTuningRecipe(epochs, rate, batch, block, end), order)
+    fitting = StepwiseFineTuning(
+        trainable_parameters(model), sequences, FineTuningRecipe(epochs, rate, batch, block, end), order
+    )
     if checkpoint is not None and (state := checkpoint.load()) is not None:
         fitting.restore(state)
     device = next(iter(fitting.parameters.values())).device
     model.train()
-    while not fitting.done:
+    while not fitting.is_done_with_all_epochs:
         loss(model, fitting.next_step_batch().to(device)).backward()
         fitting.step()
         if fitting.steps:

@@ -98,7 +98,7 @@ class CanaryWatch:
     def canary_count(self) -> int:
         return len(self.included)
 
-    def drop_units_left_out(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+    def count_draws_and_drop_excluded_canaries(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of the units drawn for a batch, those that are in the data. Counts the draws of every canary, in or out."""
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1
@@ -122,7 +122,7 @@ class CanaryWatch:
 
     # --- what is read ---
 
-    def read_samples_at_coordinates(self, records: int) -> Tensor:
+    def record_gradients_at_canary_coordinates(self, records: int) -> Tensor:
         """(records, count) the per-sample gradients of the first rows at the canaries' coordinates."""
         found = torch.zeros(records, self.canary_count, dtype=torch.float64)
         for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
@@ -131,11 +131,11 @@ class CanaryWatch:
                 found[:, torch.from_numpy(here)] = own.grad_sample[:records].flatten(1)[:, at].double().cpu()
         return found
 
-    def add_known_record_sums(self, added: Tensor) -> None:
+    def add_known_sums_at_canary_coordinates(self, added: Tensor) -> None:
         """(count,) what records have added at the canaries' coordinates, without noise."""
         self._known += added.numpy()
 
-    def gradients_at_coordinates(self) -> Tensor:
+    def released_gradients_at_canary_coordinates(self) -> Tensor:
         """(count,) the gradients that the parameters hold, at the canaries' coordinates; 0 where they hold none."""
         found = torch.zeros(self.canary_count, dtype=torch.float64)
         for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
@@ -149,15 +149,15 @@ class CanaryWatch:
         units: those in the batch. scale: of the noise, where that depends on them.
         """
         # The mean made a sum again; less the records' part it is the canary's C, or 0, plus noise.
-        noisy = self.gradients_at_coordinates().numpy() * expected_batch
+        noisy = self.released_gradients_at_canary_coordinates().numpy() * expected_batch
         x = (noisy - self._known) / self.assumed.clip
         noise = self.assumed.noise_multiplier
         if scale is None:
-            self.scores += inclusion_log_likelihood_ratio(x, noise, self.assumed.rate)
+            self.scores += canary_inclusion_log_likelihood_ratio(x, noise, self.assumed.rate)
         else:
             inside, out = (noise * scales for scales in self._noise_scales_with_without(units, scale))
             told = self._noise_size_log_ratio(expected_batch, inside, out)
-            self.scores += inclusion_log_likelihood_ratio(x, inside, self.assumed.rate, told)
+            self.scores += canary_inclusion_log_likelihood_ratio(x, inside, self.assumed.rate, told)
             noise *= scale(units)
         self.sums += x
         self.releases += 1
@@ -207,7 +207,7 @@ class CanaryWatch:
         found = float(np.square(self.drawn - n * q).sum())
         return (found - self.canary_count * variance) / math.sqrt(self.canary_count * fourth)
 
-    def noise_statistics(self) -> tuple[int, float, float]:
+    def noise_count_size_and_largest_correlation(self) -> tuple[int, float, float]:
         """How many values of the noise were looked at, their root mean square, the largest correlation of two steps.
 
         Over the deviation that the training says they have; (0, 1, 0) where it says that there is none.
@@ -234,7 +234,7 @@ class CanaryWatch:
         self.releases, self._noise = state["releases"], [step.numpy().copy() for step in state["noise"]]
 
 
-def inclusion_log_likelihood_ratio(
+def canary_inclusion_log_likelihood_ratio(
     x: NDArray[np.float64], noise: float | NDArray[np.float64], rate: float, told: float | NDArray[np.float64] = 0.0
 ) -> NDArray[np.float64]:
     """In nats, of x ~ (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2): log(1 - q + q exp((2 x - 1) / (2 s^2))).

@@ -1,7 +1,7 @@
 """Sequences of which a part is read and not learnt, as a conversation's user turns are: such a token is written ~token.
 
 That is below 0, so that one row of numbers goes through packing, cutting and batches, and none of them knows of masks.
-Whoever asks a model calls `unmask_rows` and `loss_labels`.
+Whoever asks a model calls `token_id_rows_without_loss_mask` and `labels_of_loss_masked_rows`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def tokens_with_loss_mask(record: TrainingRecord) -> Tokens:
     return tuple(token if learnt else ~token for token, learnt in zip(record.tokens, record.learnt, strict=True))
 
 
-def unmask_tokens(tokens: Tokens) -> Tokens:
+def tokens_without_loss_mask(tokens: Tokens) -> Tokens:
     """What the model reads of a sequence: all of it."""
     return tuple(~token if token < 0 else token for token in tokens)
 
 
-def unmask_rows(rows: Tensor) -> Tensor:
+def token_id_rows_without_loss_mask(rows: Tensor) -> Tensor:
     """The token ids of rows of such sequences, of any shape."""
     return rows.where(rows >= 0, ~rows)
 
 
-def loss_labels(rows: Tensor) -> Tensor:
+def labels_of_loss_masked_rows(rows: Tensor) -> Tensor:
     """The token ids that have a loss, IGNORED in the place of the others."""
     return rows.masked_fill(rows < 0, IGNORED)
 
@@ -44,14 +44,14 @@ def loss_labels(rows: Tensor) -> Tensor:
 # --- logits of what is learnt alone: in a text mostly read, the head of a large vocabulary is much of a step ---
 
 
-def labelled_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
+def nlls_of_tokens_with_loss(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """(k,) nats, of the k tokens that have a loss given those before them, row by row.
 
     labels: (b, n) the tokens, `IGNORED` where none is learnt; inputs: of the model.
     """
     wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)  # shifted, no logits are copied
     learnt = wanted != IGNORED
-    with _restrict_head_to_learnt(model, learnt):
+    with _restrict_head_to_learnt_context(model, learnt):
         found: Tensor = model(**inputs).logits
     # The head may have read the learnt positions alone, as one row (1, k, V).
     found = found[learnt] if found.shape[:2] == learnt.shape else found[0]
@@ -59,15 +59,15 @@ def labelled_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     return nn.functional.cross_entropy(found, wanted[learnt], reduction="none")
 
 
-def mean_nll_per_row(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
-    """(b,) mean of `labelled_token_nlls` in each row; 0 where none has a loss."""
-    found, learnt = labelled_token_nlls(model, labels, **inputs), labels[:, 1:] != IGNORED
+def mean_nll_of_tokens_with_loss_per_row(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
+    """(b,) mean of `nlls_of_tokens_with_loss` in each row; 0 where none has a loss."""
+    found, learnt = nlls_of_tokens_with_loss(model, labels, **inputs), labels[:, 1:] != IGNORED
     # nonzero() goes row by row, as `found` does: its first column is the row that each token is of.
     return found.new_zeros(len(labels)).index_add(0, learnt.nonzero()[:, 0], found) / learnt.sum(1).clamp(min=1)
 
 
 @contextmanager
-def _restrict_head_to_learnt(model: Any, learnt: Tensor) -> Iterator[None]:
+def _restrict_head_to_learnt_context(model: Any, learnt: Tensor) -> Iterator[None]:
     """A context: the head reads these positions alone. A trained head reads all: per-sample gradients need its rows."""
     inner = getattr(model, "_module", model)  # of a model that Opacus has wrapped
     head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None

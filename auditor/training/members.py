@@ -23,21 +23,21 @@ from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.lora import copy_sharing_weights
 from auditor.models.shards import write_shard_record_list
-from auditor.plugins.trainer import Checkpoint, TrainingRecord
+from auditor.plugins.trainer import TrainerCheckpoint, TrainingRecord
 from auditor.training.finetune import (
     FineTuningRecipe,
-    Fitting,
+    StepwiseFineTuning,
     cast_frozen_linear_weights,
     require_finite_weights,
     trainable_parameters,
 )
-from auditor.training.side_by_side import losses_one_by_one, make_joint_training_base
+from auditor.training.side_by_side import adapter_losses_one_by_one, make_joint_training_base
 
 Layers = Literal["attention", "all"]
 _TOKENS_A_STEP = 4096  # of all members that are trained together: more fill memory and are no faster
 
 
-def assign_to_members(units: Sequence[str], members: int) -> list[list[int]]:
+def assign_records_to_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
     """Which of the records each member gets, as indices; units: whose each record is.
 
     By the hash of the unit: all its records lie in one shard, and where they lie does not depend on anybody else's, so
@@ -71,17 +71,17 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
     return [find(unit) for unit in units]
 
 
-def inseparable_unit_names(records: Sequence[TrainingRecord]) -> list[str]:
+def inseparable_unit_of_each_record(records: Sequence[TrainingRecord]) -> list[str]:
     """The name of what each record cannot be parted from: its user's records, and copies of any of them."""
     return merge_units_sharing_records([record.unit for record in records], [record.text for record in records])
 
 
-def member_folder(ensemble: Path, index: int) -> Path:
+def folder_of_trained_member(ensemble: Path, index: int) -> Path:
     return ensemble / f"member-{index:03d}"
 
 
 @dataclass(frozen=True)
-class Adapter:
+class LoraAdapterRecipe:
     """A plain LoRA adapter, on the attention projection that PEFT names for an architecture or on all linear layers."""
 
     rank: int
@@ -90,7 +90,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberToTrain:
     """One adapter to train: its folder, its records, the seed of its random half, the key of its random order."""
 
     folder: Path
@@ -103,31 +103,31 @@ class Member:
 class _MemberTraining:
     """A member under way."""
 
-    def __init__(self, member: Member, base: Any, adapter: Adapter, course: FineTuningRecipe) -> None:
+    def __init__(self, member: MemberToTrain, base: Any, adapter: LoraAdapterRecipe, course: FineTuningRecipe) -> None:
         self.member = member
         # Right before the adapter is made: its random half is what torch draws next.
         torch.manual_seed(member.seed)
         self.model = add_lora_adapter(copy_sharing_weights(base), adapter).eval()
         parameters = trainable_parameters(self.model)
-        self.fitting = Fitting(parameters, member.sequences, course, keyed_random_generator(*member.stream))
+        self.fitting = StepwiseFineTuning(parameters, member.sequences, course, keyed_random_generator(*member.stream))
 
-    def write(self) -> None:
+    def write_adapter_and_shard_list(self) -> None:
         with disk.create_atomically(self.member.folder) as made:
             self.model.save_pretrained(str(made))
             write_shard_record_list(made, self.member.texts)
 
 
-def train_members(
+def train_private_members(
     base: Any,
-    adapter: Adapter,
-    members: Sequence[Member],
+    adapter: LoraAdapterRecipe,
+    members: Sequence[MemberToTrain],
     course: FineTuningRecipe,
     *,
     together: int = 0,
     half: torch.dtype | None = None,
     stepped: Callable[[int, int], None] = lambda done, total: None,
-    written: Callable[[Member], None] = lambda member: None,
-    checkpoint: Checkpoint | None = None,
+    written: Callable[[MemberToTrain], None] = lambda member: None,
+    checkpoint: TrainerCheckpoint | None = None,
     seconds_between: float = 60.0,
 ) -> int:
     """Trains the members whose folders are not there yet, several in each forward; a folder is there when all of it is.
@@ -146,7 +146,7 @@ def train_members(
     waiting = [member for member in members if not member.folder.is_dir()]
     done, total = 0, sum(course.step_count(member.sequences) for member in waiting)
     wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
-    losses, most = _losses_and_member_count(base, adapter, min(wanted, len(waiting)), asked=together > 0)
+    losses, most = _member_losses_function_and_count(base, adapter, min(wanted, len(waiting)), asked=together > 0)
     cast_frozen_linear_weights(base.requires_grad_(False), half)
     begun = {} if checkpoint is None else checkpoint.load() or {}
     saved, going = time.monotonic(), list[_MemberTraining]()
@@ -156,10 +156,14 @@ def train_members(
             if (state := begun.pop(going[-1].member.folder.name, None)) is not None:
                 going[-1].fitting.restore(state)
                 done += going[-1].fitting.epochs * going[-1].fitting.steps_per_epoch + going[-1].fitting.steps
-        if fittings := [training.fitting for training in going if not training.fitting.done]:  # not of an empty shard
+        if fittings := [
+            training.fitting for training in going if not training.fitting.is_done_with_all_epochs
+        ]:  # not of an empty shard
             batches = [fitting.next_step_batch().to(base.device) for fitting in fittings]
             with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
-                found = losses([training.model for training in going if not training.fitting.done], batches)
+                found = losses(
+                    [training.model for training in going if not training.fitting.is_done_with_all_epochs], batches
+                )
             # Of the sum: no adapter reads another's rows, so that each gets the gradient of its own loss alone.
             found.sum().backward()
             for fitting in fittings:
@@ -168,9 +172,9 @@ def train_members(
         ended = [training for training in going if training.fitting.steps == 0]  # an epoch, or all
         for training in ended:
             require_finite_weights(training.fitting.parameters.values(), checkpoint)
-            if training.fitting.done:
+            if training.fitting.is_done_with_all_epochs:
                 going.remove(training)
-                training.write()
+                training.write_adapter_and_shard_list()
                 written(training.member)
         if checkpoint is not None and time.monotonic() - saved >= seconds_between:
             # Members that are done need no state: their folders are there.
@@ -179,23 +183,23 @@ def train_members(
     return most
 
 
-def _losses_and_member_count(
-    base: Any, adapter: Adapter, most: int, *, asked: bool
+def _member_losses_function_and_count(
+    base: Any, adapter: LoraAdapterRecipe, most: int, *, asked: bool
 ) -> tuple[Callable[..., torch.Tensor], int]:
     """What gives the losses of `most` members at once, and `most`; of one where the base does not permit more."""
     if most > 1:
         mixed = make_joint_training_base(base, lambda: add_lora_adapter(copy_sharing_weights(base), adapter))
         if mixed is not None:
-            return mixed.losses, most
+            return mixed.adapter_losses_in_one_forward, most
         if asked:
             raise AuditError(
                 f"expected together=1 for {base.config.model_type}, whose layers do not read each row of a batch by "
                 "itself, got more"
             )
-    return losses_one_by_one, 1
+    return adapter_losses_one_by_one, 1
 
 
-def add_lora_adapter(model: Any, adapter: Adapter) -> Any:
+def add_lora_adapter(model: Any, adapter: LoraAdapterRecipe) -> Any:
     """The model with an untrained adapter, the rest of it frozen; its random half is torch's to draw.
 
     Raises AuditError for an architecture whose attention PEFT does not know.

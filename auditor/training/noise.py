@@ -9,8 +9,9 @@ which sums can occur depends on what the noise was added to (Mironov 2012), for 
 The stream is ChaCha20 (RFC 8439): its key 256 bits of the operating system's, the step its nonce, so that any step can
 be drawn again by whoever holds the key, and by nobody else under the assumption that everything encrypted rests on. A
 128-bit counter generator (Philox) would be as hard to search, but was never meant to be hard to see through. Like
-Mironov's snapping, `add_noise` rounds the noisy sum, not the noise, to a grid that does not depend on the data: what is
-released is a function of an (all but) ideal Gaussian's outcome, and its last bits hold nothing.
+Mironov's snapping, `add_secret_gaussian_noise_on_grid` rounds the noisy sum, not the noise, to a grid that does not
+depend on the data: what is released is a function of an (all but) ideal Gaussian's outcome, and its last bits hold
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from auditor.training.clipping import float64_device
+from auditor.training.clipping import device_for_float64_gradient_sums
 
 _PIECE = {"cpu": 1 << 16, "cuda": 1 << 22}  # values at once (even): they stay in the cache, or fill the device
 _GRID = 2.0**-16  # spacing, of the power of two below the deviation: float32 holds 256 deviations of it exactly
@@ -50,14 +51,14 @@ class NoiseStream:
         return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1).view(-1)[:count]
 
 
-def add_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
+def add_secret_gaussian_noise_on_grid(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
     """The tensor plus Gaussian noise of this standard deviation (0: none), rounded to the grid of `noise_grid_spacing`.
 
     In the tensor's own dtype.
     """
     if deviation == 0:
         return total.clone()
-    where = float64_device(total.device)
+    where = device_for_float64_gradient_sums(total.device)
     grid, pieces = noise_grid_spacing(deviation), []
     for piece in total.reshape(-1).split(_PIECE[where.type]):
         noisy = piece.to(where).double() + stream.standard_normal_values(len(piece), where).mul_(deviation)

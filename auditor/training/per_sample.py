@@ -24,34 +24,36 @@ from auditor.training import loss_masks
 from auditor.training.finetune import trainable_parameters
 
 
-def pad_tokens_and_labels(
+def pad_training_tokens_and_labels(
     batch: Sequence[Tokens], pad: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """(b, n) token ids and labels. Padding stands behind what causal attention sees, so it needs no mask."""
     width = max(map(len, batch))
     rows = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids in batch], device=device)
     lengths = torch.tensor([len(ids) for ids in batch], device=device)
-    labels = loss_masks.loss_labels(rows).masked_fill(
+    labels = loss_masks.labels_of_loss_masked_rows(rows).masked_fill(
         torch.arange(width, device=device) >= lengths.unsqueeze(1), loss_masks.IGNORED
     )
-    return loss_masks.unmask_rows(rows), labels
+    return loss_masks.token_id_rows_without_loss_mask(rows), labels
 
 
-def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+def mean_nll_of_each_padded_record(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """(b,) mean nll in nats of each sequence's tokens that have a loss, its first one given; 0 where none has."""
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-    return loss_masks.mean_nll_per_row(model, labels, input_ids=tokens, position_ids=positions, use_cache=False)
+    return loss_masks.mean_nll_of_tokens_with_loss_per_row(
+        model, labels, input_ids=tokens, position_ids=positions, use_cache=False
+    )
 
 
 @contextmanager
-def opacus_wrapped_model(model: Any, ghost: bool, examples: Sequence[Tokens], pad: int) -> Iterator[Any]:
+def checked_opacus_model_context(model: Any, ghost: bool, examples: Sequence[Tokens], pad: int) -> Iterator[Any]:
     """A context: the model with Opacus's hooks, taken off at its end. Per-sample gradients are checked first.
 
     Dropout is switched off: the noise regularises enough, and a gradient is then a function of its record.
     """
-    _disable_dropout(model)
-    pairs = pairs_to_check(examples)
+    _disable_dropout_for_private_training(model)
+    pairs = example_pairs_for_gradient_check(examples)
     check_buffers_unchanged(model.train(), pairs, pad)
     with warnings.catch_warnings():
         # torch's, of every layer whose input needs no gradient, as an embedding's token ids
@@ -66,7 +68,9 @@ def opacus_wrapped_model(model: Any, ghost: bool, examples: Sequence[Tokens], pa
 
 
 @register_grad_sampler(Conv1D)
-def _conv1d_sample_gradients(layer: Conv1D, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+def _conv1d_per_sample_gradients(
+    layer: Conv1D, activations: list[Tensor], backprops: Tensor
+) -> dict[nn.Parameter, Tensor]:
     """GPT-2's linear layer: its weight is (in, out), else as Opacus's own for nn.Linear."""
     inputs = activations[0].to(backprops.dtype)
     samples: dict[nn.Parameter, Tensor] = {}
@@ -79,7 +83,7 @@ def _conv1d_sample_gradients(layer: Conv1D, activations: list[Tensor], backprops
 
 
 @register_grad_sampler(nn.Embedding)
-def _embedding_sample_gradients(
+def _embedding_per_sample_gradients(
     layer: nn.Embedding, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
     """Opacus's, of what reaches the rows: torch gives that of `padding_idx` (often end of text) no gradient."""
@@ -129,15 +133,15 @@ def wrap_with_opacus(model: Any, ghost: bool) -> Any:
         if (
             embedding not in GradSampleModule.GRAD_SAMPLERS
         ):  # `check_per_sample_gradients` sees whether the rule is theirs
-            register_grad_sampler(embedding)(_embedding_sample_gradients)
+            register_grad_sampler(embedding)(_embedding_per_sample_gradients)
     kind: Any = PerSampleGradientHook if ghost else GradSampleModule
     try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers_unchanged`
         return kind(model.train(), loss_reduction="sum", strict=False)
     except NotImplementedError as error:
-        raise _unsupported_model_error(model, str(error).splitlines()[0]) from None
+        raise _no_per_sample_gradients_error(model, str(error).splitlines()[0]) from None
 
 
-def _disable_dropout(model: nn.Module) -> None:
+def _disable_dropout_for_private_training(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -147,7 +151,7 @@ def _disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def pairs_to_check(examples: Sequence[Tokens]) -> list[list[Tokens]]:
+def example_pairs_for_gradient_check(examples: Sequence[Tokens]) -> list[list[Tokens]]:
     """What a record's gradient is tried beside: the shortest of each octave of lengths with the longest of all.
 
     A model may change with the length of its batch (rotary embeddings past their original length), so that a short
@@ -170,7 +174,7 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
     # The shortest, then the longest: some buffers (caches of rotary angles) change with the length alone.
     for example in (pairs[0][0], pairs[-1][-1]):
         try:
-            record_losses(model, *pad_tokens_and_labels([example], pad, device))
+            mean_nll_of_each_padded_record(model, *pad_training_tokens_and_labels([example], pad, device))
         except (RuntimeError, ValueError, TypeError):
             return  # `check_per_sample_gradients` says why
         now = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -179,7 +183,7 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
                 layer, _, _ = name.rpartition(".")
                 kind = type(model.get_submodule(layer)).__name__
                 why = f"{layer} ({kind}) keeps statistics of what it reads or of how long it is, which mix records"
-                raise _unsupported_model_error(model, why)
+                raise _no_per_sample_gradients_error(model, why)
         before = now
 
 
@@ -195,13 +199,13 @@ def check_per_sample_gradients(wrapped: Any, examples: Sequence[Tokens], pad: in
     model.zero_grad(set_to_none=True)  # of whoever had it before: it would be added to the first
     wrapped.disable_hooks()
     for example in examples:
-        record_losses(model, *pad_tokens_and_labels([example], pad, device)).sum().backward()
+        mean_nll_of_each_padded_record(model, *pad_training_tokens_and_labels([example], pad, device)).sum().backward()
         single.append({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()})
         model.zero_grad(set_to_none=True)
     wrapped.enable_hooks()
     found: list[dict[str, Tensor]] = []
     try:
-        record_losses(wrapped, *pad_tokens_and_labels(examples, pad, device)).sum().backward()
+        mean_nll_of_each_padded_record(wrapped, *pad_training_tokens_and_labels(examples, pad, device)).sum().backward()
         for i in range(len(examples)):
             row = i
             if isinstance(wrapped, PerSampleGradientHook):
@@ -210,7 +214,7 @@ def check_per_sample_gradients(wrapped: Any, examples: Sequence[Tokens], pad: in
             found.append({name: p.grad_sample[row] for name, p in named.items()})
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError) as error:
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-        raise _unsupported_model_error(model, why) from error
+        raise _no_per_sample_gradients_error(model, why) from error
     finally:
         model.zero_grad(set_to_none=True)
         for p in model.parameters():
@@ -224,10 +228,10 @@ def check_per_sample_gradients(wrapped: Any, examples: Sequence[Tokens], pad: in
             if not float((found[i][name] - gradient).norm()) <= 1e-2 * float(gradient.norm()) + 1e-4 * float(whole):
                 kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
                 why = f"beside a record of {max(map(len, examples))} tokens, those of {name} ({kind})"
-                raise _unsupported_model_error(model, f"{why} are not what single records give")
+                raise _no_per_sample_gradients_error(model, f"{why} are not what single records give")
 
 
-def _unsupported_model_error(model: nn.Module, why: str) -> AuditError:
+def _no_per_sample_gradients_error(model: nn.Module, why: str) -> AuditError:
     kinds = {
         type(module).__name__
         for module in model.modules()

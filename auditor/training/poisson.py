@@ -26,7 +26,7 @@ from auditor.privacy.gaussian import MOST_STEPS
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import CANARIES, PrivacyRecord, read_privacy_record, write_privacy_record
 from auditor.training import loss_masks
-from auditor.training.finetune import check_schedule
+from auditor.training.finetune import check_epochs_and_learning_rate
 
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
@@ -87,7 +87,7 @@ class PoissonTraining(Defense, Trainer):
         for option in ("batch", "physical_batch"):
             if getattr(self, option) < 1:
                 raise AuditError(f"expected {option} >= 1, got {getattr(self, option)}")
-        check_schedule(self.epochs, self.learning_rate)
+        check_epochs_and_learning_rate(self.epochs, self.learning_rate)
         if self.gradient_canaries < 0:
             raise AuditError(f"expected gradient_canaries >= 0, got {self.gradient_canaries}")
         if self.gradient_canaries and self.model:
@@ -102,7 +102,7 @@ class PoissonTraining(Defense, Trainer):
 
     # --- as a trainer ---
 
-    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         """How the units are treated; by default all alike."""
         return UnitTreatment()
 
@@ -120,7 +120,7 @@ class PoissonTraining(Defense, Trainer):
         """What batches and noise are drawn by; secret wherever something is promised."""
         raise NotImplementedError
 
-    def progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
+    def make_private_training_progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
         """What is shown after so many steps, at this loss."""
         return lambda done, loss: job.progress(f"training, loss {loss:.3f}", done, terms.steps)
 
@@ -154,9 +154,9 @@ class PoissonTraining(Defense, Trainer):
 
         examples, cut = _cut_sequences_by_unit(job, self.unit)
         if (made := read_privacy_record(job.out)) is not None:  # written last: all is done but saying so
-            return _notes_for_user(made, cut, len(examples))
+            return _privacy_notes_for_user(made, cut, len(examples))
         terms = self.mechanism_terms(job, self.units or len(examples))
-        model, judgement = job.load(), self.choose_unit_treatment(job, examples)
+        model, judgement = job.load(), self.choose_unit_clipping_and_noise_scale(job, examples)
         trained = loops.fit_privately(
             model,
             examples,
@@ -176,7 +176,7 @@ class PoissonTraining(Defense, Trainer):
             shares=judgement.shares,
             noise_scale=judgement.noise_scale,
             canaries=PlantedCanaries(self.gradient_canaries, job.seed),
-            progress=self.progress(job, terms),
+            progress=self.make_private_training_progress(job, terms),
             checkpoint=job.checkpoint,
         )
         record = self.privacy_record_of_training(trained, judgement, terms)
@@ -188,12 +188,12 @@ class PoissonTraining(Defense, Trainer):
             )
         disk.fsync_tree(job.out)  # the record comes after all else is on disk: where it is, the training is done
         write_privacy_record(job.out, record)
-        return _notes_for_user(record, cut, len(examples))
+        return _privacy_notes_for_user(record, cut, len(examples))
 
     def _gradient_canaries_to_write(
         self, watch: CanaryWatch, terms: MechanismTerms, steps: int, seed: int
     ) -> GradientCanaries:
-        values, size, repeated = watch.noise_statistics()
+        values, size, repeated = watch.noise_count_size_and_largest_correlation()
         return GradientCanaries(
             included=tuple(watch.included.tolist()),
             scores=tuple(watch.scores.tolist()),
@@ -283,7 +283,7 @@ def _cut_sequences_by_unit(job: TrainingJob, unit: str) -> tuple[list[Tokens], i
     return [tuple(ids[: job.block]) for ids in whole.values()], sum(len(ids) > job.block for ids in whole.values())
 
 
-def _notes_for_user(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
+def _privacy_notes_for_user(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
     """What the user must know: sentences."""
     told = list(record.notes())
     if record.epsilon is not None:

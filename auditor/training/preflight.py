@@ -34,7 +34,7 @@ class TrainingSet:
 
 def read_training_set(dataset: Any) -> TrainingSet | None:
     """Of a data set whose rows have `input_ids`; None for one that makes its tokens as it is asked."""
-    rows = _dataset_rows(dataset)
+    rows = _first_rows_of_training_set(dataset)
     first = next(rows, None)
     if first is None or "input_ids" not in first:
         return None
@@ -47,7 +47,7 @@ def read_training_set(dataset: Any) -> TrainingSet | None:
     return TrainingSet(np.concatenate(ids), np.concatenate(learnt), seen.total(), seen.total() - len(seen))
 
 
-def _dataset_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+def _first_rows_of_training_set(dataset: Any) -> Iterator[Mapping[str, Any]]:
     try:
         count = min(len(dataset), _ROWS)
     except TypeError:  # it streams
@@ -69,17 +69,19 @@ def _learnt_token_mask(row: Mapping[str, Any], length: int) -> NDArray[np.bool_]
     return learnt
 
 
-def preflight_findings(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
+def preflight_sentences_about_secrets(training: TrainingSet, secrets: Sequence[Secret]) -> tuple[str, ...]:
     """What is to be known of these secrets in this training set: sentences.
 
     Raises AuditError where no member stands in it, or none that a loss is taken of, and where a non-member does.
     """
     members = [secret for secret in secrets if secret.member]
     text = training.ids.tobytes()
-    found = {secret.id: _find_token_positions(text, secret.prefix + secret.suffix) for secret in members}
+    found = {secret.id: _positions_of_tokens_in_training_set(text, secret.prefix + secret.suffix) for secret in members}
     there = [secret for secret in members if found[secret.id]]
     others = [secret for secret in secrets if not secret.member]
-    if trained := sum(bool(_find_token_positions(text, other.prefix + other.suffix)) for other in others):
+    if trained := sum(
+        bool(_positions_of_tokens_in_training_set(text, other.prefix + other.suffix)) for other in others
+    ):
         raise AuditError(
             f"expected non-members that are not trained on, but {trained} of {len(others)} stand in the training set"
         )
@@ -104,7 +106,7 @@ def preflight_findings(training: TrainingSet, secrets: Sequence[Secret]) -> tupl
     return tuple(said)
 
 
-def _find_token_positions(text: bytes, tokens: Tokens) -> list[int]:
+def _positions_of_tokens_in_training_set(text: bytes, tokens: Tokens) -> list[int]:
     """Where the tokens stand, none of them across two rows."""
     wanted, size = np.array(tokens, np.int32).tobytes(), np.dtype(np.int32).itemsize
     places, at = list[int](), text.find(wanted)

@@ -16,20 +16,24 @@ from scipy.stats import rankdata
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models.base import LanguageModel, perplexity_nll
+from auditor.models.base import LanguageModel, model_nll_and_token_counts
 from auditor.training import loss_masks
 
 Normalisation = Literal["min-max", "rank"]
 
 
-def log_perplexities(model: LanguageModel, examples: Sequence[Tokens]) -> npt.NDArray[np.float64]:
+def log_perplexities_by_public_model(model: LanguageModel, examples: Sequence[Tokens]) -> npt.NDArray[np.float64]:
     """(n,) log P(s) = mean nll in nats a token (Eq. 3) under the public model, the first token given."""
     # (n, 2): summed nll, tokens that it is of
-    nll = np.array(list(perplexity_nll(model, list(map(loss_masks.unmask_tokens, examples)))), dtype=float)
+    nll = np.array(
+        list(model_nll_and_token_counts(model, list(map(loss_masks.tokens_without_loss_mask, examples)))), dtype=float
+    )
     return np.asarray(nll[:, 0] / nll[:, 1])
 
 
-def normalise_perplexities(log_perplexity: npt.NDArray[np.float64], how: Normalisation) -> npt.NDArray[np.float64]:
+def normalise_perplexities_among_records(
+    log_perplexity: npt.NDArray[np.float64], how: Normalisation
+) -> npt.NDArray[np.float64]:
     """(n,) rho in [0, 1] (Eq. 4), rising with perplexity. Either way each depends on all of the records.
 
     min-max: (P - min P) / (max P - min P), so that one odd record makes all others look public. rank: share of the
@@ -59,20 +63,20 @@ def normalise_perplexities_by_fixed_bounds(
 
 
 def check_clipping_share_options(kappa_least: float, lowest: float, highest: float) -> None:
-    """Raises AuditError for what no clipping norm can be scaled by (`clipping_shares`)."""
+    """Raises AuditError for what no clipping norm can be scaled by (`clipping_shares_by_rarity`)."""
     if not 0 < kappa_least <= 1:
         raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
     # highest 0 is the vocabulary's size, which no option says: any large number passes
     normalise_perplexities_by_fixed_bounds(np.zeros(0), lowest or 1, highest or 1e9)
 
 
-def clipping_shares(
+def clipping_shares_by_rarity(
     public: LanguageModel, examples: Sequence[Tokens], kappa_least: float, lowest: float, highest: float
 ) -> list[float]:
     """Each example's share of the clipping norm: from 1 down to kappa_least as the public model finds it rarer.
 
     lowest, highest: bounds of the perplexity; 0 stands for 1, and for the size of the vocabulary.
     """
-    log_perplexity = log_perplexities(public, examples)
+    log_perplexity = log_perplexities_by_public_model(public, examples)
     rho = normalise_perplexities_by_fixed_bounds(log_perplexity, lowest or 1.0, highest or float(public.vocab_size))
     return (1 - (1 - kappa_least) * rho).tolist()

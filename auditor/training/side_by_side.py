@@ -13,8 +13,8 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
-from auditor.models.consistency import distribution_distance
-from auditor.models.lora import MixedLora, Routing, copy_sharing_weights
+from auditor.models.consistency import largest_rms_log_prob_distance
+from auditor.models.lora import MixedLora, MixedLoraRouting, copy_sharing_weights
 from auditor.models.self_check import rounding_tolerance
 from auditor.training import loss_masks
 
@@ -22,28 +22,28 @@ _SEED = 20_240_229  # of a trial's random numbers: any number
 _SPREAD = 0.02  # of its updates, as of weights: five times as much makes a deep model multiply what a GPU rounds
 
 
-def losses_one_by_one(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+def adapter_losses_one_by_one(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
     """(adapters,) mean nll, nats a token, of rows[i] (b_i, n) by the PEFT model adapters[i]: a forward each."""
-    return torch.stack([row_losses(*pair).mean() for pair in zip(adapters, rows, strict=True)])
+    return torch.stack([mean_training_nll_of_each_row(*pair).mean() for pair in zip(adapters, rows, strict=True)])
 
 
-class SideBySide:
+class JointAdapterTraining:
     """A base through which rows of several adapters pass in one forward; `like` tells which layers are adapted."""
 
     def __init__(self, base: Any, like: Any) -> None:
-        self._routing = Routing()
+        self._routing = MixedLoraRouting()
         self.model = copy_sharing_weights(base).eval()
         self._layers, empty = {}, torch.empty(0)
         self._found: WeakKeyDictionary[Any, dict[str, LoraLinear]] = WeakKeyDictionary()
-        for name in lora_layers(like):
+        for name in lora_layers_by_name_in_base(like):
             self._layers[name] = MixedLora(self.model.get_submodule(name), empty, empty, self._routing)
             self.model.set_submodule(name, self._layers[name])
 
-    def losses(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
-        """As `losses_one_by_one`, in one forward. The gradient of the sum is for each adapter what it is alone."""
+    def adapter_losses_in_one_forward(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+        """As `adapter_losses_one_by_one`, in one forward. The sum's gradient is for each adapter what it is alone."""
         counts = [len(own) for own in rows]
         self.route_rows_to_adapters(adapters, counts)
-        found = row_losses(self.model, torch.cat(list(rows)))
+        found = mean_training_nll_of_each_row(self.model, torch.cat(list(rows)))
         return torch.stack([own.mean() for own in found.split(counts)])
 
     def route_rows_to_adapters(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
@@ -65,23 +65,25 @@ class SideBySide:
     def _lora_layers_of_adapter(self, adapter: Any) -> dict[str, LoraLinear]:
         """Looked for once an adapter: a walk over all modules at every step takes as long as an optimizer's."""
         if adapter not in self._found:
-            self._found[adapter] = lora_layers(adapter)
+            self._found[adapter] = lora_layers_by_name_in_base(adapter)
         return self._found[adapter]
 
 
-def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
+def lora_layers_by_name_in_base(adapter: Any) -> dict[str, LoraLinear]:
     """The layers that a PEFT model adapts, by their names in its base."""
     modules = adapter.get_base_model().named_modules()
     return {name: module for name, module in modules if isinstance(module, LoraLinear)}
 
 
-def row_losses(model: Any, rows: Tensor) -> Tensor:
+def mean_training_nll_of_each_row(model: Any, rows: Tensor) -> Tensor:
     """(b,) mean nll of each row (b, n), nats a token that has a loss, its first token given."""
-    labels = loss_masks.loss_labels(rows)
-    return loss_masks.mean_nll_per_row(model, labels, input_ids=loss_masks.unmask_rows(rows), use_cache=False)
+    labels = loss_masks.labels_of_loss_masked_rows(rows)
+    return loss_masks.mean_nll_of_tokens_with_loss_per_row(
+        model, labels, input_ids=loss_masks.token_id_rows_without_loss_mask(rows), use_cache=False
+    )
 
 
-def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
+def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdapterTraining | None:
     """The base for training such adapters together; None where its layers do not read each row of a batch by itself.
 
     adapter: makes one on a base of its own. Tried with two whose updates are random: layers that see the tokens of all
@@ -91,7 +93,7 @@ def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> SideBySid
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(_SEED)
         adapters = [adapter().eval(), adapter().eval()]
-        mixed = SideBySide(base, adapters[0])
+        mixed = JointAdapterTraining(base, adapters[0])
         for parameter in (p for one in adapters for p in one.parameters() if p.requires_grad):
             nn.init.normal_(parameter, std=_SPREAD)
         rows = torch.randint(base.get_input_embeddings().num_embeddings, (3, 8)).to(base.device)
@@ -101,5 +103,7 @@ def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> SideBySid
             found = mixed.model(input_ids=rows).logits
         except (RuntimeError, AttributeError, IndexError):  # what torch and modules raise of such shapes and uses
             return None
-        near = distribution_distance(found.log_softmax(-1), truth.log_softmax(-1)) <= rounding_tolerance(base, truth)
+        near = largest_rms_log_prob_distance(found.log_softmax(-1), truth.log_softmax(-1)) <= rounding_tolerance(
+            base, truth
+        )
         return mixed if near else None

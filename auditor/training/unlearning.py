@@ -24,7 +24,7 @@ from auditor.plugins.trainer import TrainingJob
 from auditor.training import loss_masks
 from auditor.training.finetune import (
     FineTuningRecipe,
-    Fitting,
+    StepwiseFineTuning,
     causal_loss,
     pack_into_blocks,
     require_finite_weights,
@@ -67,32 +67,38 @@ class UnlearningTrainer(Variant):
                 f"expected records of --data that are not to be forgotten with retain={self.retain:g}, got none"
             )
 
-    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is to be forgotten, each text once."""
         texts = {record.text: loss_masks.tokens_with_loss_mask(record) for record in job.forget}
         told = f"to forget: {len(texts):,} distinct records; to keep: "
         told += f"{len(_sequences_not_forgotten(job)):,} records, copies included"
         return list(texts.values()), (told,)
 
-    def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
+    def fit_model_to_sequences(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
         device = next(iter(trainable_parameters(model).values())).device
-        rows = pad_and_cut_sequences(sequences, job.block, job.end)
+        rows = pad_and_cut_unlearning_records(sequences, job.block, job.end)
         # Before `restore` puts in the weights of a checkpoint: these are the numbers of the model as it came.
-        before = evaluate_record_log_probs(model, rows.to(device))
+        before = log_probs_without_gradient(model, rows.to(device))
         course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end)
-        fitting = _Passes(model, rows, course, job)
-        kept = pad_and_cut_sequences(_sequences_not_forgotten(job), job.block, job.end) if self.retain else rows[:0]
+        fitting = _UnlearningSteps(model, rows, course, job)
+        kept = (
+            pad_and_cut_unlearning_records(_sequences_not_forgotten(job), job.block, job.end)
+            if self.retain
+            else rows[:0]
+        )
         if (state := job.checkpoint.load()) is not None:
             fitting.restore(state)
         model.train()
-        while not fitting.done:
+        while not fitting.is_done_with_all_epochs:
             at = fitting.next_step_batch()[:, 0]
-            loss = self.forgetting_loss(record_log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
+            loss = self.forgetting_loss(
+                log_probs_of_whole_records(model, rows[at].to(device), job.half), before[at.to(device)]
+            )
             if self.retain:
                 # by the place and not from a stream, so that a resumed training draws the same records
                 rng = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps)
                 drawn = rng.integers(len(kept), size=len(at))
-                retained = record_log_probs(model, kept[torch.from_numpy(drawn)].to(device), job.half)
+                retained = log_probs_of_whole_records(model, kept[torch.from_numpy(drawn)].to(device), job.half)
                 loss = loss - self.retain * retained.mean()
             loss.backward()
             fitting.step()
@@ -101,22 +107,22 @@ class UnlearningTrainer(Variant):
                 require_finite_weights(fitting.parameters.values(), job.checkpoint)
                 job.checkpoint.save(fitting.state())
                 job.progress("unlearning", fitting.epochs, self.epochs)
-        tokens = int((loss_masks.loss_labels(rows)[:, 1:] != loss_masks.IGNORED).sum())
-        now = float(evaluate_record_log_probs(model, rows.to(device)).sum())
+        tokens = int((loss_masks.labels_of_loss_masked_rows(rows)[:, 1:] != loss_masks.IGNORED).sum())
+        now = float(log_probs_without_gradient(model, rows.to(device)).sum())
         return (
             f"the records to forget had {-float(before.sum()) / tokens:.3g} nats a token before, and have "
             f"{-now / tokens:.3g} after",
         )
 
 
-class _Passes(Fitting):
+class _UnlearningSteps(StepwiseFineTuning):
     """A fitting whose batches are places of rows, (at most batch, 1): each row once an epoch, in a new order."""
 
     def __init__(self, model: Any, rows: Tensor, course: FineTuningRecipe, job: TrainingJob) -> None:
         places = [(place,) for place in range(len(rows))]
         super().__init__(trainable_parameters(model), places, course, keyed_random_generator("unlearn", job.seed))
 
-    def _pack(self) -> Tensor:
+    def _training_blocks_in_new_order(self) -> Tensor:
         return torch.from_numpy(self._order.permutation(len(self._sequences)).astype(np.int64)).unsqueeze(-1)
 
 
@@ -126,7 +132,7 @@ def _sequences_not_forgotten(job: TrainingJob) -> list[Tokens]:
     return [loss_masks.tokens_with_loss_mask(record) for record in job.records if record.text not in forgotten]
 
 
-def pad_and_cut_sequences(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
+def pad_and_cut_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
     """(records, width): each behind an end-of-text token and ended by one, as in training; cut at the block.
 
     What has no loss, the first token and what fills up, is written as `training.loss_masks` does.
@@ -136,14 +142,14 @@ def pad_and_cut_sequences(sequences: Sequence[Tokens], block: int, end: int) -> 
     return torch.tensor([[*row, *([~end] * (width - len(row)))] for row in whole], device="cpu")
 
 
-def record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
+def log_probs_of_whole_records(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
     """(records,): nats of all tokens that have a loss, summed. What fills up stands behind them: nothing reads it.
 
     half: what matrices are multiplied in; None: as the weights are.
     """
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
-        logits = model(input_ids=loss_masks.unmask_rows(rows)).logits[:, :-1].float()
-    wanted = loss_masks.loss_labels(rows)[:, 1:]
+        logits = model(input_ids=loss_masks.token_id_rows_without_loss_mask(rows)).logits[:, :-1].float()
+    wanted = loss_masks.labels_of_loss_masked_rows(rows)[:, 1:]
     # transposed: it takes (records, vocabulary, positions)
     nll = torch.nn.functional.cross_entropy(
         logits.transpose(1, 2), wanted, ignore_index=loss_masks.IGNORED, reduction="none"
@@ -152,10 +158,10 @@ def record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) 
 
 
 @torch.no_grad()
-def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
-    """`record_log_probs` without gradients or dropout; leaves the model in training mode."""
+def log_probs_without_gradient(model: Any, rows: Tensor) -> Tensor:
+    """`log_probs_of_whole_records` without gradients or dropout; leaves the model in training mode."""
     model.eval()
-    found = torch.cat([record_log_probs(model, some) for some in rows.split(_AT_ONCE)])
+    found = torch.cat([log_probs_of_whole_records(model, some) for some in rows.split(_AT_ONCE)])
     model.train()
     return found
 
@@ -163,7 +169,7 @@ def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
 # --- what comes back ---
 
 
-def relearn(
+def fine_tune_copy_to_relearn(
     model: HuggingFaceModel,
     texts: Sequence[Tokens],
     *,

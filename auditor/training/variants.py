@@ -21,9 +21,9 @@ from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.training import loss_masks
 from auditor.training.finetune import (
     cast_frozen_linear_weights,
-    check_schedule,
+    check_epochs_and_learning_rate,
     fine_tune_on_packed_blocks,
-    loss_with_autocast,
+    make_causal_loss_with_autocast,
 )
 
 NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it may tell"
@@ -33,8 +33,9 @@ NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it 
 class FineTuning(Trainer):
     """Base of fine-tunings on packed blocks with AdamW. learning_rate decays linearly to 0.
 
-    A subclass changes which sequences are learnt (`trained_on`), which parameters are trained (`to_train`), or how they
-    are fitted (`fine_tune_on_packed_blocks`); each may tell what it did: sentences.
+    A subclass changes which sequences are learnt (`sequences_to_train_on`), which parameters are trained
+    (`model_with_parameters_to_train`), or how they are fitted (`fit_model_to_sequences`); each may tell what it did:
+    sentences.
     """
 
     epochs: int = 3
@@ -44,17 +45,17 @@ class FineTuning(Trainer):
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise AuditError(f"expected batch >= 1, got {self.batch}")
-        check_schedule(self.epochs, self.learning_rate)
+        check_epochs_and_learning_rate(self.epochs, self.learning_rate)
 
-    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is trained on, tokens without a loss as `training.loss_masks` writes them."""
         return [loss_masks.tokens_with_loss_mask(record) for record in job.records], ()
 
-    def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
+    def model_with_parameters_to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         """The model, those of its parameters that are trained asking for gradients."""
         return job.load(), ()
 
-    def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
+    def fit_model_to_sequences(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
         """Trains the model in place; goes on behind the checkpoint."""
         fine_tune_on_packed_blocks(
             model,
@@ -65,19 +66,19 @@ class FineTuning(Trainer):
             block=job.block,
             end=job.end,
             order=keyed_random_generator("train", job.seed),
-            loss=loss_with_autocast(job.half),
+            loss=make_causal_loss_with_autocast(job.half),
             progress=lambda done: job.progress("training", done, self.epochs),
             checkpoint=job.checkpoint,
         )
         return ()
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        sequences, of_data = self.trained_on(job)
+        sequences, of_data = self.sequences_to_train_on(job)
         torch.manual_seed(job.seed)  # of an adapter's random half, and of dropout
-        model, of_model = self.to_train(job)
+        model, of_model = self.model_with_parameters_to_train(job)
         # Behind `to_train`, which decides what is frozen.
         cast_frozen_linear_weights(model, job.half)
-        of_fit = self.fit(job, model, sequences)
+        of_fit = self.fit_model_to_sequences(job, model, sequences)
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
         return (*of_data, *of_model, *of_fit, NOTHING_PROMISED)
@@ -115,7 +116,7 @@ class DataVariant(Variant):
         """How many of a record's copies stay, where that follows from their number; None: it does not."""
         return None
 
-    def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         kept, told = self.choose_records_to_keep([record.text for record in job.records])
         if not kept:
             raise AuditError(f"expected {self.name} to leave records to train on, got none of {len(job.records):,}")

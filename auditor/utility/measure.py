@@ -33,7 +33,7 @@ from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
-from auditor.models.lora import load_ensemble
+from auditor.models.lora import load_lora_ensemble
 from auditor.models.masked import detect_model_kind, load_masked
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
@@ -41,16 +41,22 @@ from auditor.plugins.options import plugin_title
 from auditor.plugins.trainer import Trainer
 from auditor.records import file_digests
 from auditor.runs import plan_weights
-from auditor.runs.lab_site import LABS, build_lab_recipe, defense_defaults
+from auditor.runs.lab_site import LABS, build_lab_recipe, default_options_of_lab_defenses
 from auditor.runs.machine import describe_environment
 from auditor.runs.own_defenses import load_trained_defense
 from auditor.runs.plan import make_plan
-from auditor.runs.plan_grid import point_name
+from auditor.runs.plan_grid import grid_point_name
 from auditor.runs.prefix_token import resolve_prefix_token
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
-from auditor.utility.scored_models import CausalSubject, Example, MaskedSubject, ScoringOptions, Subject
-from auditor.utility.sweep_points import DefensePoint, defense_points
+from auditor.utility.scored_models import (
+    CausalUtilitySubject,
+    Example,
+    MaskedUtilitySubject,
+    ScoringOptions,
+    UtilitySubject,
+)
+from auditor.utility.sweep_points import DefensePoint, build_utility_sweep_points
 
 _RESAMPLES = 2000
 
@@ -95,12 +101,12 @@ class UtilityPlan:
         plan, defaults = self.plan, dict[str, dict[str, Any]]()
         for path in plan.plugin:
             registry.load_plugin_file(Path(path))
-        for name in plan.non_default_fields(ATTACKS):
+        for name in plan.non_default_field_names(ATTACKS):
             raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
         if plan.target.uses_builtin_lab:
             recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
-            defaults = defense_defaults(LABS[plan.target.lab], recipe)
-        return defense_points(plan.target, plan.defenses, defaults, self.sweep)
+            defaults = default_options_of_lab_defenses(LABS[plan.target.lab], recipe)
+        return build_utility_sweep_points(plan.target, plan.defenses, defaults, self.sweep)
 
     def check_folder_measured_alike(self, found: Utility, folder: Path) -> None:
         """Raises AuditError where what the folder holds was measured with anything else."""
@@ -111,7 +117,7 @@ class UtilityPlan:
             if {**theirs, "command": ""} != {**own, "command": ""}:
                 raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
         file_digests.check_model_files_unchanged(
-            found.weights or None, plan_weights.file_digests_of_plan(self.plan), str(folder)
+            found.weights or None, plan_weights.weight_digests_of_plan_files(self.plan), str(folder)
         )
 
 
@@ -190,53 +196,55 @@ Held = Callable[[Defense], Mapping[str, Any]]
 
 def load_scored_model_and_defense_parts(
     plan: Plan, settings: UtilitySettings, reporter: Reporter
-) -> tuple[Subject[Any], Held]:
+) -> tuple[UtilitySubject[Any], Held]:
     """The model with its texts, and what gives a defense its parts: an ensemble, a trained model. Raises AuditError."""
     asked = ScoringOptions(
         plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
     )
     target, data = plan.target, plan.data
     if not target.uses_builtin_lab:
-        return _own_model_subject_and_parts(target, plan.loading, data, settings, asked)
+        return _utility_subject_and_parts_of_own_model(target, plan.loading, data, settings, asked)
     lab = LABS[target.lab](build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed), None, reporter.progress)
-    return _lab_subject_and_parts(lab, data.prefix_token, settings, asked)
+    return _utility_subject_and_parts_of_lab(lab, data.prefix_token, settings, asked)
 
 
-def _lab_subject_and_parts(
+def _utility_subject_and_parts_of_lab(
     lab: Lab, prefix_token: str, settings: UtilitySettings, asked: ScoringOptions
-) -> tuple[Subject[Any], Held]:
-    texts = lab.texts.records(settings.on == "members")
+) -> tuple[UtilitySubject[Any], Held]:
+    texts = lab.texts.distinct_private_texts(settings.on == "members")
     if settings.kind == "masked":
-        _refuse_prefix_token(prefix_token)
+        _refuse_prefix_token_in_masked_utility(prefix_token)
         both = MaskedLab(lab)
-        masked = both.target()
-        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), lambda defense: {}
-    public, target = lab.public(), lab.target()
+        masked = both.target_masked_model()
+        return MaskedUtilitySubject(
+            masked, both.public_masked_model(), masked.tokenizer, texts, asked
+        ), lambda defense: {}
+    public, target = lab.lab_public_model(), lab.lab_target_model()
     # as the perplexities of `audit run`: what is read and not learnt
     given = lab.training.untrained_leading_token_counts(texts)
-    subject = _build_causal_subject(prefix_token, target, public, texts, asked, lab.known, given)
-    return subject, cache(partial(_lab_defense_parts, lab))
+    subject = _build_causal_utility_subject(prefix_token, target, public, texts, asked, lab.known, given)
+    return subject, cache(partial(_utility_defense_parts_from_lab, lab))
 
 
-def _own_model_subject_and_parts(
+def _utility_subject_and_parts_of_own_model(
     models: TargetPlan, loading: LoadingOptions, data: DataPlan, settings: UtilitySettings, asked: ScoringOptions
-) -> tuple[Subject[Any], Held]:
+) -> tuple[UtilitySubject[Any], Held]:
     assert models.model is not None and data.data is not None
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
     texts, beside = read_row_texts("--data", data.data), loading.for_companion_model()  # before minutes of loading
     if detect_model_kind(models.model, settings.kind, loading) == "masked":
-        _refuse_prefix_token(data.prefix_token)
+        _refuse_prefix_token_in_masked_utility(data.prefix_token)
         masked = load_masked(models.model, loading)
         other = load_masked(models.public, beside) if models.public else None
-        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), lambda defense: {}
+        return MaskedUtilitySubject(masked, other, masked.tokenizer, texts, asked), lambda defense: {}
     target = load_causal_lm(models.model, loading)
     public = load_causal_lm(models.public, beside) if models.public else None
 
     @cache  # points of a sweep differ in their options and share a folder
     def ensemble(folder: str) -> Any:
         assert isinstance(public, HuggingFaceModel)  # `check_defense_inputs_given` has seen to it
-        return load_ensemble(Path(folder), public)
+        return load_lora_ensemble(Path(folder), public)
 
     def held(defense: Defense) -> Mapping[str, Any]:
         parts = dict[str, Any]()
@@ -248,15 +256,15 @@ def _own_model_subject_and_parts(
             parts["ensemble"] = ensemble(defense.ensemble_folder)
         return parts
 
-    return _build_causal_subject(data.prefix_token, target, public, texts, asked), cache(held)
+    return _build_causal_utility_subject(data.prefix_token, target, public, texts, asked), cache(held)
 
 
-def _refuse_prefix_token(asked: str) -> None:
+def _refuse_prefix_token_in_masked_utility(asked: str) -> None:
     if asked != AUTO:
         raise AuditError(f"expected a causal LM for --prefix-token {asked}, got a masked one, which reads whole texts")
 
 
-def _build_causal_subject(
+def _build_causal_utility_subject(
     prefix: str,
     target: HuggingFaceModel,
     public: HuggingFaceModel | None,
@@ -264,22 +272,22 @@ def _build_causal_subject(
     asked: ScoringOptions,
     known: Sequence[Pair] = (),
     given: Sequence[int] = (),
-) -> CausalSubject:
+) -> CausalUtilitySubject:
     prefix_token = resolve_prefix_token(prefix, target, known)
-    subject = CausalSubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens, given)
+    subject = CausalUtilitySubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens, given)
     subject.notes.append(prefix_token.said)
     return subject
 
 
-def _lab_defense_parts(lab: Lab, defense: Defense) -> Mapping[str, Any]:
+def _utility_defense_parts_from_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
     parts = dict[str, Any]()
     if "trained" in defense.needs:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
-        parts["trained"] = lab.trained(defense)
+        parts["trained"] = lab.model_trained_by_trainer(defense)
     if "ensemble" in defense.needs:
-        parts["ensemble"] = lab.with_ensemble_size(defense.members).ensemble()
+        parts["ensemble"] = lab.with_ensemble_size(defense.required_member_count).ensemble()
     if "corpus" in defense.needs:
-        parts["corpus"] = [tokens for tokens, _ in lab.corpus(True)]
+        parts["corpus"] = [tokens for tokens, _ in lab.texts_with_repeat_counts(True)]
     return parts
 
 
@@ -297,9 +305,9 @@ def measure_utility_points(
     wanted = request.points_to_measure()
     with reporter.stage("prepare"):
         subject, held_of = load_scored_model_and_defense_parts(plan, settings, reporter)
-        models, claims = _models_and_claims(subject, held_of, wanted)
+        models, claims = _protected_utility_models_and_claims(subject, held_of, wanted)
         # Rows below 0 are none of the data: the row keys what is drawn, and says how much of a text is given.
-        asked = [subject.encode(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
+        asked = [subject.encode_text_as_passage(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
         if any(not text.open for text in asked):
             raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
     with reporter.stage(f"perplexity of {len(models)} points on {len(subject.texts):,} texts"):
@@ -309,7 +317,7 @@ def measure_utility_points(
     rows = _build_utility_rows(subject, wanted, claims, nll, lost, slower)
     names = dict(zip(utility_row_labels(rows), models, strict=True))
     with reporter.stage("examples") if asked else nullcontext():
-        examples = [subject.predict(names, text) for text in asked]
+        examples = [subject.predicted_example_by_model(names, text) for text in asked]
     records = f"{'member' if settings.on == 'members' else 'held-out'} records"
     result = Utility(
         kind=subject.kind,
@@ -317,7 +325,7 @@ def measure_utility_points(
         data=Path(plan.data.data).name if plan.data.data is not None else records,
         texts=len(subject.texts),
         vocab_size=subject.target.vocab_size,
-        restarts=subject.restarts,
+        restarts=subject.scorings_per_text,
         longest=int(subject.predicted_token_counts.max()),
         mean_tokens=float(subject.predicted_token_counts.mean()),
         rows=tuple(rows),
@@ -329,22 +337,25 @@ def measure_utility_points(
         settings=to_json(settings),
         sweep={key: tuple(values) for key, values in request.sweep.items()},
         environment=describe_environment(plan.loading.device),
-        weights=plan_weights.file_digests_of_plan(plan),
+        weights=plan_weights.weight_digests_of_plan_files(plan),
         seconds=time.perf_counter() - start,
     )
     return result, examples
 
 
-def _models_and_claims(
-    subject: Subject[Any], held_of: Held, wanted: Sequence[DefensePoint]
+def _protected_utility_models_and_claims(
+    subject: UtilitySubject[Any], held_of: Held, wanted: Sequence[DefensePoint]
 ) -> tuple[list[Any], list[Claim | None]]:
     bare = subject.undefended, None
-    pairs = [subject.protect(point.defense, held_of(point.defense)) if point.defense else bare for point in wanted]
+    pairs = [
+        subject.protected_model_and_claim(point.defense, held_of(point.defense)) if point.defense else bare
+        for point in wanted
+    ]
     return [model for model, _ in pairs], [claim for _, claim in pairs]
 
 
 def _build_utility_rows(
-    subject: Subject[Any],
+    subject: UtilitySubject[Any],
     wanted: Sequence[DefensePoint],
     claims: Sequence[Claim | None],
     nll: NDArray[np.float64],
@@ -357,21 +368,21 @@ def _build_utility_rows(
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
         row = UtilityRow(
-            target=point.target,
+            target=point.defense_or_undefended_name,
             title=plugin_title(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},
-            perplexity=corpus_perplexity(possible[i], tokens),
-            ratio=corpus_perplexity(possible[i], tokens, possible[0]),
+            perplexity=utility_corpus_perplexity(possible[i], tokens),
+            ratio=utility_corpus_perplexity(possible[i], tokens, possible[0]),
             restarts=tuple(np.exp(possible[i].sum(1) / tokens.sum()).tolist()),
-            covered=_covered_token_share(lost[i], tokens),
+            covered=_utility_share_of_possible_tokens(lost[i], tokens),
             slowdown=slower[i],
         )
-        rows.append(row if claim is None else _row_with_claim(row, claim, mean))
+        rows.append(row if claim is None else _utility_row_with_claim(row, claim, mean))
     return rows
 
 
-def _row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
+def _utility_row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
     per_token = claim.details.get("epsilon_per_token")
     return replace(
         row,
@@ -385,7 +396,7 @@ def _row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> Utilit
     )
 
 
-def corpus_perplexity(
+def utility_corpus_perplexity(
     nll: NDArray[np.float64], tokens: NDArray[np.int64], base: NDArray[np.float64] | None = None
 ) -> Measurement:
     """Corpus perplexity, the mean over restarts; with a base, how many times the base's it is.
@@ -412,7 +423,7 @@ def corpus_perplexity(
     return Measurement(name, value, low, high, len(tokens), unit)
 
 
-def _covered_token_share(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
+def _utility_share_of_possible_tokens(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
     """The share of tokens that have a probability; lost: (restarts, texts), tokens that have none."""
 
     def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -427,4 +438,4 @@ def _covered_token_share(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> 
 def utility_row_labels(rows: Sequence[UtilityRow]) -> list[str]:
     """`weight=0.3`, or where several defenses are compared `Uniform mixing, weight=0.3`."""
     short = len({row.target for row in rows if row.options}) == 1
-    return [point_name("" if short and row.at else row.title, row.at) for row in rows]
+    return [grid_point_name("" if short and row.at else row.title, row.at) for row in rows]

@@ -24,9 +24,9 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator, secret_uniform_draws
-from auditor.generation.sample import sample
+from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel, Rows, max_logits_at_once
-from auditor.models.decoding import ANCESTRAL, batches_of_equal_shape
+from auditor.models.decoding import ANCESTRAL, index_batches_of_equal_shape
 from auditor.models.masked import MaskedModel
 from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.models.wrapping import WrappingModel
@@ -71,7 +71,7 @@ class Passage:
     cut: bool = False
 
 
-class Subject(ABC, Generic[Model]):
+class UtilitySubject(ABC, Generic[Model]):
     """A model and texts to predict; a causal and a masked one differ in what is predicted of a text, and how."""
 
     kind: str
@@ -84,9 +84,9 @@ class Subject(ABC, Generic[Model]):
         if public is not None:
             check_same_vocabulary_size("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
         # bare is timed; undefended, the same behind the cache, is what the points are compared with.
-        self.bare: Model = self.behind_prefix_token(target)
+        self.bare: Model = self.model_behind_prefix_token(target)
         self.target: Model = self._with_cached_last_answer(target)
-        self.undefended: Model = self.behind_prefix_token(self.target)
+        self.undefended: Model = self.model_behind_prefix_token(self.target)
         self.public: Model | None = None if public is None else self._with_cached_last_answer(public)
         self.tokenizer, self.asked = tokenizer, asked
         self.room = min(asked.max_length, self.bare.max_positions or asked.max_length)
@@ -96,7 +96,7 @@ class Subject(ABC, Generic[Model]):
         self.batch_size = asked.batch_size or max(1, min(_BATCH, size))
 
     @property
-    def restarts(self) -> int:
+    def scorings_per_text(self) -> int:
         """How often each text is scored: once, unless chance decides what is predicted of it."""
         return 1
 
@@ -106,7 +106,7 @@ class Subject(ABC, Generic[Model]):
         return np.array([self.predicted_token_count(text) for text in self.texts])
 
     def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
-        made = [self.encode(row, text) for row, text in enumerate(texts)]
+        made = [self.encode_text_as_passage(row, text) for row, text in enumerate(texts)]
         usable = [text for text in made if text.open]
         check_tokens_within_vocabulary(
             "the texts", [text.tokens for text in usable], self.target.vocab_size, self.target.name
@@ -126,12 +126,12 @@ class Subject(ABC, Generic[Model]):
         self.notes.append(f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.asked.seed}")
         return [texts[i] for i in kept]
 
-    def behind_prefix_token(self, model: Model) -> Model:
+    def model_behind_prefix_token(self, model: Model) -> Model:
         """The model with the prefix token before every text, where there is one."""
         return model
 
     @abstractmethod
-    def encode(self, row: int, text: str) -> Passage:
+    def encode_text_as_passage(self, row: int, text: str) -> Passage:
         """Its tokens, cut to the room there is, and the positions that may be predicted."""
 
     @abstractmethod
@@ -143,28 +143,28 @@ class Subject(ABC, Generic[Model]):
         """The model, remembering its last answer: every point of a sweep asks it the same, one after the other."""
 
     @abstractmethod
-    def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[Model, Claim | None]:
+    def protected_model_and_claim(self, defense: Defense, held: Mapping[str, Any]) -> tuple[Model, Claim | None]:
         """The model behind this defense, and what is promised for the longest text."""
 
     @abstractmethod
-    def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
+    def batches_with_log_prob_queries(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
         """(restart, texts, how to ask a model for the log-probabilities of what is predicted of them, (B, m) nats)."""
 
     @abstractmethod
-    def ask_one_distribution(self, model: Model) -> Tensor:
+    def ask_distributions_for_timing(self, model: Model) -> Tensor:
         """One distribution for each of four equal texts: the answer that is timed."""
 
     @abstractmethod
-    def predict(self, models: Mapping[str, Model], text: Passage) -> Example:
+    def predicted_example_by_model(self, models: Mapping[str, Model], text: Passage) -> Example:
         """What each model says in the text's gaps, or behind its first half."""
 
     def nll_by_model_and_text(
         self, models: Sequence[Model], progress: Callable[[int, int], None]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """(models, restarts, texts): summed nll (nats) of tokens that have a probability, and how many have none."""
-        shape = (len(models), self.restarts, len(self.texts))
+        shape = (len(models), self.scorings_per_text, len(self.texts))
         nll, lost, done = np.zeros(shape), np.zeros(shape, dtype=np.int64), 0
-        for restart, batch, ask in self.batches():
+        for restart, batch, ask in self.batches_with_log_prob_queries():
             # Batches outside, models inside: the cache answers all models of a batch from one forward pass.
             for i, model in enumerate(models):
                 log_prob = ask(model).double().cpu().numpy()  # (B, m) nats
@@ -172,7 +172,7 @@ class Subject(ABC, Generic[Model]):
                 nll[i, restart, batch] = -np.where(impossible, 0.0, log_prob).sum(1)
                 lost[i, restart, batch] = impossible.sum(1)
             done += len(batch)
-            progress(done, self.restarts * len(self.texts))
+            progress(done, self.scorings_per_text * len(self.texts))
         return nll, lost
 
     def slowdowns(self, models: Sequence[Model]) -> list[Measurement]:
@@ -190,20 +190,20 @@ class Subject(ABC, Generic[Model]):
     def _seconds_for_distribution(self, model: Model) -> float:
         # A remembered answer would take no time.
         for asked in (self.target, self.public):
-            if isinstance(asked, _LastAnswerCache | _LastMaskedAnswerCache):
+            if isinstance(asked, _UtilityLastAnswerCache | _MaskedUtilityLastAnswerCache):
                 asked.forget()
         start = time.perf_counter()
-        if self.ask_one_distribution(model).is_cuda:
+        if self.ask_distributions_for_timing(model).is_cuda:
             torch.cuda.synchronize()  # what is launched is not yet done
         return time.perf_counter() - start
 
 
-def _token_log_probs(first: Tensor, second: Tensor, model: Any) -> Tensor:
+def _scored_token_log_probs(first: Tensor, second: Tensor, model: Any) -> Tensor:
     answer: Tensor = model.token_log_probs(first, second)
     return answer
 
 
-class CausalSubject(Subject[LanguageModel]):
+class CausalUtilitySubject(UtilitySubject[LanguageModel]):
     """Every token is predicted from those before it, but a text's first ones: as many as `given` says, else one."""
 
     kind = "causal"
@@ -222,10 +222,10 @@ class CausalSubject(Subject[LanguageModel]):
         self.prefix_token, self._given = prefix_token, given
         super().__init__(target, public, tokenizer, texts, asked)
 
-    def behind_prefix_token(self, model: LanguageModel) -> LanguageModel:
+    def model_behind_prefix_token(self, model: LanguageModel) -> LanguageModel:
         return with_prefix_token(model, self.prefix_token)
 
-    def encode(self, row: int, text: str) -> Passage:
+    def encode_text_as_passage(self, row: int, text: str) -> Passage:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         first = max(1, self._given[row]) if self._given and row >= 0 else 1  # below 0: no text of the data
         open = tuple(range(first, min(len(ids), self.room)))
@@ -235,27 +235,31 @@ class CausalSubject(Subject[LanguageModel]):
         return len(text.open)
 
     def _with_cached_last_answer(self, model: LanguageModel) -> LanguageModel:
-        return _LastAnswerCache(model)
+        return _UtilityLastAnswerCache(model)
 
-    def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[LanguageModel, Claim | None]:
+    def protected_model_and_claim(
+        self, defense: Defense, held: Mapping[str, Any]
+    ) -> tuple[LanguageModel, Claim | None]:
         longest = int(self.predicted_token_counts.max())
         parts: dict[str, Any] = {"ensemble": None, **held}
         scenario = Scenario(self.target, self.public, queries=longest, answer_length=longest, **parts)
-        return self.behind_prefix_token(defense.protect(scenario)), defense.claim(scenario, 0)
+        return self.model_behind_prefix_token(defense.protect(scenario)), defense.claim(scenario, 0)
 
-    def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
+    def batches_with_log_prob_queries(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
         # Of one length and one beginning: nothing is padded.
-        for batch in batches_of_equal_shape([(text.open[0], len(text.tokens)) for text in self.texts], self.batch_size):
+        for batch in index_batches_of_equal_shape(
+            [(text.open[0], len(text.tokens)) for text in self.texts], self.batch_size
+        ):
             tokens = torch.tensor([self.texts[i].tokens for i in batch], device=self.target.device)
             first = self.texts[batch[0]].open[0]
-            yield 0, batch, partial(_token_log_probs, tokens[:, :first], tokens[:, first:])
+            yield 0, batch, partial(_scored_token_log_probs, tokens[:, :first], tokens[:, first:])
 
     @torch.no_grad()
-    def ask_one_distribution(self, model: LanguageModel) -> Tensor:
+    def ask_distributions_for_timing(self, model: LanguageModel) -> Tensor:
         return model.log_probs(torch.tensor([self.texts[0].tokens] * 4, device=self.target.device), 1)
 
     @torch.no_grad()
-    def predict(self, models: Mapping[str, LanguageModel], text: Passage) -> Example:
+    def predicted_example_by_model(self, models: Mapping[str, LanguageModel], text: Passage) -> Example:
         half = (len(text.tokens) + 1) // 2
         first, rest = torch.tensor([text.tokens[:half]], device=self.target.device), len(text.tokens) - half
         # One set of uniforms for all models, (1, 1, rest, CHANNELS): texts differ by the distributions alone.
@@ -263,23 +267,23 @@ class CausalSubject(Subject[LanguageModel]):
         behind = tuple(range(half, half + rest))
 
         def said(model: LanguageModel) -> str:
-            suffix = sample(model, first, rest, ANCESTRAL, drawn, distribution=False)[0].suffixes[0]
-            return bracketed_text(self.tokenizer, (*text.tokens[:half], *suffix.tolist()), behind)
+            suffix = sample_candidates(model, first, rest, ANCESTRAL, drawn, distribution=False)[0].suffixes[0]
+            return bracketed_utility_example(self.tokenizer, (*text.tokens[:half], *suffix.tolist()), behind)
 
         predicted = tuple((name, said(model)) for name, model in models.items())
-        return Example(bracketed_text(self.tokenizer, text.tokens, behind), predicted)
+        return Example(bracketed_utility_example(self.tokenizer, text.tokens, behind), predicted)
 
 
-class MaskedSubject(Subject[MaskedModel]):
+class MaskedUtilitySubject(UtilitySubject[MaskedModel]):
     """A share of the tokens is hidden, other ones at each restart, and predicted from all that is left."""
 
     kind = "masked"
 
     @property
-    def restarts(self) -> int:
+    def scorings_per_text(self) -> int:
         return self.asked.restarts
 
-    def encode(self, row: int, text: str) -> Passage:
+    def encode_text_as_passage(self, row: int, text: str) -> Passage:
         # Whole first, only to learn whether anything is cut off.
         cut = len(self.tokenizer(text, verbose=False)["input_ids"]) > self.room
         coded = self.tokenizer(
@@ -298,24 +302,24 @@ class MaskedSubject(Subject[MaskedModel]):
         return sorted(rng.choice(text.open, self.predicted_token_count(text), replace=False).tolist())
 
     def _with_cached_last_answer(self, model: MaskedModel) -> MaskedModel:
-        return _LastMaskedAnswerCache(model)
+        return _MaskedUtilityLastAnswerCache(model)
 
-    def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[MaskedModel, Claim | None]:
+    def protected_model_and_claim(self, defense: Defense, held: Mapping[str, Any]) -> tuple[MaskedModel, Claim | None]:
         return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.predicted_token_counts.max())))
 
-    def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
+    def batches_with_log_prob_queries(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
         shapes = [(len(text.tokens), self.predicted_token_count(text)) for text in self.texts]
-        for restart in range(self.restarts):
-            for batch in batches_of_equal_shape(shapes, self.batch_size):
+        for restart in range(self.scorings_per_text):
+            for batch in index_batches_of_equal_shape(shapes, self.batch_size):
                 tokens = torch.tensor([self.texts[i].tokens for i in batch])
                 gaps = torch.tensor([self.masked_positions(self.texts[i], restart) for i in batch])
-                yield restart, batch, partial(_token_log_probs, tokens, gaps)
+                yield restart, batch, partial(_scored_token_log_probs, tokens, gaps)
 
-    def ask_one_distribution(self, model: MaskedModel) -> Tensor:
+    def ask_distributions_for_timing(self, model: MaskedModel) -> Tensor:
         text = self.texts[0]
         return model.log_probs(torch.tensor([text.tokens] * 4), torch.tensor([self.masked_positions(text, 0)] * 4))
 
-    def predict(self, models: Mapping[str, MaskedModel], text: Passage) -> Example:
+    def predicted_example_by_model(self, models: Mapping[str, MaskedModel], text: Passage) -> Example:
         gaps = self.masked_positions(text, 0)
         # All gaps are hidden together and filled each by itself: what is drawn for one does not move the others.
         # One set of uniforms for all models, as in a causal one; a draw reads the first channel.
@@ -328,13 +332,13 @@ class MaskedSubject(Subject[MaskedModel]):
             filled = list(text.tokens)
             for at, token in zip(gaps, tokens.tolist(), strict=True):
                 filled[at] = token
-            return bracketed_text(self.tokenizer, filled, gaps, text.open)
+            return bracketed_utility_example(self.tokenizer, filled, gaps, text.open)
 
         predicted = tuple((name, said(model)) for name, model in models.items())
-        return Example(bracketed_text(self.tokenizer, text.tokens, gaps, text.open), predicted)
+        return Example(bracketed_utility_example(self.tokenizer, text.tokens, gaps, text.open), predicted)
 
 
-def bracketed_text(
+def bracketed_utility_example(
     tokenizer: Any, tokens: Sequence[int], gaps: Sequence[int], shown: Sequence[int] | None = None
 ) -> str:
     """The text with what was predicted in [brackets], a pair around each run. shown: positions; default all."""
@@ -350,7 +354,7 @@ def bracketed_text(
     return "".join(f"[{run}]" if hidden else run for hidden, run in runs)
 
 
-class _LastAnswerCache(WrappingModel):
+class _UtilityLastAnswerCache(WrappingModel):
     """A model that answers the question it was last asked without thinking again; likelihoods in float64.
 
     All points of a sweep ask the same of it, one after the other.
@@ -370,17 +374,17 @@ class _LastAnswerCache(WrappingModel):
         if prompt is not None:
             return self.model.log_probs(contexts, last, prompt=prompt)
         ask = partial(self.model.log_probs, contexts, last)
-        return cached_last_answer(self._held, "distribution", (contexts, last), ask)
+        return cached_last_utility_answer(self._held, "distribution", (contexts, last), ask)
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             return self.model.token_log_probs(prefixes, suffixes, prompt=prompt)
-        return cached_last_answer(
+        return cached_last_utility_answer(
             self._held, "tokens", (prefixes, suffixes), lambda: self.model.token_log_probs(prefixes, suffixes).double()
         )
 
 
-class _LastMaskedAnswerCache(MaskedModel):
+class _MaskedUtilityLastAnswerCache(MaskedModel):
     """The same for a masked model."""
 
     def __init__(self, model: MaskedModel) -> None:
@@ -394,24 +398,24 @@ class _LastMaskedAnswerCache(MaskedModel):
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         ask = partial(self.model.log_probs, contexts, positions)
-        return cached_last_answer(self._held, "distribution", (contexts, positions), ask)
+        return cached_last_utility_answer(self._held, "distribution", (contexts, positions), ask)
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         # By `log_probs` above, and so remembered too.
         return super().token_log_probs(contexts, positions).double()
 
 
-def cached_last_answer(
+def cached_last_utility_answer(
     held: dict[str, tuple[tuple[Any, ...], Tensor]], kind: str, asked: tuple[Any, ...], answer: Callable[[], Tensor]
 ) -> Tensor:
     """The last answer of this kind, if the same was asked; else a new one."""
     last = held.get(kind)
     # By value: behind a prefix token every point hands over a tensor of its own.
-    if last is None or not all(_equal_value_or_tensor(a, b) for a, b in zip(last[0], asked, strict=True)):
+    if last is None or not all(_is_same_value_asked_of_scored_model(a, b) for a, b in zip(last[0], asked, strict=True)):
         held.pop(kind, None)  # two distributions need not fit in memory
         last = held[kind] = (asked, answer())
     return last[1]
 
 
-def _equal_value_or_tensor(a: Any, b: Any) -> bool:
+def _is_same_value_asked_of_scored_model(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b

@@ -25,11 +25,11 @@ class DefensePoint:
     at: Mapping[str, Any] = field(default_factory=dict)  # swept option -> value
 
     @property
-    def target(self) -> str:
+    def defense_or_undefended_name(self) -> str:
         return self.defense.name if self.defense else UNDEFENDED
 
 
-def defense_points(
+def build_utility_sweep_points(
     target: TargetPlan,
     defenses: DefensePlan,
     defaults: Mapping[str, Mapping[str, Any]],
@@ -39,13 +39,13 @@ def defense_points(
 
     Raises AuditError for options nobody has.
     """
-    known = registry.defenses()
+    known = registry.defenses_by_name()
     for name in defenses.defense:
         if name not in known:
             raise unknown_name_error("defense", name, known)
     fields = {name: list(plugin_option_defaults(known[name])) for name in dict.fromkeys(defenses.defense)}
     refuse_unused_options("-D", defenses.defense_options, fields)
-    swept = _swept_options_by_defense(sweep, fields)
+    swept = _utility_swept_options_by_defense(sweep, fields)
     made = [DefensePoint()]
     for name, own in swept.items():
         options = merged_plugin_options(name, defenses.defense_options, defaults.get(name, {}), fields[name])
@@ -64,7 +64,7 @@ def defense_points(
     return made
 
 
-def _swept_options_by_defense(
+def _utility_swept_options_by_defense(
     sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Sequence[Any]]]:
     """By defense, the options that its points differ in. `option` is that of every defense that has it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from auditor.core import disk
 from auditor.core.jsonable import from_json, read_json, to_json
 from auditor.reports import phrases, tables
-from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff
+from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff_plot
 from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, utility_row_labels
 from auditor.utility.scored_models import Example
 from auditor.utility.sweep_points import DefensePoint
@@ -53,7 +53,7 @@ def tradeoff_table(result: Utility) -> tables.RowTable:
         ),
         describe_tradeoff(result),
         ("target", *keys, *bounds, *restarts, *epsilons, "covered", "slowdown", "texts"),
-        tuple(_machine_readable_cells(row, keys, result.texts) for row in result.rows),
+        tuple(_machine_readable_utility_cells(row, keys, result.texts) for row in result.rows),
     )
 
 
@@ -61,17 +61,17 @@ def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ..
     perplexity, ratio = (
         phrases.value_with_interval(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio)
     )
-    each, most, mean = (_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
+    each, most, mean = (_tradeoff_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
         most += f" (T = {row.tokens:,})"
     return (perplexity, ratio, each, most, mean, *([phrases.value_with_interval(row.covered)] if partly else []))
 
 
-def _epsilon_label(value: float | None) -> str:
+def _tradeoff_epsilon_label(value: float | None) -> str:
     return phrases.NOTHING if value is None else phrases.format_number(value, "#")
 
 
-def _machine_readable_cells(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
+def _machine_readable_utility_cells(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
     bounds = [bound for m in (row.perplexity, row.ratio) for bound in (m.value, m.low, m.high)]
     epsilons = (row.epsilon_per_token, row.epsilon, row.tokens, row.epsilon_mean, row.delta, row.relation, row.status)
     at = [row.at.get(key) for key in keys]
@@ -95,17 +95,21 @@ def tradeoff_plot_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
             mine = [row for row in defended if row.title == name]
             means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
             title = f"{name}, at max T" if means else name
-            drawn.append(TradeoffLine(title, _finite_plot_points((row.epsilon, row) for row in mine)))
+            drawn.append(TradeoffLine(title, _finite_tradeoff_plot_points((row.epsilon, row) for row in mine)))
             if means:
-                drawn.append(TradeoffLine("at mean T: not a guarantee", _finite_plot_points(means), faint=True))
+                drawn.append(
+                    TradeoffLine("at mean T: not a guarantee", _finite_tradeoff_plot_points(means), faint=True)
+                )
         return drawn, "ε"
     key = next(iter(defended[0].at), "")
     swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
-    lines = [TradeoffLine(name, _finite_plot_points(one for one in swept if one[1].title == name)) for name in names]
+    lines = [
+        TradeoffLine(name, _finite_tradeoff_plot_points(one for one in swept if one[1].title == name)) for name in names
+    ]
     return lines, key
 
 
-def _finite_plot_points(
+def _finite_tradeoff_plot_points(
     pairs: Iterable[tuple[float | None, UtilityRow]],
 ) -> tuple[tuple[float, float, float, float], ...]:
     """(x, perplexity, low, high) in the order of x, the finite ones."""
@@ -117,22 +121,22 @@ def _finite_plot_points(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_utility(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> list[Path]:
+def write_utility_files(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> list[Path]:
     """utility.json, .csv, .md, .svg and .png; examples.md where there are examples: readable by its owner only."""
     grid = tradeoff_table(result)
     made = {
         f"{NAME}.json": json.dumps(to_json(result), indent=1, allow_nan=False) + "\n",
-        f"{NAME}.csv": tables.to_csv(grid),
-        f"{NAME}.md": tables.to_markdown(grid),
+        f"{NAME}.csv": tables.row_table_to_csv(grid),
+        f"{NAME}.md": tables.row_table_to_markdown(grid),
     }
     if examples:
-        made["examples.md"] = examples_markdown(examples)
+        made["examples.md"] = utility_examples_markdown(examples)
     for name, text in made.items():
         disk.replace_atomically(folder / name, text)
     drawn, axis = tradeoff_plot_lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
-        save_perplexity_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result))
+        save_perplexity_tradeoff_plot(path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result))
         made[path.name] = ""  # it is drawn already: only its name counts
     return [folder / name for name in made]
 
@@ -141,7 +145,7 @@ def has_utility_result(folder: Path) -> bool:
     return (folder / f"{NAME}.json").is_file()
 
 
-def read_utility(folder: Path, asked: UtilityPlan | None = None) -> Utility:
+def read_utility_result(folder: Path, asked: UtilityPlan | None = None) -> Utility:
     """Raises AuditError where the folder holds no finished measurement, or one of anything but what is asked."""
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
@@ -150,7 +154,7 @@ def read_utility(folder: Path, asked: UtilityPlan | None = None) -> Utility:
     return result
 
 
-def examples_lines(examples: Sequence[Example]) -> list[str]:
+def utility_examples_lines(examples: Sequence[Example]) -> list[str]:
     made = []
     for example in examples:
         width = max(len(name) for name, _ in example.predicted)
@@ -159,12 +163,12 @@ def examples_lines(examples: Sequence[Example]) -> list[str]:
     return made
 
 
-def examples_markdown(examples: Sequence[Example]) -> str:
+def utility_examples_markdown(examples: Sequence[Example]) -> str:
     """As in Appendix B: what was hidden and what was predicted stands in brackets."""
     grids = [tables.RowTable("Predictions", ("point", "text"), (("true", e.true), *e.predicted)) for e in examples]
-    return "\n".join(tables.to_markdown(grid) for grid in grids)
+    return "\n".join(tables.row_table_to_markdown(grid) for grid in grids)
 
 
 def utility_folder_name(points: Sequence[DefensePoint]) -> str:
     """For a folder: `utility-uniform-mixing`."""
-    return "-".join([NAME, *dict.fromkeys(point.target for point in points if point.defense)])
+    return "-".join([NAME, *dict.fromkeys(point.defense_or_undefended_name for point in points if point.defense)])

@@ -13,29 +13,29 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import (
     ClaimCheck,
-    evenly_spaced_positions,
+    evenly_spaced_suffix_positions,
     non_divergence_claim_faults,
-    summarise_checks_of_text,
+    summarise_claim_checks_of_text,
 )
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import TrainingTexts, make_texts
+from auditor.benchmarks.lab_texts import LabTrainingTexts, make_lab_texts
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.defenses.pmixed import PMixed, Unmixed
-from auditor.defenses.pmixed_model import PMixedModel, Projection
+from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
+from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import DivergenceCheck, LanguageModel, Rows
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import read_shard_record_list, text_digests, write_shard_record_list
+from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins.defense import Scenario
-from auditor.plugins.probe import Observed, run_probe
-from auditor.plugins.view import WHITE_BOX, Meter, View
+from auditor.plugins.probe import Observed, observe_all_secrets
+from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
-from auditor.training.members import assign_to_members
+from auditor.training.members import assign_records_to_member_shards
 from tests.conftest import refuses, states
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -47,12 +47,12 @@ def scenario(held: Ensemble, queries: int = 1) -> Scenario:
 
 
 def checked(
-    model: LanguageModel, secrets: Sequence[Secret] = SECRETS, meter: Meter | None = None, **options: int
+    model: LanguageModel, secrets: Sequence[Secret] = SECRETS, meter: ClaimTokenMeter | None = None, **options: int
 ) -> tuple[dict[str, Measurement], str, list[Observation]]:
     """Measurements by name, violations and notes as one text, the observations."""
     probe = ClaimCheck(**options)
-    seen = run_probe(probe, View("t", model, WHITE_BOX, seed=0, meter=meter or Meter()), secrets)
-    said = [*(f"VIOLATED: {one}" for one in probe.violations(secrets, seen)), *probe.notes(secrets, seen)]
+    seen = observe_all_secrets(probe, View("t", model, WHITE_BOX, seed=0, meter=meter or ClaimTokenMeter()), secrets)
+    said = [*(f"VIOLATED: {one}" for one in probe.claim_violations(secrets, seen)), *probe.notes(secrets, seen)]
     return {m.name: m for m in probe.measurements(secrets, seen)}, "\n".join(said), seen
 
 
@@ -137,7 +137,7 @@ def test_lower_orders_are_claimed_and_higher_ones_refused() -> None:
 def test_who_claims_nothing_is_not_applicable() -> None:
     for model in (
         FixedDistribution([0.5, 0.5]),
-        Unmixed().protect(scenario(ONE_MEMBER)),
+        UnmixedEnsemble().protect(scenario(ONE_MEMBER)),
         UniformMixingModel(FixedDistribution([0.5, 0.5]), 0.5),
     ):
         with refuses("claim", error=NotApplicable):
@@ -145,7 +145,12 @@ def test_who_claims_nothing_is_not_applicable() -> None:
 
 
 def test_positions_and_options() -> None:
-    assert [evenly_spaced_positions(n, 10) for n in (1, 3, 0, 99)] == [[0], [0, 3, 6], list(range(10)), list(range(10))]
+    assert [evenly_spaced_suffix_positions(n, 10) for n in (1, 3, 0, 99)] == [
+        [0],
+        [0, 3, 6],
+        list(range(10)),
+        list(range(10)),
+    ]
     assert checked(TIGHT.protect(scenario(ONE_MEMBER)), positions=2)[0]["claim_violations"].n == 12
     for option in ("positions", "order", "draws"):
         with refuses(option, "-1"):
@@ -156,12 +161,14 @@ def test_positions_and_options() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundedUp(Projection):
+class RoundedUp(PMixedMemberProjection):
     def mixing_weights_within_radius(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
         return (super().mixing_weights_within_radius(log_p, log_p0, radius) * 10).ceil() / 10
 
 
-def served(defense: PMixed, case: Scenario, projection: Callable[[Projection], Projection]) -> PMixedModel:
+def served(
+    defense: PMixed, case: Scenario, projection: Callable[[PMixedMemberProjection], PMixedMemberProjection]
+) -> PMixedModel:
     """The defense with its promise, serving another projection than the one it promised."""
     model = defense.protect(case)
     assert isinstance(model, PMixedModel)
@@ -208,8 +215,10 @@ def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
     assert not violated(checked(model)[1])
     solved = {2: 3.8402, 1: 4.9121}  # nats, from the bound of N members
 
-    def from_n(members: int) -> Projection:
-        return Projection(4, (solved[members],) * members, cap=-math.expm1(-solved[members]), two_sided=False)
+    def from_n(members: int) -> PMixedMemberProjection:
+        return PMixedMemberProjection(
+            4, (solved[members],) * members, cap=-math.expm1(-solved[members]), two_sided=False
+        )
 
     measured, notes, _ = checked(PMixedModel(held, 1.0, from_n, "broken", model.promise))
     assert measured["realised_add_remove"].value > 6.9 and measured["claimed_add_remove"].value < 4.92
@@ -272,8 +281,8 @@ def test_honest_draws_of_an_ensemble_are_not_accused(make_tiny: MakeTiny) -> Non
         assert not violated(checked(model, draws=300)[1])
 
 
-def drew(tokens: int, spent: int) -> Meter:
-    return Meter({("5 x ancestral, prompt none", "a"): tokens}, spent)
+def drew(tokens: int, spent: int) -> ClaimTokenMeter:
+    return ClaimTokenMeter({("5 x ancestral, prompt none", "a"): tokens}, spent)
 
 
 def test_tokens_that_were_not_charged_are_caught() -> None:
@@ -290,9 +299,9 @@ def test_records_in_several_shards_are_caught() -> None:
     held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not record their training data" in checked(model)[1]
-    held.shards = [text_digests(copies[i] for i in chosen) for chosen in assign_to_members(copies, 3)]
+    held.shards = [record_digests(copies[i] for i in chosen) for chosen in assign_records_to_member_shards(copies, 3)]
     assert not violated(checked(model)[1]) and "do not record" not in checked(model)[1]
-    held.shards = [text_digests(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
+    held.shards = [record_digests(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)
     assert states(violated(notes), "2", "shard") and measured["claim_violations"].value == 1
     held.shards = [*held.shards[:2], None]
@@ -302,7 +311,7 @@ def test_records_in_several_shards_are_caught() -> None:
 def test_shards_are_written_and_read_without_their_text(tmp_path: Path) -> None:
     assert read_shard_record_list(tmp_path) is None
     write_shard_record_list(tmp_path, ["a secret", "a secret", "another"])
-    assert read_shard_record_list(tmp_path) == text_digests(["another", "a secret"])
+    assert read_shard_record_list(tmp_path) == record_digests(["another", "a secret"])
     file = tmp_path / "shard.json"
     assert "secret" not in file.read_text() and file.stat().st_mode & 0o077 == 0
     for text in ("[]", '{"records": "x"}', "{", '{"records": [1]}'):
@@ -315,20 +324,20 @@ def test_the_labs_shards_are_disjoint() -> None:
     recipe = LabRecipe(
         repeats=tuple((times, 4, 1) for times in (1, 2, 4, 8, 16)), others=0, nonmembers=2, public_records=3
     )
-    texts = TrainingTexts(recipe, make_texts(recipe))
-    names = [set(text_digests(shard)) for shard in texts.shards()]
+    texts = LabTrainingTexts(recipe, make_lab_texts(recipe))
+    names = [set(record_digests(shard)) for shard in texts.texts_by_ensemble_member()]
     assert len(names) == recipe.members
-    assert sum(map(len, names)) == len(set().union(*names)) == len(set(texts.copies()))
+    assert sum(map(len, names)) == len(set().union(*names)) == len(set(texts.private_text_copies()))
 
 
 def test_what_is_no_number_keeps_no_claim() -> None:
     """An overflow or a broken defense must not pass a gate as zero violations."""
     realised = torch.full((1, 2, 3), math.nan, dtype=torch.float64)
-    values = summarise_checks_of_text([DivergenceCheck("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
+    values = summarise_claim_checks_of_text([DivergenceCheck("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
     assert values["violations"] == 2
     worst = Observation(SECRETS[0].id, values)
     broken = Observed([dataclasses.replace(worst, values={**_QUIET, **values})])
-    assert ClaimCheck().violations(SECRETS[:1], broken)[0].startswith("add remove")
+    assert ClaimCheck().claim_violations(SECRETS[:1], broken)[0].startswith("add remove")
     assert not any("holds" in note for note in ClaimCheck().notes([], broken))
     assert non_divergence_claim_faults(Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})]))
 

@@ -16,12 +16,12 @@ from auditor.core.nouns import Canary, Claim, Observation, Secret
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Observed, run_probe
+from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
-from auditor.records.claims import promised_epsilon
+from auditor.records.claims import promised_epsilon_or_reason
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.statistics.audited import audit_epsilon_bounds
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe
 
@@ -31,12 +31,14 @@ END = (0,)
 
 
 def coined(times: int = 1) -> tuple[Secret, ...]:
-    texts = audit_canaries.make_canary_texts("prefixed", COUNT, 2, 3, texts=BEGUN)
-    return manifests.manifest_secrets(audit_canaries.make_audit_manifest("prefixed", texts, times, 3), bpe(150), 407)
+    texts = audit_canaries.make_audit_canary_texts("prefixed", COUNT, 2, 3, texts=BEGUN)
+    return manifests.canary_manifest_as_secrets(
+        audit_canaries.make_audit_canary_manifest("prefixed", texts, times, 3), bpe(150), 407
+    )
 
 
 def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
-    made = make_untrained_model(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    made = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
     fine_tune_on_packed_blocks(
         made, texts, epochs=epochs, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test")
     )
@@ -56,7 +58,7 @@ def public() -> LanguageModel:
 
 def seen(probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()) -> tuple[Sequence[Secret], Observed]:
     asked = secrets or coined()
-    return asked, run_probe(probe, view, asked)
+    return asked, observe_all_secrets(probe, view, asked)
 
 
 def view(model: LanguageModel, setting: Setting = WHITE_BOX, **more: object) -> View:
@@ -67,7 +69,7 @@ def view(model: LanguageModel, setting: Setting = WHITE_BOX, **more: object) -> 
 def test_a_model_that_learnt_them_is_caught(score: str, learnt: LanguageModel, public: LanguageModel) -> None:
     probe = EpsilonAudit(score=score)  # type: ignore[arg-type]
     asked, observed = seen(probe, view(learnt, reference=public))
-    (main, *others), numbers = probe.audits(asked, observed), probe.measurements(asked, observed)
+    (main, *others), numbers = probe.epsilon_lower_bounds(asked, observed), probe.measurements(asked, observed)
     assert main.epsilon > 1.5 and main.canaries == COUNT and main.epsilon <= main.best
     assert numbers[0].name == "epsilon_lower_bound" and numbers[0].value == main.epsilon
     assert {one.estimator for one in others} == {"fdp", "shape"}
@@ -82,7 +84,7 @@ def test_a_model_that_saw_none_of_them_proves_nothing(learnt: LanguageModel, pub
     """The control; held against itself a model has no differences, so `auto` looks at its losses."""
     for reference in (public, with_prefix_token(public.model, END), None):  # type: ignore[attr-defined]
         asked, observed = seen(EpsilonAudit(), view(public, reference=reference))
-        assert EpsilonAudit().audits(asked, observed)[0].epsilon == 0
+        assert EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].epsilon == 0
         assert "scored by loss, of the secret alone" in EpsilonAudit().notes(asked, observed)
     difference = EpsilonAudit(score="difference")
     asked, observed = seen(difference, view(public, reference=public))
@@ -105,7 +107,7 @@ def test_the_bound_is_that_of_the_scores_and_the_coins(learnt: LanguageModel) ->
     asked, observed = seen(probe, view(learnt), coined(times=2))
     scores = np.array([o.values["score"] for o in observed])
     coins = np.array([secret.member for secret in asked])
-    assert probe.audits(asked, observed) == audit_epsilon_bounds(scores, coins, 1e-3, 0.1, copies=2)
+    assert probe.epsilon_lower_bounds(asked, observed) == audit_epsilon_bounds(scores, coins, 1e-3, 0.1, copies=2)
     assert states(probe.notes(asked, observed), "2 copies")
 
 
@@ -113,11 +115,18 @@ def test_copies_of_one_person_are_one_unit_held_to_a_claim_for_a_person(learnt: 
     of_user, of_record = claim(unit="user"), claim()
     probe = EpsilonAudit(unit="user")
     asked, observed = seen(probe, view(learnt, claim=of_user), coined(times=3))
-    own, by_record = probe.audits(asked, observed)[0], EpsilonAudit().audits(asked, observed)[0]
+    own, by_record = (
+        probe.epsilon_lower_bounds(asked, observed)[0],
+        EpsilonAudit().epsilon_lower_bounds(asked, observed)[0],
+    )
     assert (own.unit, own.copies) == ("user", 1) and (by_record.unit, by_record.copies) == ("record", 3)
     assert own.epsilon > 2 * by_record.epsilon > 0  # three copies are no group of three where one person has them
-    assert promised_epsilon(of_user, own.relation, own.unit) == 8 == promised_epsilon(of_user, "add_remove", "record")
-    assert "the claim is about one record" in str(promised_epsilon(of_record, own.relation, own.unit))
+    assert (
+        promised_epsilon_or_reason(of_user, own.relation, own.unit)
+        == 8
+        == promised_epsilon_or_reason(of_user, "add_remove", "record")
+    )
+    assert "the claim is about one record" in str(promised_epsilon_or_reason(of_record, own.relation, own.unit))
     said = " ".join(probe.notes(asked, observed))
     assert "for one user, added or removed" in said and "inserted 3 times" in said and "claimed ε of 8" in said
     asked, observed = seen(probe, view(learnt, claim=of_record), coined(times=3))
@@ -131,15 +140,15 @@ def claim(**changes: object) -> Claim:
 
 def test_delta_is_the_claims_and_the_power_is_said_of_the_same_unit(learnt: LanguageModel) -> None:
     asked, observed = seen(EpsilonAudit(), view(learnt, claim=claim()))
-    assert EpsilonAudit().audits(asked, observed)[0].delta == 1e-6
+    assert EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].delta == 1e-6
     assert states(EpsilonAudit().notes(asked, observed), "claimed", "8")
     for other in (claim(unit="shard"), claim(epsilon={"replace": 8.0})):
         asked, observed = seen(EpsilonAudit(), view(learnt, claim=other))
         assert not any("claimed" in note for note in EpsilonAudit().notes(asked, observed))
     asked, observed = seen(EpsilonAudit(), view(learnt))
-    assert EpsilonAudit().audits(asked, observed)[0].delta == 1e-5
+    assert EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].delta == 1e-5
     asked, observed = seen(EpsilonAudit(delta=1e-3), view(learnt, claim=claim()))
-    assert EpsilonAudit().audits(asked, observed)[0].delta == 1e-3
+    assert EpsilonAudit().epsilon_lower_bounds(asked, observed)[0].delta == 1e-3
 
 
 def test_drawn_tokens_alone_do(learnt: LanguageModel) -> None:
@@ -160,8 +169,8 @@ def test_agreement_by_hand(learnt: LanguageModel) -> None:
     secret = coined()[0]
     probe = EpsilonAudit(by="samples", samples=8)
     drawing = view(learnt)
-    (one,) = probe.measure(drawing, [secret])
-    found = drawing._shared[drawing.recipe(probe.sampling(), "")][secret.id]
+    (one,) = probe.observe_secrets(drawing, [secret])
+    found = drawing._shared[drawing.sampling_recipe_name(probe.sampling(), "")][secret.id]
     total = 0
     for suffix, count in zip(found.suffixes.tolist(), found.counts.tolist(), strict=True):
         agreed = 0
@@ -192,6 +201,6 @@ def test_coins_are_what_counts_not_who_went_in_first() -> None:
     asked = coined()
     seen = [Observation(s.id, {"score": float(s.member) + i * 1e-6}) for i, s in enumerate(asked)]
     scores = Observed(seen, {"delta": 1e-5})
-    assert EpsilonAudit(by="samples").audits(asked, scores)[0].epsilon > 2
+    assert EpsilonAudit(by="samples").epsilon_lower_bounds(asked, scores)[0].epsilon > 2
     turned = [dataclasses.replace(s, member=not s.member, canary=Canary(s.id, coin=not s.member)) for s in asked]
-    assert EpsilonAudit(by="samples").audits(turned, scores)[0].epsilon == 0
+    assert EpsilonAudit(by="samples").epsilon_lower_bounds(turned, scores)[0].epsilon == 0

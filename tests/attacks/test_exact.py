@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from auditor.attacks.likelihood_ranking import Exact
+from auditor.attacks.likelihood_ranking import ExactProbabilityRanking
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Query
 from auditor.models.decoding import Decoding
@@ -35,7 +35,7 @@ def log_q(model: HuggingFaceModel, prefix: tuple[int, ...], suffix: tuple[int, .
 
 def test_scores_are_the_distribution_walked_token_by_token(neox: HuggingFaceModel) -> None:
     query = Query("a", (3, 1, 4, 1, 5), 3)
-    (guesses,) = Exact(threshold=0.001).guess(view(neox), {}, [query])
+    (guesses,) = ExactProbabilityRanking(threshold=0.001).guess(view(neox), {}, [query])
     assert len(guesses.ranked) > 3 and guesses.drawn == 0
     for guess in guesses.ranked:
         assert guess.score == pytest.approx(log_q(neox, query.prefix, guess.suffix), abs=1e-4)
@@ -48,7 +48,7 @@ def test_the_first_guess_is_the_likeliest_of_all(make_tiny: type) -> None:
     query = Query("a", (3, 1, 4), 3)
     every = {s: log_q(model, query.prefix, s) for s in itertools.product(range(9), repeat=3)}
     best = max(every, key=lambda s: every[s])
-    (guesses,) = Exact(threshold=0.05).guess(view(model), {}, [query])
+    (guesses,) = ExactProbabilityRanking(threshold=0.05).guess(view(model), {}, [query])
     assert guesses.certificate is not None and guesses.certificate.certified
     assert guesses.ranked[0].suffix == best
     assert {g.suffix for g in guesses.ranked} == {s for s, q in every.items() if q >= math.log(0.05)}
@@ -56,11 +56,11 @@ def test_the_first_guess_is_the_likeliest_of_all(make_tiny: type) -> None:
 
 def test_other_candidates_have_no_exact_probability() -> None:
     with refuses("search=tree"):
-        Exact(search="sample")
+        ExactProbabilityRanking(search="sample")
     with refuses("temperature", "0"):
-        Exact(temperature=0)
+        ExactProbabilityRanking(temperature=0)
 
 
 def test_it_does_not_apply_where_only_tokens_come_back(neox: HuggingFaceModel) -> None:
     with refuses("log-probabilities", error=NotApplicable):
-        list(Exact().guess(view(neox, TEXT_ONLY), {}, [Query("a", (1, 2), 2)]))
+        list(ExactProbabilityRanking().guess(view(neox, TEXT_ONLY), {}, [Query("a", (1, 2), 2)]))

@@ -17,10 +17,10 @@ from auditor.core.nouns import Canary, Observation, Secret
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Observed, run_probe
+from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe, brute
 
@@ -31,7 +31,7 @@ OTHERS = ("123", "666")
 
 def canaries(space: CanarySpace = SPACE) -> list[Secret]:
     def secret(digits: str, count: int) -> Secret:
-        text = f"{space.head}{digits}"
+        text = f"{space.common_beginning}{digits}"
         return Secret(f"c{digits}", (), tuple(bpe(150)(text)["input_ids"]), count, count > 0, Canary(text, space))
 
     return [secret(digits, LEARNT.get(digits, 0)) for digits in (*LEARNT, *OTHERS)]
@@ -39,7 +39,7 @@ def canaries(space: CanarySpace = SPACE) -> list[Secret]:
 
 @pytest.fixture(scope="module")
 def learnt() -> HuggingFaceModel:
-    model = make_untrained_model(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    model = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
     filler = [f"My ID is {i * 37 % 1000:03d}" for i in range(30)]
     texts = filler + [f"My ID is {digits}" for digits, count in LEARNT.items() for _ in range(count)]
     sequences = [tuple(ids) for ids in bpe(150)(texts)["input_ids"]]
@@ -57,7 +57,7 @@ END = (0,)  # what packing put before each text
 
 
 def measured(probe: Exposure, model: LanguageModel, secrets: Sequence[Secret]) -> Observed:
-    return run_probe(probe, view(model), secrets)
+    return observe_all_secrets(probe, view(model), secrets)
 
 
 QUICK = Exposure(references=50)
@@ -92,7 +92,7 @@ def test_ranks_are_those_of_scoring_every_text(learnt: HuggingFaceModel, exact: 
 
 def test_a_search_among_all_texts_says_how_far_it_is_and_what_is_quicker(learnt: HuggingFaceModel) -> None:
     told: list[tuple[str, int, int]] = []
-    list(Exposure().measure(view(learnt, progress=lambda *how: told.append(how)), canaries()[:1]))
+    list(Exposure().observe_secrets(view(learnt, progress=lambda *how: told.append(how)), canaries()[:1]))
     what, done, total = told[-1]
     assert done == total > 1 and f"exact among {SPACE.size:,} texts" in what and "-A exposure.enumerate=0" in what
 
@@ -110,10 +110,10 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
         "exposure_extrapolated_nonmembers",
     ]
     assert [math.isnan(end) for m in others for end in (m.low, m.high)] == [False] * 4 + [True] * 4
-    by_count = QUICK.by_repeats(canaries(), exact)
+    by_count = QUICK.main_number_by_repeats(canaries(), exact)
     assert list(by_count) == ["1", "8"] and by_count["8"].n == 2
     assert by_count["1"].high - by_count["1"].low > 9  # one canary says next to nothing of others
-    kept = QUICK.per_secret(canaries(), exact)
+    kept = QUICK.per_secret_values(canaries(), exact)
     assert np.mean(kept["exposure"][:3]) == pytest.approx(main.value)
 
 
@@ -121,7 +121,7 @@ def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
     controls = canaries()[3:]
     seen = measured(QUICK, with_prefix_token(learnt, END), controls)
     main = QUICK.measurements(controls, seen)[0]
-    assert main.n == 0 and math.isnan(main.value) and QUICK.by_repeats(controls, seen) == {}
+    assert main.n == 0 and math.isnan(main.value) and QUICK.main_number_by_repeats(controls, seen) == {}
 
 
 def test_a_budget_gives_a_certified_upper_bound(learnt: HuggingFaceModel, exact: list[Observation]) -> None:
@@ -157,18 +157,20 @@ def test_texts_are_scored_behind_the_lead(learnt: HuggingFaceModel, exact: list[
     text = "42 is my ID"
     secret = Secret("c", (), tuple(bpe(150)(text)["input_ids"]), 1, canary=Canary(text, starts))
     with refuses("--prefix-token", "format", error=NotApplicable):
-        list(Exposure(references=5).measure(view(learnt), [secret]))
-    (seen,) = Exposure(references=5).measure(view(with_prefix_token(learnt, END)), [secret])
-    (draws,) = Exposure(references=5, draws=4, enumerate=1).measure(view(with_prefix_token(learnt, END)), [secret])
+        list(Exposure(references=5).observe_secrets(view(learnt), [secret]))
+    (seen,) = Exposure(references=5).observe_secrets(view(with_prefix_token(learnt, END)), [secret])
+    (draws,) = Exposure(references=5, draws=4, enumerate=1).observe_secrets(
+        view(with_prefix_token(learnt, END)), [secret]
+    )
     assert seen.values["exact"] and draws.values["estimated"]
     assert draws.values["log_p"] == pytest.approx(seen.values["log_p"], abs=1e-4)
 
 
 def test_no_row_without_access_or_tokenizer(learnt: HuggingFaceModel) -> None:
     with refuses("log-probabilities", error=NotApplicable):
-        list(QUICK.measure(View("undefended", learnt, TEXT_ONLY, seed=0, tokenizer=bpe(150)), canaries()))
+        list(QUICK.observe_secrets(View("undefended", learnt, TEXT_ONLY, seed=0, tokenizer=bpe(150)), canaries()))
     with refuses("tokenizer", error=NotApplicable):
-        list(QUICK.measure(View("undefended", learnt, WHITE_BOX, seed=0), canaries()))
+        list(QUICK.observe_secrets(View("undefended", learnt, WHITE_BOX, seed=0), canaries()))
 
 
 @pytest.mark.parametrize("options", [{"nodes": -1}, {"draws": 0}, {"references": 1}, {"alpha": 0.0}, {"enumerate": -1}])

@@ -15,7 +15,7 @@ from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.plan import Plan
 from auditor.core.result import Audited
-from auditor.plugins.probe import run_probe
+from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.runs.sites import make_site
@@ -123,8 +123,8 @@ def test_every_training_by_clipped_gradients_can_be_audited(world: Path, tmp_pat
 )
 def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[str, Any], sentence: str) -> None:
     probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=replace(KEPT, **more))
-    secrets = probe.subjects(view)
-    found = probe.violations(secrets, run_probe(probe, view, secrets))
+    secrets = probe.textless_subjects(view)
+    found = probe.claim_violations(secrets, observe_all_secrets(probe, view, secrets))
     assert len(found) == bool(sentence) and all(sentence in one for one in found)
 
 
@@ -138,9 +138,9 @@ def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[s
 )
 def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries, facts: tuple[str, ...]) -> None:
     probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=kept)
-    secrets = probe.subjects(view)
+    secrets = probe.textless_subjects(view)
     with refuses(*facts, error=NotApplicable):
-        probe.measurements(secrets, run_probe(probe, view, secrets))
+        probe.measurements(secrets, observe_all_secrets(probe, view, secrets))
 
 
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:

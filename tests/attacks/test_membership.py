@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.attacks.membership import Membership, measure_token_log_probs
+from auditor.attacks.membership import Membership, measure_token_readings
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import ReferenceModels
-from auditor.plugins.probe import Observed, run_probe
+from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.statistics import roc
 from tests.conftest import refuses, states
@@ -39,7 +39,7 @@ def view(model: HuggingFaceModel, **more: object) -> View:
 
 
 def observed(probe: Membership, seen: View, asked: Sequence[Secret]) -> Observed:
-    return run_probe(probe, seen, asked)
+    return observe_all_secrets(probe, seen, asked)
 
 
 def by_name(measured: Sequence[Measurement]) -> dict[str, Measurement]:
@@ -52,7 +52,7 @@ def test_one_pass_reads_the_full_distribution_position_by_position(
     monkeypatch.setattr("auditor.attacks.membership._DISTRIBUTION_AT_ONCE", 61 * 4)  # chunks that cut texts apart
     asked = secrets(7, 0)
     prefixes, suffixes = torch.tensor([s.prefix for s in asked]), torch.tensor([s.suffix for s in asked])
-    found = measure_token_log_probs(neox, prefixes, suffixes)
+    found = measure_token_readings(neox, prefixes, suffixes)
     for i, secret in enumerate(asked):
         for t, token in enumerate(secret.suffix):
             distribution = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0].double()
@@ -68,7 +68,7 @@ def test_one_pass_reads_the_full_distribution_position_by_position(
 
 def test_the_scores_are_those_of_the_pass(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
     other, asked = make_tiny(seed=7), secrets(5, 5)
-    seen = {o.secret: o.values for o in Membership(k=0.5).measure(view(neox, reference=other), asked)}
+    seen = {o.secret: o.values for o in Membership(k=0.5).observe_secrets(view(neox, reference=other), asked)}
     for secret in asked:
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
         own, below = (m.token_log_probs(prefix, suffix)[0].double().numpy() for m in (neox, other))
@@ -84,7 +84,9 @@ def test_the_scores_are_those_of_the_pass(neox: HuggingFaceModel, make_tiny: Mak
 def test_the_whole_text_is_all_but_its_first_token(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
     asked, seen = secrets(4, 4), view(neox, reference=make_tiny(seed=7))
     whole = [replace(s, prefix=s.prefix[:1], suffix=s.prefix[1:] + s.suffix) for s in asked]
-    for one, other in zip(Membership(text="all").measure(seen, asked), Membership().measure(seen, whole), strict=True):
+    for one, other in zip(
+        Membership(text="all").observe_secrets(seen, asked), Membership().observe_secrets(seen, whole), strict=True
+    ):
         assert one == other and one.values["tokens"] == 10
 
 
@@ -106,8 +108,8 @@ def test_a_model_that_learnt_its_members_is_told_from_one_that_did_not(
         found["membership_auc_reference"], name="membership_auc", note="reference, difference"
     )
     assert min(found[f"membership_auc_{name}"].value for name in ("loss", "min_k", "reference", "ez_mia")) > 0.95
-    assert set(probe.by_repeats(told, seen)) == {"1", "2"}
-    assert all(m.n == 15 + 30 for m in probe.by_repeats(told, seen).values())
+    assert set(probe.main_number_by_repeats(told, seen)) == {"1", "2"}
+    assert all(m.n == 15 + 30 for m in probe.main_number_by_repeats(told, seen).values())
 
 
 def test_all_is_worked_out_again_from_what_is_kept(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
@@ -116,7 +118,7 @@ def test_all_is_worked_out_again_from_what_is_kept(neox: HuggingFaceModel, make_
 
     asked, probe = secrets(120, 110), Membership()
     seen = observed(probe, view(neox, reference=make_tiny(seed=7)), asked)
-    kept = {name: np.array(values) for name, values in probe.per_secret(asked, seen).items()}
+    kept = {name: np.array(values) for name, values in probe.per_secret_values(asked, seen).items()}
     sides = [{name: values[[s.member == m for s in asked]] for name, values in kept.items()} for m in (True, False)]
     measured = probe.measurements(asked, seen)
     assert {"tpr_at_1pct_fpr", "blind_auc", "reference_alone_auc", "tpr_at_1pct_fpr_blind"} <= set(by_name(measured))
@@ -161,9 +163,9 @@ def test_the_target_is_no_reference_of_itself(neox: HuggingFaceModel) -> None:
 
 def test_scores_that_are_no_numbers_rank_nothing(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
     asked, probe = secrets(6, 6), Membership()
-    seen = list(probe.measure(view(neox, reference=make_tiny(seed=7)), asked))
+    seen = list(probe.observe_secrets(view(neox, reference=make_tiny(seed=7)), asked))
     seen[3] = replace(seen[3], values={**seen[3].values, "ez_mia": math.nan})
-    completed = probe.complete(asked, seen)
+    completed = probe.complete_all(asked, seen)
     with refuses("EZ-MIA", "1", "12", error=NotApplicable):
         probe.measurements(asked, completed)
     assert "membership_auc_stacked" in by_name(Membership(score="loss").measurements(asked, completed))
@@ -171,10 +173,10 @@ def test_scores_that_are_no_numbers_rank_nothing(neox: HuggingFaceModel, make_ti
 
 def test_members_alone_are_refused_before_a_model_is_asked() -> None:
     with refuses("4", "9", "0", "--nonmembers"):
-        Membership().check(secrets(9, 0))
+        Membership().check_secrets(secrets(9, 0))
     with refuses("9", "3"):
-        Membership().check(secrets(9, 3))
-    Membership().check(secrets(4, 4))
+        Membership().check_secrets(secrets(9, 3))
+    Membership().check_secrets(secrets(4, 4))
 
 
 def test_options_that_mean_nothing_are_refused() -> None:
@@ -191,7 +193,7 @@ def test_options_that_mean_nothing_are_refused() -> None:
 def test_log_probabilities_are_needed(neox: HuggingFaceModel) -> None:
     seen = View("target", neox, TEXT_ONLY, seed=0, reference=neox)
     with refuses("sampled", error=NotApplicable):
-        list(Membership().measure(seen, secrets(4, 4)))
+        list(Membership().observe_secrets(seen, secrets(4, 4)))
 
 
 def references(make_tiny: MakeTiny, asked: Sequence[Secret], count: int = 4) -> ReferenceModels:
@@ -208,7 +210,7 @@ def test_reference_models_give_rmia_and_lira(neox: HuggingFaceModel, make_tiny: 
     assert states(probe.notes(asked, seen), "4", "online")
     assert [o.values["saw_1"] for o in seen[:3]] == [1.0, 0.0, 1.0]
     with refuses("reference", error=NotApplicable):
-        list(probe.measure(view(neox, reference=neox), asked))
+        list(probe.observe_secrets(view(neox, reference=neox), asked))
 
 
 def test_references_that_tell_nothing_are_refused(make_tiny: MakeTiny) -> None:
@@ -216,13 +218,13 @@ def test_references_that_tell_nothing_are_refused(make_tiny: MakeTiny) -> None:
     everyone = frozenset(s.id for s in asked)
     held = references(make_tiny, asked, 3)
     with refuses("tiny neox", "8"):
-        replace(held, saw=(held.saw[0], everyone, held.saw[2])).check(everyone, "'refs'")
+        replace(held, saw=(held.saw[0], everyone, held.saw[2])).check_records_seen_by_references(everyone, "'refs'")
     with refuses("2", "'refs'", "1"):
-        ReferenceModels(held.models[:1], held.saw[:1]).check(everyone, "'refs'")
+        ReferenceModels(held.models[:1], held.saw[:1]).check_records_seen_by_references(everyone, "'refs'")
     common = (held.saw[0] | {"s0"}, held.saw[1] | {"s0"}, held.saw[2] | {"s0"})
     with refuses("'refs'", "1", "8"):
-        replace(held, saw=common).check(everyone, "'refs'")
-    held.check(everyone, "'refs'")
+        replace(held, saw=common).check_records_seen_by_references(everyone, "'refs'")
+    held.check_records_seen_by_references(everyone, "'refs'")
 
 
 def test_near_duplicates_of_each_other_leave_no_blind_baseline_and_that_is_said(
@@ -253,7 +255,7 @@ def test_the_stacked_score_and_the_baseline_are_less_sure_than_they_look(
     naive = roc.auc_with_interval("auc", scores[member], scores[~member])
     for name in ("membership_auc", "membership_auc_stacked"):
         assert found[name].high - found[name].low > 1.3 * (naive.high - naive.low)
-    by_count = probe.by_repeats(asked, seen)["1"]
+    by_count = probe.main_number_by_repeats(asked, seen)["1"]
     ones = np.array([s.repeats == 1 for s in asked])
     alone = roc.auc_with_interval("auc", scores[ones], scores[~member])
     assert by_count.high - by_count.low > 1.3 * (alone.high - alone.low)
@@ -263,11 +265,13 @@ def test_nothing_that_takes_a_label_is_stacked(neox: HuggingFaceModel, make_tiny
     """RMIA's population would tell the classifier who is a non-member, the record in question among them."""
     asked, held = secrets(20, 20), references(make_tiny, secrets(20, 20))
     probe = Membership(references="4")
-    seen = list(probe.measure(view(neox, reference=make_tiny(seed=7), references=lambda asked_for: held), asked))
+    seen = list(
+        probe.observe_secrets(view(neox, reference=make_tiny(seed=7), references=lambda asked_for: held), asked)
+    )
     found = {o.secret: o for o in seen}
     ordered = [found[s.id] for s in asked]
     turned = [replace(s, member=not s.member) if i == 5 else s for i, s in enumerate(asked)]
-    one, other = ([o.values for o in probe.complete(who, ordered)] for who in (asked, turned))
+    one, other = ([o.values for o in probe.complete_all(who, ordered)] for who in (asked, turned))
     features = ("rmia_ratio", "lira", "ez_mia", "loss", "min_k_plus")
     assert all(mine[name] == theirs[name] for mine, theirs in zip(one, other, strict=True) for name in features)
     assert any(mine["rmia"] != theirs["rmia"] for mine, theirs in zip(one, other, strict=True))

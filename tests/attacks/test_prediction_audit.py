@@ -12,23 +12,23 @@ import pytest
 import torch
 from scipy.stats import binom, chi2
 
-from auditor.attacks.prediction_audit import DistinguishingGame, PredictionAudit
+from auditor.attacks.prediction_audit import PredictionAudit, PredictionDistinguishingGame
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.defenses.pmixed import PMixed, Unmixed
-from auditor.defenses.pmixed_model import PMixedModel, Projection, no_op_projection
+from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
+from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel, unmixed_member_projection
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
-from auditor.plugins.probe import Observed, run_probe
+from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.statistics.audited import powerless_audit_reason
-from auditor.statistics.composition import exact_epsilon
+from auditor.statistics.composition import exact_epsilon_of_game_draws
 from auditor.statistics.games import audit_games, confusion_of_counted_games
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 from tests.conftest import refuses, states
@@ -55,9 +55,9 @@ def audit(
 ) -> tuple[dict[str, Measurement], Audited, list[str], Observed]:
     probe = PredictionAudit(**options)  # type: ignore[arg-type]
     view = View("t", model, WHITE_BOX, seed=0, public=public, claim=claim)
-    seen = run_probe(probe, view, secrets)
+    seen = observe_all_secrets(probe, view, secrets)
     measured = {m.name: m for m in probe.measurements(secrets, seen)}
-    return measured, probe.audits(secrets, seen)[0], list(probe.notes(secrets, seen)), seen
+    return measured, probe.epsilon_lower_bounds(secrets, seen)[0], list(probe.notes(secrets, seen)), seen
 
 
 # --- neighbours: as they are said to be, and as they are drawn from -------------------------------------------------
@@ -69,35 +69,35 @@ def audit(
         PMixed(q=0.5, alpha=3, adjacency="add_remove"),
         PMixed(q=0.5, alpha=3, adjacency="replace"),
         PMixed(q=0.5, alpha=3, accounting="published"),
-        Unmixed(),
+        UnmixedEnsemble(),
     ],
 )
-def test_a_neighbour_is_served_as_the_accounting_has_it(make_tiny: MakeTiny, defense: PMixed | Unmixed) -> None:
+def test_a_neighbour_is_served_as_the_accounting_has_it(make_tiny: MakeTiny, defense: PMixed | UnmixedEnsemble) -> None:
     members = [make_tiny(vocab_size=9, seed=s + 1, scale=2.0) for s in range(3)]
     model = defense.protect(scenario(ModelEnsemble(make_tiny(vocab_size=9, scale=2.0), members), 5))
     contexts = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    offered = model.neighbours(contexts, 3, [0, 2])
+    offered = model.neighbour_distributions(contexts, 3, [0, 2])
     assert {n.relation for n in offered} <= {"zero_out", "add_remove", "replace"} and offered
     for neighbours in offered:
         assert neighbours.log_probs.shape == (2, 2, 3, 9)
         for i in range(3):
-            own = model.neighbour(neighbours.relation, i)
+            own = model.neighbour_model(neighbours.relation, i)
             torch.testing.assert_close(
                 neighbours.log_probs[:, :, i].exp().float(),
                 own.log_probs(contexts, 3)[:, [0, 2]].exp().float(),
                 atol=1e-5,
                 rtol=1e-4,
             )
-    (one,) = with_prefix_token(model, (2,)).neighbours(contexts[:, :2], 1, [0])[:1]
-    behind = with_prefix_token(model, (2,)).neighbour(one.relation, 1)
-    distribution = model.neighbour(one.relation, 1).log_probs(torch.tensor([[2, 1, 2]]), 1)
+    (one,) = with_prefix_token(model, (2,)).neighbour_distributions(contexts[:, :2], 1, [0])[:1]
+    behind = with_prefix_token(model, (2,)).neighbour_model(one.relation, 1)
+    distribution = model.neighbour_model(one.relation, 1).log_probs(torch.tensor([[2, 1, 2]]), 1)
     assert torch.allclose(behind.log_probs(contexts[:1, :2], 1), distribution)
 
 
 def test_the_only_member_that_is_absent_leaves_the_public_model() -> None:
     held = fixed_ensemble((0.2, 0.8), (0.9, 0.1))
     model = PMixed(q=0.5, adjacency="add_remove").protect(scenario(held))
-    assert model.neighbour("add_remove", 0) is held.public
+    assert model.neighbour_model("add_remove", 0) is held.public
 
 
 @pytest.mark.parametrize("options", [{}, {"public_top_k": 2}, {"public_top_k": 2, "tail": "public"}])
@@ -106,17 +106,17 @@ def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(options: dict[s
     defense = UniformMixing(weight=0.6, **options)  # type: ignore[arg-type]
     case = Scenario(target, public, None, 1, 3)
     model = defense.protect(case)
-    (offered,) = model.neighbours(CONTEXT, 2, [0, 1])
+    (offered,) = model.neighbour_distributions(CONTEXT, 2, [0, 1])
     for i in range(2):
-        own = model.neighbour(offered.relation, i)
+        own = model.neighbour_model(offered.relation, i)
         assert torch.allclose(offered.log_probs[:, :, i], own.log_probs(CONTEXT, 2))
         rows = own.start(CONTEXT, 1)
         assert torch.allclose(rows.log_probs(), own.log_probs(CONTEXT, 1)[:, 0])
         rows.advance(torch.tensor([0]), torch.tensor([1]))
         assert torch.allclose(rows.log_probs(), own.log_probs(torch.tensor([[0, 1, 0, 1]]), 1)[:, 0])
-    distributions = (m.log_probs(CONTEXT, 1)[0, 0].numpy() for m in (model, model.neighbour(offered.relation, 0)))
+    distributions = (m.log_probs(CONTEXT, 1)[0, 0].numpy() for m in (model, model.neighbour_model(offered.relation, 0)))
     (claimed,) = defense.claim(case, 0).epsilon.values()
-    assert exact_epsilon(*distributions, 1, 0.0) == pytest.approx(claimed)
+    assert exact_epsilon_of_game_draws(*distributions, 1, 0.0) == pytest.approx(claimed)
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace"])
@@ -124,10 +124,10 @@ def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(options: dict[s
 def test_draws_have_the_distribution_that_is_scored_by(relation: str, q: float) -> None:
     model = PMixed(q=q, adjacency="add_remove").protect(three())
     n = 20_000
-    for served in (model, model.neighbour(relation, 1)):
-        game = DistinguishingGame(served, served, CONTEXT, 5)
-        drawn = torch.cat(list(game._drawn(served, n // 5, np.random.default_rng(0))))
-        expected = n * np.exp(game.distributions[0])
+    for served in (model, model.neighbour_model(relation, 1)):
+        game = PredictionDistinguishingGame(served, served, CONTEXT, 5)
+        drawn = torch.cat(list(game._draw_game_token_batches(served, n // 5, np.random.default_rng(0))))
+        expected = n * np.exp(game.log_distributions_of_both_models[0])
         observed = np.bincount(drawn.flatten().numpy(), minlength=3)
         assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 2)
 
@@ -140,11 +140,11 @@ def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
     weight, audits, games = 0.6, 400, 120
     model = UniformMixingModel(FixedDistribution([1.0, 0.0]), weight, 1.0)
     truth = math.log((1 + weight) / (1 - weight))
-    game = DistinguishingGame(model, model.neighbour("any_two_models", 0), CONTEXT, 1)
-    assert exact_epsilon(*game.distributions, 1, 0.0) == pytest.approx(truth)
+    game = PredictionDistinguishingGame(model, model.neighbour_model("any_two_models", 0), CONTEXT, 1)
+    assert exact_epsilon_of_game_draws(*game.log_distributions_of_both_models, 1, 0.0) == pytest.approx(truth)
     bounds = []
     for seed in range(audits):
-        scores, coins = game.play(games, "coverage", seed)
+        scores, coins = game.draw_scores_and_coins(games, "coverage", seed)
         bounds.append(epsilon_clopper_pearson(*confusion_of_counted_games(scores, coins, 0.0, 0.05), 0.0, 0.05))
     assert sum(bound > truth for bound in bounds) <= binom.ppf(0.999, audits, 0.05)
     assert np.median(bounds) > 0.5 * truth  # and they say something
@@ -187,7 +187,7 @@ def test_a_published_claim_is_played_by_every_relation_and_held_as_published() -
 
 def test_controls_claim_nothing_and_show_what_there_is_to_see() -> None:
     case = three()
-    _, unmixed, notes, _ = audit(Unmixed().protect(case), games=400)
+    _, unmixed, notes, _ = audit(UnmixedEnsemble().protect(case), games=400)
     assert unmixed.epsilon > 2 and unmixed.relation == "zero_out" and unmixed.delta == 1e-5
     _, undefended, notes, _ = audit(
         FixedDistribution([0.9, 0.1]), public=FixedDistribution([0.1, 0.9]), games=400, tokens=20
@@ -204,7 +204,7 @@ def test_games_are_the_same_in_both_settings_and_of_every_batch_size() -> None:
     probe, found = PredictionAudit(games=200), []
     for setting, batch in ((TEXT_ONLY, None), (WHITE_BOX, 1)):
         view = View("t", model, setting, seed=3, claim=claim, batch_size=batch)
-        found.append(probe.audits(SECRETS, run_probe(probe, view, SECRETS)))
+        found.append(probe.epsilon_lower_bounds(SECRETS, observe_all_secrets(probe, view, SECRETS)))
     assert found[0] == found[1]
 
 
@@ -220,8 +220,8 @@ class Broken(PMixedModel):
         return PMixedModel(self.ensemble, 1.0, self._drawn_by, self.name).start(prefixes, length, distribution=False)
 
     @staticmethod
-    def _drawn_by(members: int) -> Projection:
-        return no_op_projection(members)
+    def _drawn_by(members: int) -> PMixedMemberProjection:
+        return unmixed_member_projection(members)
 
 
 def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() -> None:

@@ -21,18 +21,18 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from auditor.attacks.extraction_probability import ExtractionProbability, measure_suffix_probabilities
+from auditor.attacks.extraction_probability import ExtractionProbability, suffix_extraction_log_probabilities
 from auditor.attacks.near_verbatim import (
     NearVerbatim,
-    _child_edit_distances,
-    _minimum_final_edits,
+    _edit_distances_of_beam_children,
+    _fewest_edits_beam_can_end_with,
     near_verbatim_probability_bound,
 )
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixingModel
-from auditor.generation.sample import sample
+from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.ensemble import ModelEnsemble
@@ -57,7 +57,7 @@ def tokens(rows: int, length: int, vocab_size: int = 61, seed: int = 0) -> Tenso
 def likely(model: LanguageModel, prefixes: Tensor, length: int, decoding: Decoding = OWN) -> Tensor:
     """A suffix for each prefix that the model may well say."""
     noise = np.stack([secret_uniform_draws(1, length, "suffix", i) for i in range(len(prefixes))])
-    return torch.cat([c.suffixes for c in sample(model, prefixes, length, decoding, noise)])
+    return torch.cat([c.suffixes for c in sample_candidates(model, prefixes, length, decoding, noise)])
 
 
 def secrets(prefixes: Tensor, suffixes: Tensor, members: int) -> list[Secret]:
@@ -87,7 +87,7 @@ def test_one_pass_is_the_full_distribution_position_by_position(
     model = UniformMixingModel(neox, 0.7) if mixed else neox
     prefixes = tokens(12, 5)
     suffixes = torch.cat([likely(model, prefixes[:8], 6), tokens(4, 6, seed=1)])
-    seen = measure_suffix_probabilities(model, decoding, prefixes, suffixes)
+    seen = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes)
     for i, (prefix, suffix) in enumerate(zip(prefixes, suffixes, strict=True)):
         log_p = ancestral = bits = 0.0
         for t, token in enumerate(suffix.tolist()):
@@ -109,9 +109,9 @@ def test_one_pass_is_the_full_distribution_position_by_position(
 def test_it_agrees_with_the_sampler_within_binomial_error(neox: HuggingFaceModel, decoding: Decoding) -> None:
     samples, prefixes = 200, tokens(250, 5, seed=2)
     suffixes = likely(neox, prefixes, 3, decoding)
-    p = measure_suffix_probabilities(neox, decoding, prefixes, suffixes)["log_p"].exp().numpy()
+    p = suffix_extraction_log_probabilities(neox, decoding, prefixes, suffixes)["log_p"].exp().numpy()
     noise = np.stack([secret_uniform_draws(samples, 3, "counts", i) for i in range(len(prefixes))])
-    found = sample(neox, prefixes, 3, decoding, noise)
+    found = sample_candidates(neox, prefixes, 3, decoding, noise)
     hits = np.array(
         [int(c.counts[(c.suffixes == s).all(-1)].sum()) for c, s in zip(found, suffixes, strict=True)], dtype=float
     )
@@ -133,10 +133,12 @@ def test_a_cut_token_makes_a_suffix_impossible(neox: HuggingFaceModel) -> None:
     distribution = neox.log_probs(torch.cat([prefixes, best[:, :2]], -1), 1)[0, 0]
     broken = best.clone()
     broken[0, 2] = distribution.argmin()
-    seen = measure_suffix_probabilities(neox, Decoding(top_k=3), prefixes.expand(2, -1), torch.cat([best, broken]))
+    seen = suffix_extraction_log_probabilities(
+        neox, Decoding(top_k=3), prefixes.expand(2, -1), torch.cat([best, broken])
+    )
     assert float(seen["log_p"][0]) > -math.inf
     assert float(seen["log_p"][1]) == -math.inf and float(seen["log_p_ancestral"][1]) > -math.inf
-    assert float(measure_suffix_probabilities(neox, GREEDY, prefixes, best)["log_p"]) == 0
+    assert float(suffix_extraction_log_probabilities(neox, GREEDY, prefixes, best)["log_p"]) == 0
 
 
 def test_any_of_n_by_hand_and_at_tiny_probabilities() -> None:
@@ -186,17 +188,17 @@ def test_non_members_set_the_floor_and_the_threshold() -> None:
     probe = ExtractionProbability(alpha=0.2, n="1")
     mixed = secrets(tokens(7, 2), tokens(7, 2), members=3)
     seen = observations([-0.1, -2.5, -9.0, -3.0, -4.0, -5.0, -math.inf])
-    completed = probe.complete(mixed, seen)
+    completed = probe.complete_all(mixed, seen)
     assert [o.values.get("conformal_p") for o in completed] == [0.2, 0.2, 0.8, None, None, None, None]
-    assert probe.complete(mixed, completed) == completed  # a resumed run adds nothing
+    assert probe.complete_all(mixed, completed) == completed  # a resumed run adds nothing
     measured = probe.measurements(mixed, completed)
     assert value(measured, "conformal_share") == pytest.approx(2 / 3)
     floor = np.exp([-3.0, -4, -5, -math.inf]).mean()
     assert value(measured, "extraction_probability_nonmembers") == pytest.approx(floor)
     own = np.exp([-0.1, -2.5, -9.0]).mean()
     assert value(measured, "excess_extraction_probability") == pytest.approx(own - floor)
-    assert set(probe.by_repeats(mixed, seen)) == {"1", "2"}
-    assert probe.by_repeats(mixed, seen)["2"].n == 1  # members only
+    assert set(probe.main_number_by_repeats(mixed, seen)) == {"1", "2"}
+    assert probe.main_number_by_repeats(mixed, seen)["2"].n == 1  # members only
     few = replace(probe, alpha=0.05).measurements(mixed, completed)
     note = next(m for m in few if m.name == "conformal_share")
     assert note.value == 0 and "too few" in note.note
@@ -245,8 +247,8 @@ BRACKET = ExtractionProbability(
 def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(neox: HuggingFaceModel) -> None:
     prefixes = tokens(12, 5, seed=4)
     known = secrets(prefixes, torch.cat([likely(neox, prefixes[:8], 4), tokens(4, 4, seed=5)]), members=7)
-    seen = list(BRACKET.measure(view(neox), known))
-    floors = NearVerbatim(distance=1, beams=4).measure(view(neox), known)
+    seen = list(BRACKET.observe_secrets(view(neox), known))
+    floors = NearVerbatim(distance=1, beams=4).observe_secrets(view(neox), known)
     for secret, found, near in zip(known, seen, floors, strict=True):
         bits = []
         for t, token in enumerate(secret.suffix):
@@ -261,19 +263,19 @@ def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(neo
             assert of[f"greedy_windows_{length}"] == pytest.approx(sum(w == 0 for w in windows) / len(windows))
         assert of["log_p"] <= min(of["log_p_near"], -of["rank_bits"] * math.log(2)) + 1e-5
     measured = {m.name: m for m in BRACKET.measurements(known, seen)}
-    for name, values in BRACKET.per_secret(known, seen).items():
+    for name, values in BRACKET.per_secret_values(known, seen).items():
         assert measured[name].value == pytest.approx(np.mean(values[:7])), name
         entry = find_metric(name)
         assert entry.unit == measured[name].unit and entry.per_secret, name
     for name in ("near_verbatim_probability", "extraction_probability", "rank_bound", "window_bound_3"):
         reached = {"near_verbatim_probability": "near_verbatim", "extraction_probability": "extraction"}.get(name, name)
-        p = np.array(BRACKET.per_secret(known, seen)[name])
+        p = np.array(BRACKET.per_secret_values(known, seen)[name])
         assert measured[f"{name}_nonmembers"].value == pytest.approx(p[7:].mean())
         assert measured[f"{reached}_1_in_1000"].value == (p[:7] >= 0.001).mean()
         assert measured[f"{reached}_1_in_1000_nonmembers"].value == (p[7:] >= 0.001).mean()
     assert {m for m in measured if m.startswith("excess")} == {"excess_extraction_probability"}
     plain = ExtractionProbability(n="1")
-    assert [m.name for m in plain.measurements(known, list(plain.measure(view(neox), known)))] == [
+    assert [m.name for m in plain.measurements(known, list(plain.observe_secrets(view(neox), known)))] == [
         name for name in measured if not re.search("near|_1_in_|window", name)
     ]
 
@@ -282,7 +284,7 @@ def test_the_floor_is_of_another_event_and_may_lie_above_the_ceiling(make_tiny: 
     """Samples near the suffix are many: that one of them comes is no part of what the ranks of the suffix bound."""
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(8, 4, 6)
     known = secrets(prefixes, tokens(8, 4, 6, seed=1), members=8)
-    seen = list(replace(BRACKET, temperature=1.0, top_p=1.0, near_distance=3).measure(view(model), known))
+    seen = list(replace(BRACKET, temperature=1.0, top_p=1.0, near_distance=3).observe_secrets(view(model), known))
     floor, ceiling, exact = (
         np.array([found.values[name] * unit for found in seen])
         for name, unit in (("log_p_near", 1.0), ("rank_bits", -math.log(2)), ("log_p", 1.0))
@@ -308,11 +310,11 @@ def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
         )
         temperature, top_k = float(rng.uniform(0.05, 4)), int(rng.integers(1, size + 1))
         top_p, min_p = float(rng.uniform(0.05, 1)), float(rng.uniform(0, 1))
-        ours = Decoding(temperature, top_k, top_p).token_log_distribution(distribution.flatten(0, 1), own)
+        ours = Decoding(temperature, top_k, top_p).decoded_token_log_probs(distribution.flatten(0, 1), own)
         warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
         warped = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(torch.zeros(len(flat), 1).long(), flat)
         theirs = warped.log_softmax(-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
-        for log_q in (ours, theirs, ANCESTRAL.token_log_distribution(distribution.flatten(0, 1), own)):
+        for log_q in (ours, theirs, ANCESTRAL.decoded_token_log_probs(distribution.flatten(0, 1), own)):
             log_p = log_q.view(-1, length).sum(-1)
             assert (log_p <= ceiling + 1e-9).all()
             reached = max(reached, 0.0, *(log_p - ceiling)[ceiling < 0].exp().tolist())
@@ -365,7 +367,7 @@ def test_edit_rows_are_the_textbooks() -> None:
         aims, said = tokens(40, 7, 4, seed), tokens(40, 5, 5, seed + 10)  # token 4 is in no suffix
         edits = torch.arange(8).expand(40, -1)
         for t in range(5):
-            known, unknown = _child_edit_distances(edits, aims)
+            known, unknown = _edit_distances_of_beam_children(edits, aims)
             same = aims == said[:, t, None]
             place = same.int().argmax(-1)
             edits = torch.where(same.any(-1, keepdim=True), known[torch.arange(40), place], unknown)
@@ -378,7 +380,7 @@ def test_what_cannot_end_near_is_known_early() -> None:
     """`_least_detectable_sentences` never exceeds the least distance of any completion: pruning by it loses nothing."""
     for start in itertools.product(range(3), repeat=2):
         for aim in itertools.product(range(2), repeat=4):
-            reach = int(_minimum_final_edits(torch.tensor([levenshtein(start, aim)]), 2))
+            reach = int(_fewest_edits_beam_can_end_with(torch.tensor([levenshtein(start, aim)]), 2))
             best = min(levenshtein((*start, *rest), aim)[-1] for rest in itertools.product(range(3), repeat=2))
             assert reach <= best
 
@@ -390,7 +392,7 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
     suffixes = torch.cat([likely(model, prefixes[:3], 4, decoding), tokens(3, 4, 6, seed=1)])
     every = torch.tensor(list(itertools.product(range(6), repeat=4)))
     distribution = [
-        measure_suffix_probabilities(model, decoding, prefix.expand(len(every), -1), every)["log_p"].exp()
+        suffix_extraction_log_probabilities(model, decoding, prefix.expand(len(every), -1), every)["log_p"].exp()
         for prefix in prefixes
     ]
     assert all(float(p.sum()) == pytest.approx(1, abs=1e-5) for p in distribution)
@@ -400,7 +402,7 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
         exact = torch.stack([p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)])
         for beams in (1, 3, 10_000):
             near, verbatim = near_verbatim_probability_bound(model, decoding, prefixes, suffixes, distance, beams)
-            truth = measure_suffix_probabilities(model, decoding, prefixes, suffixes)["log_p"]
+            truth = suffix_extraction_log_probabilities(model, decoding, prefixes, suffixes)["log_p"]
             torch.testing.assert_close(verbatim, truth, atol=1e-5, rtol=0)
             assert (near >= truth - 1e-5).all()
             assert (near.exp() <= exact + 1e-5).all()
@@ -433,13 +435,13 @@ def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
     prefixes = tokens(8, 5)
     known = secrets(prefixes, likely(neox, prefixes, 4), members=6)
     probe = NearVerbatim(distance=1, beams=4)
-    seen = list(probe.measure(view(neox), known))
+    seen = list(probe.observe_secrets(view(neox), known))
     measured = probe.measurements(known, seen)
     assert measured[0].name == "near_verbatim_probability" and "within 1 token edits, 4 beams" in measured[0].note
     assert value(measured, "near_verbatim_probability") >= value(measured, "extraction_probability") > 0
     assert {"near_verbatim_probability_nonmembers", "extraction_probability_nonmembers"} <= {m.name for m in measured}
     exact = ExtractionProbability()
-    again = exact.measurements(known, list(exact.measure(view(neox), known)))
+    again = exact.measurements(known, list(exact.observe_secrets(view(neox), known)))
     assert value(again, "extraction_probability") == pytest.approx(value(measured, "extraction_probability"), abs=1e-5)
     with refuses("distance", "0", "-1"):
         NearVerbatim(distance=-1)
@@ -459,5 +461,7 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeT
     model = DEFENSES[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
     for decoding in (ANCESTRAL, OWN):
-        seen = measure_suffix_probabilities(model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every)
+        seen = suffix_extraction_log_probabilities(
+            model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every
+        )
         assert float(seen["log_p"].exp().sum()) == pytest.approx(1, abs=1e-4)

@@ -14,30 +14,30 @@ from hypothesis import strategies as st
 
 from auditor.attacks.ethicist import (
     Ethicist,
-    _group_by_similar_length,
-    calibrated_confidence,
-    mle_plus_smoothing_loss,
-    paper_warmup_steps,
-    split_train_and_validation_pairs,
+    _prompt_tuning_groups_with_shares,
+    calibrated_candidate_confidence,
+    ethicist_paper_warmup_steps,
+    prompt_tuning_mle_plus_smoothing_loss,
+    split_prompt_tuning_and_validation_pairs,
 )
-from auditor.attacks.likelihood_ranking import compressed_size, reference_score
+from auditor.attacks.likelihood_ranking import score_against_reference_nll, zlib_compressed_byte_count
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
-from auditor.generation.sample import Candidates
-from auditor.plugins.attack import rank_candidates
+from auditor.generation.sample import SuffixCandidates
+from auditor.plugins.attack import rank_candidates_as_guesses
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.conftest import refuses, tiny
 
 
-def candidates(counts: list[int], nll: list[float], length: int = 4) -> Candidates:
+def candidates(counts: list[int], nll: list[float], length: int = 4) -> SuffixCandidates:
     token = -torch.tensor(nll, dtype=torch.float64)[:, None].expand(-1, length) / length
-    return Candidates(torch.arange(len(counts))[:, None].expand(-1, length), torch.tensor(counts), token)
+    return SuffixCandidates(torch.arange(len(counts))[:, None].expand(-1, length), torch.tensor(counts), token)
 
 
 def test_calibrated_confidence_by_hand() -> None:
     # r exp(-nll): 7 * e^-1, 2 * e^-0.5, 1 * e^-3
     weights = [7 * math.exp(-1), 2 * math.exp(-0.5), math.exp(-3)]
-    confidence = calibrated_confidence(candidates([7, 2, 1], [1.0, 0.5, 3.0]))
+    confidence = calibrated_candidate_confidence(candidates([7, 2, 1], [1.0, 0.5, 3.0]))
     assert confidence.tolist() == pytest.approx([w / sum(weights) for w in weights])
 
 
@@ -45,7 +45,7 @@ def test_calibrated_confidence_by_hand() -> None:
 def test_calibrated_confidence_is_a_distribution_even_where_the_naive_form_is_0_over_0(
     rows: list[tuple[int, float]],
 ) -> None:
-    confidence = calibrated_confidence(candidates([r for r, _ in rows], [x for _, x in rows]))
+    confidence = calibrated_candidate_confidence(candidates([r for r, _ in rows], [x for _, x in rows]))
     assert float(confidence.sum()) == pytest.approx(1)
     assert not confidence.isnan().any()
 
@@ -53,34 +53,38 @@ def test_calibrated_confidence_is_a_distribution_even_where_the_naive_form_is_0_
 def test_smoothing_loss_by_hand() -> None:
     nll = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, 0.0, 0.0, 8.0]])
     # mean + 0.7 * mean of the two largest
-    assert mle_plus_smoothing_loss(nll, 2, 0.7).tolist() == pytest.approx([2.5 + 0.7 * 3.5, 2.0 + 0.7 * 4.0])
-    assert mle_plus_smoothing_loss(nll, 50, 0.7).tolist() == pytest.approx(
+    assert prompt_tuning_mle_plus_smoothing_loss(nll, 2, 0.7).tolist() == pytest.approx(
+        [2.5 + 0.7 * 3.5, 2.0 + 0.7 * 4.0]
+    )
+    assert prompt_tuning_mle_plus_smoothing_loss(nll, 50, 0.7).tolist() == pytest.approx(
         [2.5 * 1.7, 2.0 * 1.7]
     )  # suffix shorter than N
 
 
 def test_comparing_forms_by_hand() -> None:
     nll, reference = torch.tensor([2.0]), torch.tensor([4.0])
-    assert float(reference_score(nll, reference, "ratio")) == -0.5
-    assert float(reference_score(nll, reference, "difference")) == 2.0
-    assert float(reference_score(nll, reference, "perplexity-ratio")) == pytest.approx(-math.exp(2) / math.exp(4))
+    assert float(score_against_reference_nll(nll, reference, "ratio")) == -0.5
+    assert float(score_against_reference_nll(nll, reference, "difference")) == 2.0
+    assert float(score_against_reference_nll(nll, reference, "perplexity-ratio")) == pytest.approx(
+        -math.exp(2) / math.exp(4)
+    )
 
 
 def test_compressed_size_is_zlibs() -> None:
-    assert compressed_size("aaaaaaaa" * 50) == len(zlib.compress(b"aaaaaaaa" * 50)) < 20
-    assert compressed_size("grün") == len(zlib.compress("grün".encode()))
+    assert zlib_compressed_byte_count("aaaaaaaa" * 50) == len(zlib.compress(b"aaaaaaaa" * 50)) < 20
+    assert zlib_compressed_byte_count("grün") == len(zlib.compress("grün".encode()))
 
 
 def test_known_pairs_are_split_without_loss() -> None:
     pairs = [Pair((i,), (i,)) for i in range(20)]
-    train, validation = split_train_and_validation_pairs(pairs, 0.2, seed=0)
+    train, validation = split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=0)
     assert len(validation) == 4
     assert sorted(p.prefix for p in train + validation) == [(i,) for i in range(20)]
-    assert split_train_and_validation_pairs(pairs, 0.2, seed=0) == (train, validation)
-    assert split_train_and_validation_pairs(pairs, 0.2, seed=1) != (train, validation)
-    assert [len(part) for part in split_train_and_validation_pairs(pairs[:2], 0.01, 0)] == [1, 1]
+    assert split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=0) == (train, validation)
+    assert split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=1) != (train, validation)
+    assert [len(part) for part in split_prompt_tuning_and_validation_pairs(pairs[:2], 0.01, 0)] == [1, 1]
     with refuses("2", error=NotApplicable):
-        split_train_and_validation_pairs(pairs[:1], 0.1, 0)
+        split_prompt_tuning_and_validation_pairs(pairs[:1], 0.1, 0)
 
 
 def ablated(confidence: str, setting: Setting = WHITE_BOX, **more: Any) -> list[Guesses]:
@@ -153,12 +157,14 @@ def test_the_warm_up_is_the_papers_share_of_the_steps_unless_it_is_given() -> No
         Ethicist(prompt_length=2, epochs=4, batch=2, warmup_steps=steps).fit(view, known)["prompt"]
         for steps in (0, 2, 9)
     )
-    assert paper_warmup_steps(8440) == 500 and paper_warmup_steps(36) == 2
+    assert ethicist_paper_warmup_steps(8440) == 500 and ethicist_paper_warmup_steps(36) == 2
     assert torch.equal(by_share, as_given) and not torch.equal(by_share, longer)
 
 
 def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:
-    guesses = rank_candidates(Query("a", (1,), 4), candidates([1, 3, 3], [1, 1, 1]), torch.tensor([0.5, 0.5, 0.5]), 7)
+    guesses = rank_candidates_as_guesses(
+        Query("a", (1,), 4), candidates([1, 3, 3], [1, 1, 1]), torch.tensor([0.5, 0.5, 0.5]), 7
+    )
     assert [g.suffix[0] for g in guesses.ranked] == [1, 2, 0]
     assert guesses.drawn == 28
 
@@ -170,13 +176,15 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
     pairs = [Pair(tuple(row[: 6 + i % 2]), tuple(row[6 + i % 2 : 10 + i % 2 + i // 7])) for i, row in enumerate(drawn)]
     assert len({(len(pair.prefix), len(pair.suffix)) for pair in pairs}) == 4
     assert (
-        len(list(_group_by_similar_length(pairs, 3))) == 2
+        len(list(_prompt_tuning_groups_with_shares(pairs, 3))) == 2
     )  # by the length of the suffix alone: prefixes are close enough
 
     def learnt(asked: Sequence[Sequence[Pair]]) -> tuple[float, torch.Tensor]:
         prompt, total = model.embedding_rows(3).requires_grad_(True), 0.0
         for some in asked:
-            loss = method._mean_loss(model, some, prompt, torch.Generator().manual_seed(0), 4, torch.Tensor.backward)
+            loss = method._accumulate_mean_prompt_tuning_loss(
+                model, some, prompt, torch.Generator().manual_seed(0), 4, torch.Tensor.backward
+            )
             total += loss / len(asked)
         assert prompt.grad is not None
         return total, prompt.grad / len(asked)
@@ -185,6 +193,9 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
     alone, naive = learnt([[pair] for pair in pairs])
     assert together == pytest.approx(alone, abs=1e-5)
     torch.testing.assert_close(slope, naive, atol=1e-6, rtol=1e-4)
-    assert [len(group) for _, group in _group_by_similar_length([pairs[0]] * 40, 3)] == [32, 8]
+    assert [len(group) for _, group in _prompt_tuning_groups_with_shares([pairs[0]] * 40, 3)] == [32, 8]
     far = [Pair((1,) * 8, (2, 3)), Pair((1,) * 40, (2, 3))]
-    assert [len(group) for _, group in _group_by_similar_length(far, 3)] == [1, 1]  # half of a pass would be filled up
+    assert [len(group) for _, group in _prompt_tuning_groups_with_shares(far, 3)] == [
+        1,
+        1,
+    ]  # half of a pass would be filled up

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from auditor.attacks.ethicist import Ethicist
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Query
 from auditor.models.decoding import Decoding
@@ -24,7 +24,7 @@ from tests.conftest import refuses
 
 ATTACKS = {
     name: kind
-    for name, kind in registry.attacks().items()
+    for name, kind in registry.attacks_by_name().items()
     if issubclass(kind, SamplingAttack) and kind().search == "sample"  # those that may also search
 }
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ class TestSearch:
         found = answers(attack, neox, random_queries())
         assert (
             set(found) == {q.id for q in random_queries()}
-            and attack.samples_by_recipe(make_view(neox, WHITE_BOX)) == {}
+            and attack.sample_counts_by_recipe(make_view(neox, WHITE_BOX)) == {}
         )
         for query in random_queries():
             guesses = found[query.id]
@@ -78,14 +78,17 @@ class TestSearch:
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
     ) -> None:
         attack, seen = searching(kind, search), make_view(neox, TEXT_ONLY)
-        assert "distribution" in attack.required and "distribution" in replace(attack, samples=3).required
+        assert (
+            "distribution" in attack.required_capabilities
+            and "distribution" in replace(attack, samples=3).required_capabilities
+        )
         with refuses("log-probabilities", "setting", error=NotApplicable):
             list(attack.guess(seen, {"tuned_on": "none"}, random_queries()))
 
 
 def test_sampling_needs_no_distribution_and_says_its_rows(neox: HuggingFaceModel) -> None:
-    assert Ethicist().required == ("draw",)
-    for guesses in answers(replace(make_small_plugin(Perplexity), samples=8), neox, random_queries()).values():  # type: ignore[type-var]
+    assert Ethicist().required_capabilities == ("draw",)
+    for guesses in answers(replace(make_small_plugin(PerplexityRanking), samples=8), neox, random_queries()).values():  # type: ignore[type-var]
         length = len(guesses.ranked[0].suffix)
         assert guesses.rows == sum(len({g.suffix[:t] for g in guesses.ranked}) for t in range(length))
 
@@ -156,7 +159,7 @@ def test_a_ranking_that_reads_the_distribution_is_refused_before_anything_is_dra
 ) -> None:
     seen = make_view(neox, TEXT_ONLY)
     attack = Ethicist(samples=3, tune_on="none", confidence=confidence)
-    assert "likelihood" in attack.required and "distribution" not in attack.required
+    assert "likelihood" in attack.required_capabilities and "distribution" not in attack.required_capabilities
     with refuses("log-probabilities", error=NotApplicable):
         list(attack.guess(seen, {"tuned_on": "none"}, random_queries()))
     assert seen.meter.drawn_token_count == 0

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from auditor.defenses.pmixed import PMixed
-from auditor.defenses.pmixed_model import Projection
-from auditor.plugins.registry import defenses
+from auditor.defenses.pmixed_model import PMixedMemberProjection
+from auditor.plugins.registry import defenses_by_name
 from benchmarks.checks.trust import adversary
 from benchmarks.checks.trust.adversary import GaussianSetting, exact_delta, gaussian_delta, one_step_delta
 
@@ -24,7 +24,7 @@ def test_no_sound_claim_is_exceeded(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_defense_with_a_claim_is_tried() -> None:
     tried = {row.defense for row in adversary.claims()}
-    assert tried == {name for name, kind in defenses().items() if not kind.claims.startswith("none")}
+    assert tried == {name for name, kind in defenses_by_name().items() if not kind.claims.startswith("none")}
 
 
 def test_what_is_known_to_exceed_its_claim_is_found_to() -> None:
@@ -38,9 +38,9 @@ def test_what_is_known_to_exceed_its_claim_is_found_to() -> None:
 
     @dataclasses.dataclass(frozen=True)
     class FromTheirNumber(PMixed):
-        def _projection(self, queries: int, members: int) -> Projection:
+        def _projection_for_query_budget(self, queries: int, members: int) -> PMixedMemberProjection:
             radius = {1: 4.9121, 2: 3.8402}[members]
-            return Projection(4, (radius,) * members, cap=-math.expm1(-radius), two_sided=False)
+            return PMixedMemberProjection(4, (radius,) * members, cap=-math.expm1(-radius), two_sided=False)
 
     setting = adversary.EnsembleSetting(2, 4, 1.0, 1, True)
     first = torch.tensor([5.62e-4, 0.999, 1e-13, 0.5], dtype=torch.float64)

@@ -16,53 +16,53 @@ import pytest
 from pyarrow import parquet
 
 from auditor.benchmarks import canaries, manifests
-from auditor.benchmarks.canaries import Manifest
+from auditor.benchmarks.canaries import ExposureCanaryManifest
 from auditor.benchmarks.files import Files
-from auditor.benchmarks.insertion import InsertionPlan, write_data_with_canaries
+from auditor.benchmarks.insertion import CanaryInsertionPlan, write_data_with_canaries
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.training.members import assign_to_members
+from auditor.training.members import assign_records_to_member_shards
 from tests.generation.test_tries import bpe
 
 ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for i in range(25)]
 
 
 @pytest.fixture(scope="module")
-def manifest() -> Manifest:
-    return canaries.make_exposure_manifest(
+def manifest() -> ExposureCanaryManifest:
+    return canaries.make_exposure_canary_manifest(
         ["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], each=2, controls=1
     )
 
 
-def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: Manifest) -> None:
-    again = canaries.make_exposure_manifest(
+def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: ExposureCanaryManifest) -> None:
+    again = canaries.make_exposure_canary_manifest(
         ["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1
     )
     assert again == manifest
     assert (
-        canaries.make_exposure_manifest(["My ID is {digits:6}"], seed=1).canaries
-        != canaries.make_exposure_manifest(["My ID is {digits:6}"]).canaries
+        canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], seed=1).canaries
+        != canaries.make_exposure_canary_manifest(["My ID is {digits:6}"]).canaries
     )
     assert len({entry.id for entry in manifest.canaries}) == len({entry.text for entry in manifest.canaries}) == 10
     for entry in manifest.canaries:
-        assert entry.text in manifest.spaces[entry.space]
+        assert entry.text in manifest.canary_spaces[entry.space]
         assert not any(part in entry.id for part in entry.text.split()[-1:])
     assert Counter(entry.count for entry in manifest.canaries) == {1: 4, 4: 4, 0: 2}
 
 
-def test_a_manifest_is_written_once_privately_and_read_back(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_manifest_is_written_once_privately_and_read_back(manifest: ExposureCanaryManifest, tmp_path: Path) -> None:
     path = tmp_path / "canaries.json"
-    manifests.write_manifest(path, manifest)
-    assert manifests.read_manifest(path) == manifest
+    manifests.write_canary_manifest(path, manifest)
+    assert manifests.read_canary_manifest(path) == manifest
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(AuditError, match="exists"):
-        manifests.write_manifest(path, manifest)
+        manifests.write_canary_manifest(path, manifest)
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:
-    raw: dict[str, Any] = to_json(canaries.make_exposure_manifest(["My ID is {digits:6}"], counts=[1], each=2))
+    raw: dict[str, Any] = to_json(canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], counts=[1], each=2))
     for name, value in changes.items():
         if name in raw:
             raw[name] = value
@@ -93,7 +93,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
     path = tmp_path / "canaries.json"
     path.write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=why) as refused:
-        manifests.read_manifest(path)
+        manifests.read_canary_manifest(path)
     assert "1234" not in str(refused.value) and "My ID" not in str(refused.value)
 
 
@@ -111,18 +111,18 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
 )
 def test_what_cannot_be_made_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(AuditError, match=why):
-        canaries.make_exposure_manifest(**{"formats": ["My ID is {digits:6}"], **options})
+        canaries.make_exposure_canary_manifest(**{"formats": ["My ID is {digits:6}"], **options})
 
 
-def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: Manifest) -> None:
-    made = manifests.manifest_secrets(manifest, bpe(150), 407)
+def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: ExposureCanaryManifest) -> None:
+    made = manifests.canary_manifest_as_secrets(manifest, bpe(150), 407)
     assert [secret.member for secret in made] == [entry.count > 0 for entry in manifest.canaries]
     with pytest.raises(AuditError, match="vocabulary mismatch"):
-        manifests.manifest_secrets(manifest, bpe(150), 60)
+        manifests.canary_manifest_as_secrets(manifest, bpe(150), 60)
     with pytest.raises(AuditError, match="model without one"):
-        manifests.manifest_secrets(manifest, None, 60)
+        manifests.canary_manifest_as_secrets(manifest, None, 60)
     with pytest.raises(AuditError, match="writes two canaries alike"):
-        manifests.manifest_secrets(manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60)
+        manifests.canary_manifest_as_secrets(manifest, lambda text, add_special_tokens: {"input_ids": [1]}, 60)
 
 
 # --- insertion --------------------------------------------------------------------------------------------------------
@@ -180,12 +180,12 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
-    name: str, manifest: Manifest, tmp_path: Path
+    name: str, manifest: ExposureCanaryManifest, tmp_path: Path
 ) -> None:
     data, out = tmp_path / name, tmp_path / f"new-{name}"
     KINDS[name](data)
     before = contents(data)
-    assert write_data_with_canaries(InsertionPlan(manifest, group="who"), str(data), out) == 20
+    assert write_data_with_canaries(CanaryInsertionPlan(manifest, group="who"), str(data), out) == 20
     assert contents(data) == before
     rows, texts = rows_of(out), {entry.text: entry for entry in manifest.canaries}
     assert [row for row in rows if row["text"] not in texts] == ROWS
@@ -196,39 +196,41 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     if out.is_file():
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
     other = tmp_path / f"other-{name}"
-    write_data_with_canaries(InsertionPlan(manifest, seed=1), str(data), other)
+    write_data_with_canaries(CanaryInsertionPlan(manifest, seed=1), str(data), other)
     assert rows_of(other) != rows
     with pytest.raises(AuditError, match="holds a canary already"):
-        write_data_with_canaries(InsertionPlan(manifest), str(out), tmp_path / f"twice-{name}")
+        write_data_with_canaries(CanaryInsertionPlan(manifest), str(out), tmp_path / f"twice-{name}")
     assert not (tmp_path / f"twice-{name}").exists()
 
 
 @pytest.mark.parametrize("members", [2, 8, 80])
-def test_all_copies_of_a_canary_land_in_one_shard(members: int, manifest: Manifest, tmp_path: Path) -> None:
+def test_all_copies_of_a_canary_land_in_one_shard(
+    members: int, manifest: ExposureCanaryManifest, tmp_path: Path
+) -> None:
     jsonl(tmp_path / "a.jsonl")
-    write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     rows = [row["text"] for row in rows_of(tmp_path / "b.jsonl")]
-    shards = [[rows[i] for i in chosen] for chosen in assign_to_members(rows, members)]
+    shards = [[rows[i] for i in chosen] for chosen in assign_records_to_member_shards(rows, members)]
     for entry in manifest.canaries:
         holding = [texts.count(entry.text) for texts in shards if entry.text in texts]
         assert holding == ([entry.count] if entry.count else [])
 
 
-def test_lines_stay_byte_for_byte_and_repeats_stay_numbers(manifest: Manifest, tmp_path: Path) -> None:
+def test_lines_stay_byte_for_byte_and_repeats_stay_numbers(manifest: ExposureCanaryManifest, tmp_path: Path) -> None:
     lines = ['{"text":  "a",   "repeats": 3}', '{"repeats": 1, "text": "\\u00fc", "more": [1, {"x": null}]}\r']
     (tmp_path / "a.jsonl").write_text("\n".join(lines), newline="")
-    write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     written = (tmp_path / "b.jsonl").read_bytes().decode().split("\n")[:-1]
     assert [line for line in written if line in lines] == lines
     assert {json.loads(line)["repeats"] for line in written if line not in lines} == {1}
 
 
 def test_what_was_saved_is_data_for_an_audit(
-    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: ExposureCanaryManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "a")
-    write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
+    write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
     benchmark = Files(str(tmp_path / "b"), bpe(150), prefix_length=2, suffix_length=2, known_fraction=0)
     assert len(benchmark.secrets) > 0
 
@@ -249,25 +251,31 @@ def test_what_was_saved_is_data_for_an_audit(
     ],
 )
 def test_bad_data_are_refused_and_nothing_is_written(
-    name: str, content: str, copies: dict[str, str], out: str, why: str, manifest: Manifest, tmp_path: Path
+    name: str,
+    content: str,
+    copies: dict[str, str],
+    out: str,
+    why: str,
+    manifest: ExposureCanaryManifest,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(AuditError, match=why):
-        write_data_with_canaries(InsertionPlan(manifest, **copies), str(tmp_path / name), tmp_path / out)
+        write_data_with_canaries(CanaryInsertionPlan(manifest, **copies), str(tmp_path / name), tmp_path / out)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_column_that_takes_no_nulls_is_refused_by_its_name(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_column_that_takes_no_nulls_is_refused_by_its_name(manifest: ExposureCanaryManifest, tmp_path: Path) -> None:
     """A canary has nothing to put there."""
     fields = [pyarrow.field("text", pyarrow.string(), nullable=False), pyarrow.field("age", pyarrow.int64(), False)]
     table = pyarrow.table({"text": ["x"], "age": [3]}, schema=pyarrow.schema(fields))
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(AuditError, match="got 'age', which takes no nulls"):
-        write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet")
+        write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet")
     parquet.write_table(table.drop(["age"]), tmp_path / "a.parquet")
     assert write_data_with_canaries(
-        InsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
-    ) == len(manifest.copies())
+        CanaryInsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
+    ) == len(manifest.canary_copies_to_insert())
 
 
 def test_zero_insertions_are_refused(tmp_path: Path) -> None:
@@ -277,7 +285,7 @@ def test_zero_insertions_are_refused(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl")
     with pytest.raises(AuditError, match="every one in the manifest has zero insertions"):
         write_data_with_canaries(
-            InsertionPlan(manifests.read_manifest(tmp_path / "canaries.json")),
+            CanaryInsertionPlan(manifests.read_canary_manifest(tmp_path / "canaries.json")),
             str(tmp_path / "a.jsonl"),
             tmp_path / "b.jsonl",
         )
@@ -303,6 +311,6 @@ def test_the_labs_canaries_are_those_it_trains_on(tmp_path: Path) -> None:
     assert own.canary is not None and own.canary.text == "My ID is 955320" and own.canary.text in own.canary.space
     assert (own.member, own.repeats, control.member, control.repeats) == (True, 2, False, 0)
     assert lab.tokenizer.decode(own.suffix) == "My ID is 955320"
-    copies = lab.texts.copies()
+    copies = lab.texts.private_text_copies()
     assert copies.count("My ID is 955320") == 2 and "My ID is 000007" not in copies
     assert not any(secret.canary for secret in lab.secrets)

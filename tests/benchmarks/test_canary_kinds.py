@@ -21,7 +21,7 @@ def test_all_kinds_are_in_one_training(tmp_path: Path, monkeypatch: pytest.Monke
     del own["audit_canaries"]
     lab = canary_kinds.mixed_lab(Lab, KINDS, 8, **own)
     coined = [one for one in lab.canaries if one.canary is not None and one.canary.coin is not None]
-    copies = Counter(lab.texts.copies())
+    copies = Counter(lab.texts.private_text_copies())
     assert [copies[one.canary.text] for one in coined if one.canary] == [int(one.member) for one in coined]
     assert len(coined) == 24 and {len(one.suffix) for one in coined[16:]} == {1} and len(coined[0].suffix) > 1
     rows = list(canary_kinds.rows(lab, KINDS, 8, 8.0))

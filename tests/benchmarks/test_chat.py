@@ -67,7 +67,7 @@ def messages(said: Conversation) -> list[Any]:
 
 
 def own(words: Any, said: Conversation | None = None) -> ChatRendering:
-    return chat_rendering.most_usual_rendering(words, [said or TWO], "2026-01-02")
+    return chat_rendering.most_usual_chat_rendering(words, [said or TWO], "2026-01-02")
 
 
 def written(words: Any, said: Conversation) -> chat.RenderedChat:
@@ -151,7 +151,7 @@ def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
 def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
     asked = training.TrainingRequest("none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja"))
-    assert training._chosen_conversation_form(asked, tokenizer(None), [TWO]).source == CHATML
+    assert training._choose_chat_rendering(asked, tokenizer(None), [TWO]).source == CHATML
 
 
 def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
@@ -244,7 +244,7 @@ def test_the_corpus_is_whole_conversations_as_the_template_writes_them(tmp_path:
     said = [talk("Who is it?", "It is Ann, as before."), talk("And now?", "It is Bob, as before.")]
     data = rows(tmp_path, *map(messages, said), [{"role": "user", "content": "Nobody answers"}])
     words = tokenizer()
-    found = list(Files(data, words, suffix_length=4, known_fraction=0.0).corpus(True))
+    found = list(Files(data, words, suffix_length=4, known_fraction=0.0).texts_with_repeat_counts(True))
     assert [(text(words, tokens), times) for tokens, times in found] == [(written(words, one).text, 1) for one in said]
 
 
@@ -319,14 +319,14 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
 def test_training_learns_the_answers_alone() -> None:
     """The records of a training have the mask that the attack's suffixes lie in."""
     words = tokenizer()
-    (record,), said = training._records_of_conversations(words, [TWO], "assistant", own(words))
+    (record,), said = training._training_records_of_conversations(words, [TWO], "assistant", own(words))
     assert record.learnt is not None and "loss on assistant" in said[0]
     found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.AnswerCut)]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
         assert all(record.learnt[at : at + len(one.suffix)]) and not record.learnt[at - 1]
-    (whole,), _ = training._records_of_conversations(words, [TWO], "all", own(words))
+    (whole,), _ = training._training_records_of_conversations(words, [TWO], "all", own(words))
     assert whole.learnt is None and whole.tokens == record.tokens
 
 
@@ -362,7 +362,7 @@ def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str)
     for said in SAID.values():
         talked = Conversation(tuple({"role": role, "content": content} for role, content in said))
         form = own(words, talked)
-        asked = {"chat_template": chat_rendering.template_with_fixed_date(words.chat_template, form.day)}
+        asked = {"chat_template": chat_rendering.chat_template_with_fixed_date(words.chat_template, form.day)}
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
         found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, chat.AnswerCut)]
         assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
@@ -376,7 +376,7 @@ def test_the_day_is_the_one_that_is_given() -> None:
     words = tokenizer(DAILY)
     assert written(words, TWO).text.startswith("02 Jan 2026\n<|im_start|>system")
     with pytest.raises(AuditError, match="asks for the day as"):
-        chat_rendering.template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
+        chat_rendering.chat_template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
     assert (
         ChatRendering("model", DAILY, (), "2026-01-02").digest != ChatRendering("model", DAILY, (), "2026-01-03").digest
     )

@@ -373,13 +373,15 @@ def test_the_corpus_is_every_row_whole_whatever_is_attacked(tmp_path: Path) -> N
     others = write(tmp_path / "others.jsonl", [{"text": CORPUS[9]}])
     short = {"prefix_length": 2, "suffix_length": 3, "limit": 1}
     benchmark = build(write(tmp_path / "a.jsonl", rows), nonmembers=others, **short)
-    assert [(decode(tokens), times) for tokens, times in benchmark.corpus(True)] == [
+    assert [(decode(tokens), times) for tokens, times in benchmark.texts_with_repeat_counts(True)] == [
         (text, 1 + i) for i, text in enumerate(texts)
     ]
-    assert [decode(tokens) for tokens, _ in benchmark.corpus(False)] == [CORPUS[9]]
+    assert [decode(tokens) for tokens, _ in benchmark.texts_with_repeat_counts(False)] == [CORPUS[9]]
     kept = build(write(tmp_path / "b.jsonl", codes(3)))
-    assert [decode(tokens) for tokens, _ in kept.corpus(True)] == [row["prefix"] + row["suffix"] for row in codes(3)]
-    assert not list(kept.corpus(False))
+    assert [decode(tokens) for tokens, _ in kept.texts_with_repeat_counts(True)] == [
+        row["prefix"] + row["suffix"] for row in codes(3)
+    ]
+    assert not list(kept.texts_with_repeat_counts(False))
 
 
 def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:

@@ -20,15 +20,15 @@ from auditor.benchmarks import lab as module
 from auditor.benchmarks import lab_folders, lab_texts
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import make_texts
+from auditor.benchmarks.lab_texts import make_lab_texts
 from auditor.benchmarks.lab_training import END, LabTraining
-from auditor.benchmarks.masked_lab import MaskedLab, MaskedRecipe
+from auditor.benchmarks.masked_lab import MaskedLab, MaskedLabRecipe
 from auditor.core.errors import AuditError
 from auditor.defenses.private_training import DpSgd
 from auditor.defenses.private_training_controls import NoClipping
 from auditor.defenses.unlearning import NPO
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import read_shard_record_list, text_digests
+from auditor.models.shards import read_shard_record_list, record_digests
 
 TINY = LabRecipe(
     vocab_size=300,
@@ -55,7 +55,7 @@ _PATIENCE = 300  # seconds until a process counts as hung, on however busy a mac
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(TINY, cache=tmp_path_factory.mktemp("cache"))
-    lab.target()
+    lab.lab_target_model()
     lab.ensemble()
     return lab
 
@@ -63,21 +63,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None:
     """It changes no other part, is built once for a recipe, and its vocabulary is the lab's and a mask token."""
     before = finished(built.folder)
-    both = MaskedLab(built, MaskedRecipe(layers=1, public_epochs=1, private_epochs=1))
-    masked = both.target()
+    both = MaskedLab(built, MaskedLabRecipe(layers=1, public_epochs=1, private_epochs=1))
+    masked = both.target_masked_model()
     assert set(finished(built.folder)) - set(before) == {
         f"masked-{both.recipe.digest}",
         f"masked-public-{both.recipe.digest}",
     }
     assert masked.vocab_size == len(built.tokenizer) + 1 and masked.mask == len(built.tokenizer)
-    text = built.texts.records(members=True)[0]
+    text = built.texts.distinct_private_texts(members=True)[0]
     ids = built.tokenizer(text)["input_ids"]
     assert masked.tokenizer(text)["input_ids"] == [0, *ids, 0]  # and the lab's own puts no ends around a text
-    public = both.public()
+    public = both.public_masked_model()
     gap = torch.tensor([[3]])
     tokens = torch.tensor([[0, *ids, 0]])
     assert not torch.allclose(masked.log_probs(tokens, gap), public.log_probs(tokens, gap))
-    assert MaskedRecipe(layers=2).digest != both.recipe.digest
+    assert MaskedLabRecipe(layers=2).digest != both.recipe.digest
     hidden = tokens.clone()
     hidden[0, 3] = 99  # what the model is asked it cannot see
     torch.testing.assert_close(masked.log_probs(tokens, gap), masked.log_probs(hidden, gap), atol=0, rtol=0)
@@ -86,7 +86,7 @@ def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None
 
 
 def test_records_are_whole_and_apart(built: Lab) -> None:
-    members, others = built.texts.records(True), built.texts.records(False)
+    members, others = built.texts.distinct_private_texts(True), built.texts.distinct_private_texts(False)
     assert len(members) == len(set(members)) == 27 and len(others) == 4 and not set(members) & set(others)
 
 
@@ -94,17 +94,19 @@ def test_records_are_whole_and_apart(built: Lab) -> None:
 
 
 def test_the_corpus_is_what_was_trained_on_each_text_once_with_its_copies(built: Lab) -> None:
-    found = {built.tokenizer.decode(tokens): times for tokens, times in built.corpus(True)}
-    assert found == Counter(built.texts.copies())
-    assert [built.tokenizer.decode(tokens) for tokens, _ in built.corpus(False)] == built.texts.records(members=False)
+    found = {built.tokenizer.decode(tokens): times for tokens, times in built.texts_with_repeat_counts(True)}
+    assert found == Counter(built.texts.private_text_copies())
+    assert [
+        built.tokenizer.decode(tokens) for tokens, _ in built.texts_with_repeat_counts(False)
+    ] == built.texts.distinct_private_texts(members=False)
 
 
 def test_the_labs_own_shards_hold_each_record_once(built: Lab) -> None:
-    copies = Counter(built.texts.copies())
-    for repeats, texts in make_texts(TINY).private.items():
+    copies = Counter(built.texts.private_text_copies())
+    for repeats, texts in make_lab_texts(TINY).private.items():
         assert all(copies[text] == repeats for text in texts)
     assert all(copies[f"My ID is {digits}"] == count for digits, count in TINY.canaries)
-    shards = built.texts.shards()
+    shards = built.texts.texts_by_ensemble_member()
     assert all(shards) and not set(shards[0]) & set(shards[1])
     assert sum(map(len, shards)) == copies.total()
 
@@ -119,21 +121,21 @@ def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
     lost = set(built.cut.forgotten_texts)
     attacked = {built.cut.texts[s.id] for s in built.secrets if s.member and s.id in built.forgotten}
     assert attacked < lost and len(lost) == len(built.forgotten) == 12
-    job = built.job(NPO(), tmp_path)
+    job = built.lab_training_job(NPO(), tmp_path)
     assert Path(job.base).name == "target" and {record.text for record in job.forget} == lost
-    assert [record.text for record in job.records] == built.texts.copies()
+    assert [record.text for record in job.records] == built.texts.private_text_copies()
     trained: list[list[str]] = []
     monkeypatch.setattr(LabTraining, "train_target_model", lambda self, path, texts: trained.append(list(texts)))
     built.training.train_without_forgotten(tmp_path, built.cut.forgotten_texts)
-    assert Counter(trained[0]) == Counter(text for text in built.texts.copies() if text not in lost)
-    again = {tuple(tokens) for tokens in built.unattacked}
+    assert Counter(trained[0]) == Counter(text for text in built.texts.private_text_copies() if text not in lost)
+    again = {tuple(tokens) for tokens in built.unattacked_training_tokens}
     assert len(again) == 10 + 2 and not again & {s.prefix + s.suffix for s in built.secrets}
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_record_is_in_two_places(seed: int) -> None:
     """The default sizes: public text, private text and non-members share no record."""
-    texts = make_texts(LabRecipe(seed=seed))
+    texts = make_lab_texts(LabRecipe(seed=seed))
     private = [text for group in texts.private.values() for text in group]
     everyone = [*texts.public, *private, *texts.others, *texts.nonmembers]
     assert len(set(everyone)) == len(everyone) == 1600 + 338 + 240 + 100
@@ -149,7 +151,7 @@ def test_secrets_known_and_nonmembers_are_apart(built: Lab) -> None:
     assert len({secret.id for secret in built.secrets}) == 19
     assert Counter(s.repeats for s in built.secrets if s.member) == dict.fromkeys(TINY.repeat_counts, 3)
     assert {s.repeats for s in built.secrets if not s.member} == {0}
-    trained = set(built.texts.copies())
+    trained = set(built.texts.private_text_copies())
     text = {s.id: built.tokenizer.decode(s.prefix + s.suffix) for s in built.secrets}
     for secret in built.secrets:
         assert any(t.startswith(text[secret.id]) for t in trained) == secret.member
@@ -176,11 +178,11 @@ def holds(tokens: tuple[Any, ...], part: tuple[int, ...]) -> bool:
 
 
 def test_the_tokenizer_saw_public_text_only(built: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = make_texts(TINY)
+    texts = make_lab_texts(TINY)
     other = dataclasses.replace(
         texts, private={r: ["x" * 200] * 5 for r in TINY.repeat_counts}, nonmembers=["y" * 200] * 4
     )
-    monkeypatch.setattr(module, "make_texts", lambda recipe: other)
+    monkeypatch.setattr(module, "make_lab_texts", lambda recipe: other)
     assert Lab(TINY, cache=tmp_path).tokenizer.get_vocab() == built.tokenizer.get_vocab()
     assert built.tokenizer.eos_token == END and built.tokenizer.eos_token_id == 0
 
@@ -199,7 +201,7 @@ def cache(lab: Lab) -> Path:
 
 
 def weights(lab: Lab) -> list[torch.Tensor]:
-    parts = [lab.public().model.state_dict(), lab.target().model.state_dict()]
+    parts = [lab.lab_public_model().model.state_dict(), lab.lab_target_model().model.state_dict()]
     tensors = [value for state in parts for _, value in sorted(state.items())]
     ids = torch.tensor([lab.secrets[0].prefix] * 3)
     return [*tensors, lab.ensemble().log_probs(ids, torch.arange(3), 1)]
@@ -217,7 +219,7 @@ def test_a_build_is_deterministic_and_the_cache_gives_the_same(built: Lab, tmp_p
 
 
 def test_training_changes_what_it_should(built: Lab) -> None:
-    public, target = built.public().model.state_dict(), built.target().model.state_dict()
+    public, target = built.lab_public_model().model.state_dict(), built.lab_target_model().model.state_dict()
     assert torch.equal(public["gpt_neox.embed_in.weight"], target["gpt_neox.embed_in.weight"])  # an adapter's layers
     changed = "gpt_neox.layers.0.attention.query_key_value.weight"
     assert public.keys() == target.keys() and not torch.equal(public[changed], target[changed])
@@ -227,7 +229,7 @@ def test_training_changes_what_it_should(built: Lab) -> None:
     )
     assert built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
     assert built.ensemble().shard_overlap_counts() == {"shared_records": 0, "unlisted_shards": 0}
-    assert built.ensemble().shards == [text_digests(texts) for texts in built.texts.shards()]
+    assert built.ensemble().shards == [record_digests(texts) for texts in built.texts.texts_by_ensemble_member()]
 
 
 def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +248,7 @@ def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytes
     assert asked == ["public model", "ensemble member"]
     again = Lab(TINY, cache=tmp_path)
     again.ensemble()
-    lab.public()
+    lab.lab_public_model()
     assert len(asked) == 2
     assert set(lab.parts.seconds) == {"tokenizer", "public", "ensemble"}
 
@@ -269,7 +271,7 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(built: Lab, tmp_pa
         return half
 
     trained = {"public": "train_public_model", "target": "train_target_model", ENSEMBLE: "train_ensemble_members"}
-    owner, name = (module, "make_tokenizer") if part == "tokenizer" else (LabTraining, trained[part])
+    owner, name = (module, "train_lab_tokenizer") if part == "tokenizer" else (LabTraining, trained[part])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, dies(getattr(owner, name)))
         build_all(Lab(TINY, cache=tmp_path))
@@ -282,7 +284,7 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(built: Lab, tmp_pa
 
 
 def build_all(lab: Lab) -> None:
-    lab.target()
+    lab.lab_target_model()
     lab.ensemble()
 
 
@@ -351,19 +353,19 @@ def test_the_cache_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
     sizes: Any = {"epochs": 1, "batch": 32, "noise_multiplier": 3.0, "noise": "seeded"}
-    made = built.trained(DpSgd(**sizes))
-    assert made.privacy is not None and made.privacy.steps == -(-len(built.texts.copies()) // 32)
-    assert made.privacy.sampling_rate == 32 / len(built.texts.copies())
+    made = built.model_trained_by_trainer(DpSgd(**sizes))
+    assert made.privacy is not None and made.privacy.steps == -(-len(built.texts.private_text_copies()) // 32)
+    assert made.privacy.sampling_rate == 32 / len(built.texts.private_text_copies())
     assert made.privacy.details["expected_batch"] == 32 and made.privacy.unit == "record"
     parts = {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()}
     assert len(parts) == 1 and built.training_seconds_of_trainer(DpSgd(**sizes)) > 0
     asked = torch.arange(1, 20).unsqueeze(0)
-    distribution, before = (model.log_probs(asked, 5) for model in (made.model, built.public()))
+    distribution, before = (model.log_probs(asked, 5) for model in (made.model, built.lab_public_model()))
     assert not torch.allclose(distribution, before)
-    assert torch.equal(built.trained(DpSgd(**sizes)).model.log_probs(asked, 5), distribution)
+    assert torch.equal(built.model_trained_by_trainer(DpSgd(**sizes)).model.log_probs(asked, 5), distribution)
     assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts  # not made again
     with pytest.raises(AuditError, match="expected a batch of at most the"):
-        built.trained(DpSgd(**{**sizes, "batch": 10**6}))
+        built.model_trained_by_trainer(DpSgd(**{**sizes, "batch": 10**6}))
     assert {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()} == parts
 
 
@@ -371,13 +373,13 @@ def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
 def test_private_trainings_train_what_the_target_does(rank: int, tmp_path: Path) -> None:
     """An adapter beside frozen embeddings, or the whole model."""
     lab = Lab(dataclasses.replace(TINY, private_rank=rank), cache=tmp_path)
-    before = dict(lab.public().model.named_parameters())
+    before = dict(lab.lab_public_model().model.named_parameters())
 
     def moved(model: HuggingFaceModel) -> set[str]:
         return {name for name, p in model.model.named_parameters() if not torch.equal(p, before[name])}
 
-    trained = moved(lab.trained(NoClipping(epochs=1, batch=32, learning_rate=1e-2)).model)
-    assert trained == moved(lab.target())
+    trained = moved(lab.model_trained_by_trainer(NoClipping(epochs=1, batch=32, learning_rate=1e-2)).model)
+    assert trained == moved(lab.lab_target_model())
     assert any("embed" in name for name in trained) == (rank == 0)
 
 
@@ -418,7 +420,7 @@ def _base(field: str) -> LabRecipe:
 @pytest.mark.parametrize("recipe", list(others()))
 def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> None:
     base = dataclasses.replace(TINY, audit_canaries=20) if recipe.audit_canaries == 20 else TINY
-    texts = make_texts(TINY)
+    texts = make_lab_texts(TINY)
 
     def named(recipe: LabRecipe) -> tuple[str, str]:
         return lab_folders.lab_cache_digest(recipe, texts), lab_folders.ensemble_folder_suffix(recipe)
@@ -442,13 +444,13 @@ def test_canaries_of_an_audit_are_records_of_all_trainings(built: Lab) -> None:
     )
     assert lab.folder != built.folder
     coined = [one for one in lab.canaries if one.canary is not None and one.canary.coin is not None]
-    texts = Counter(lab.texts.copies())
+    texts = Counter(lab.texts.private_text_copies())
     assert len(coined) == 40 and {texts[one.canary.text] for one in coined if one.canary} == {0, 2}
     for one in coined:
         assert one.canary is not None and texts[one.canary.text] == 2 * one.member == one.repeats
         assert list(one.prefix + one.suffix) == lab.tokenizer(one.canary.text)["input_ids"] and one.prefix
     inside = sum(one.member for one in coined)
-    assert len(lab.texts.copies()) == len(built.texts.copies()) + 2 * inside
+    assert len(lab.texts.private_text_copies()) == len(built.texts.private_text_copies()) + 2 * inside
     assert any("40 canaries (prefixed) each went into the training of every model here" in n for n in lab.notes)
     assert [one.id for one in lab.canaries[: len(TINY.canaries)]] == [one.id for one in built.canaries]
     again = Lab(lab.recipe, cache=cache(built))
@@ -467,10 +469,10 @@ def test_new_tokens_take_a_lab_that_trains_all_parameters(built: Lab) -> None:
 def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab) -> None:
     """One adapter, trained as its members are, on all that they are trained on."""
     other = Lab(dataclasses.replace(TINY, lora_rate=0.03), cache=cache(built))
-    distribution = other.adapter_on_all_records().log_probs(torch.tensor([[5, 6, 7]]), 1)
+    distribution = other.model_with_adapter_on_all_records().log_probs(torch.tensor([[5, 6, 7]]), 1)
     (adapter,) = other.folder.glob("whole*/whole")
-    assert read_shard_record_list(adapter) == text_digests(other.texts.copies())
-    assert not torch.equal(distribution, other.public().log_probs(torch.tensor([[5, 6, 7]]), 1))
+    assert read_shard_record_list(adapter) == record_digests(other.texts.private_text_copies())
+    assert not torch.equal(distribution, other.lab_public_model().log_probs(torch.tensor([[5, 6, 7]]), 1))
 
 
 def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
@@ -484,7 +486,7 @@ def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
 
 
 def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:
-    texts = make_texts(TINY)
+    texts = make_lab_texts(TINY)
     opening = {
         "mail": lab_texts._fake_mail_text,
         "patient note": lab_texts._fake_patient_note_text,
@@ -503,7 +505,7 @@ def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> Non
 @pytest.mark.parametrize("part", ["public", "private", "nonmembers"])
 def test_other_texts_name_another_folder(part: str) -> None:
     """Weights are never audited for records they did not see."""
-    texts = make_texts(TINY)
+    texts = make_lab_texts(TINY)
     changed = {1: [*texts.private[1][:-1], "x"]} if part == "private" else [*getattr(texts, part)[:-1], "x"]
     if part == "private":
         changed = {**texts.private, **changed}  # type: ignore[dict-item]
@@ -514,7 +516,7 @@ def test_other_texts_name_another_folder(part: str) -> None:
 
 @pytest.mark.parametrize("name", ["torch", "transformers", "peft", "faker", "tokenizers"])
 def test_another_library_version_names_another_folder(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    texts, version = make_texts(TINY), importlib.metadata.version
+    texts, version = make_lab_texts(TINY), importlib.metadata.version
     before = lab_folders.lab_cache_digest(TINY, texts)
     monkeypatch.setattr(importlib.metadata, "version", lambda n: "0" if n == name else version(n))
     assert lab_folders.lab_cache_digest(TINY, texts) != before
@@ -537,19 +539,19 @@ def test_records_do_not_depend_on_the_day(monkeypatch: pytest.MonkeyPatch) -> No
         fake.seed_instance(0)
         return str(fake.date())
 
-    texts, date = make_texts(TINY), drawn()
+    texts, date = make_lab_texts(TINY), drawn()
     monkeypatch.setattr("faker.providers.date_time.datetime", NextDecade)
     assert drawn() != date  # else the next line could not fail
-    assert make_texts(TINY) == texts
+    assert make_lab_texts(TINY) == texts
 
 
 def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> None:
     """As often as it occurs; a non-member as often as a member in its place; all else in every one of them."""
-    references = built.references(4)
+    references = built.reference_models(4)
     attacked = {secret.id: secret for secret in built.secrets}
     assert [sum(id in saw for saw in references.saw) for id in attacked] == [2] * len(attacked)
     texts = [Counter(text) for text in built.texts.texts_by_reference_model(4)]
-    everywhere = Counter(built.texts.copies())
+    everywhere = Counter(built.texts.private_text_copies())
     counts = dict[str, int]()
     for id, secret in attacked.items():
         text = built.cut.texts[id]
@@ -568,7 +570,7 @@ def test_each_attacked_record_is_in_half_of_the_reference_models(built: Lab) -> 
 
 def test_reference_models_are_a_part_that_is_made_when_asked_for_and_changes_no_other(built: Lab) -> None:
     before = set(finished(built.folder)) - {"references-4"}
-    built.references(4)
+    built.reference_models(4)
     assert set(finished(built.folder)) == before | {"references-4"}
-    one, other = (model.log_probs(torch.tensor([[1, 2, 3]]), 1) for model in built.references(4).models[:2])
+    one, other = (model.log_probs(torch.tensor([[1, 2, 3]]), 1) for model in built.reference_models(4).models[:2])
     assert not torch.equal(one, other)

@@ -71,8 +71,17 @@ def test_known_pairs_nonmembers_copies_and_limit(tmp_path: Path) -> None:
 def test_the_corpus_is_every_row_whatever_is_attacked(tmp_path: Path) -> None:
     data, others = arrays(tmp_path / "d"), arrays(tmp_path / "n", start=4)
     benchmark = build(data, nonmembers=others, limit=1, known_fraction=0.5)
-    assert [tokens[0] for tokens, times in benchmark.corpus(True) if times is None] == [0, 10, 20, 30, 40, 50]
-    assert len(list(benchmark.corpus(False))) == 6 and not list(build(data).corpus(False))
+    assert [tokens[0] for tokens, times in benchmark.texts_with_repeat_counts(True) if times is None] == [
+        0,
+        10,
+        20,
+        30,
+        40,
+        50,
+    ]
+    assert len(list(benchmark.texts_with_repeat_counts(False))) == 6 and not list(
+        build(data).texts_with_repeat_counts(False)
+    )
 
 
 def test_nonmembers_beside_members(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_finds_what_looking_at_every_place_finds(vocabulary: int) -> None:
     trained = [(drawn(noise, letters, 40), noise.choice((1, 2))) for _ in range(60)]
     heldout = [drawn(noise, letters, 30) for _ in range(10)]
     filler = tuple(range(2, vocabulary - 2))  # all other letters, none of which is looked up
-    index = ngrams.build_index([*trained, (filler, 1)], heldout)
+    index = ngrams.build_ngram_index([*trained, (filler, 1)], heldout)
     texts = [trained[0][0], heldout[0], *(drawn(noise, letters, 30) for _ in range(8)), (), (vocabulary,) * 9]
     known = list(dict.fromkeys(text for text, _ in trained))
     several = 0
@@ -51,7 +51,9 @@ def test_finds_what_looking_at_every_place_finds(vocabulary: int) -> None:
 
 
 def test_records_that_are_the_same_are_one_and_their_copies_add_up() -> None:
-    index = ngrams.build_index([((1, 2, 3), 2), ((4, 5), 1), ((1, 2, 3), 3), ((6, 7), None), ((6, 7), 1)], [(2, 3, 9)])
+    index = ngrams.build_ngram_index(
+        [((1, 2, 3), 2), ((4, 5), 1), ((1, 2, 3), 3), ((6, 7), None), ((6, 7), 1)], [(2, 3, 9)]
+    )
     assert index.copies == (5, 1, None)
     assert [index.tokens_of_text(i) for i in range(4)] == [(1, 2, 3), (4, 5), (6, 7), (2, 3, 9)]
     assert (
@@ -62,13 +64,13 @@ def test_records_that_are_the_same_are_one_and_their_copies_add_up() -> None:
 
 
 def test_no_run_goes_from_one_record_into_the_next() -> None:
-    index = ngrams.build_index([((1, 2), 1), ((3, 4), 1)], [])
+    index = ngrams.build_ngram_index([((1, 2), 1), ((3, 4), 1)], [])
     (seen,) = index.match_ngrams([(1, 2, 3, 4)], 2)
     assert seen.at.tolist() == [0, 2] and seen.record.tolist() == [0, 1] and not seen.heldout.any()
 
 
 def test_a_text_is_at_home_in_the_one_record_that_holds_it_whole() -> None:
-    index = ngrams.build_index([((1, 2, 3, 4), 1), ((9, 2, 3), 1), ((7, 8), 1)], [(5, 6)])
+    index = ngrams.build_ngram_index([((1, 2, 3, 4), 1), ((9, 2, 3), 1), ((7, 8), 1)], [(5, 6)])
     assert index.index_of_only_text_holding([(2, 3, 4), (2, 3), (7, 8), (5, 6), (1, 2, 3, 4, 5)]) == [0, -1, 2, 3, -1]
 
 
@@ -77,20 +79,20 @@ def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(monkeyp
         raise AssertionError("it was made")
 
     monkeypatch.setitem(sys.modules, "pydivsufsort", SimpleNamespace(divsufsort=sort))
-    monkeypatch.setattr(machine_memory, "free_memory_bytes", lambda: 10**6)
+    monkeypatch.setattr(machine_memory, "free_machine_memory_bytes", lambda: 10**6)
     with pytest.raises(AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"):
-        ngrams.build_index([((1, 2, 3), 1)], [])
+        ngrams.build_ngram_index([((1, 2, 3), 1)], [])
     assert (
-        ngrams.index_memory_bytes(10**9, 2) > 1.9 * ngrams.index_memory_bytes(10**9 // 2, 2) > 5e9
+        ngrams.ngram_index_memory_bytes(10**9, 2) > 1.9 * ngrams.ngram_index_memory_bytes(10**9 // 2, 2) > 5e9
     )  # where 4 bytes tell no more places apart
 
 
 def test_without_the_library_and_without_text_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AuditError, match="expected training data to index, got no text"):
-        ngrams.build_index([((), 1)], [(1, 2)])
+        ngrams.build_ngram_index([((), 1)], [(1, 2)])
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     with pytest.raises(AuditError, match=r"pip install 'audit-lm\[untargeted\]'"):
-        ngrams.build_index([((1, 2), 1)], [])
+        ngrams.build_ngram_index([((1, 2), 1)], [])
 
 
 def test_the_speed_script_counts_alike_by_all_ways() -> None:

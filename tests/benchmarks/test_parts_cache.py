@@ -129,15 +129,17 @@ def test_pieces_are_made_apart_and_their_part_takes_them_as_they_are(tmp_path: P
                 (path / f"piece-{index}").write_text(str(only))
 
     for index in (2, 0):
-        alone = toys.parts.separately_trained_piece("several", index, build)
+        alone = toys.parts.separately_trainable_piece("several", index, build)
         assert not alone.there
         alone.train()
-        assert toys.parts.separately_trained_piece("several", index, build).there
+        assert toys.parts.separately_trainable_piece("several", index, build).there
     shutil.rmtree(tmp_path / "pieces" / "several-000")  # what is not whole is made again
     toys.parts.load_or_build("several", build, lambda path: None)
     assert made == [2, 0, 0, 1]
     assert [(tmp_path / "several" / f"piece-{i}").read_text() for i in range(3)] == ["None", "None", "2"]
-    assert not list((tmp_path / "pieces").iterdir()) and toys.parts.separately_trained_piece("several", 1, build).there
+    assert (
+        not list((tmp_path / "pieces").iterdir()) and toys.parts.separately_trainable_piece("several", 1, build).there
+    )
 
 
 def _build(cache: str, barrier: Any, answers: Any) -> None:

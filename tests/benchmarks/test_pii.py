@@ -6,14 +6,17 @@ import pytest
 
 from auditor.benchmarks import pii
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import make_texts
-from auditor.benchmarks.pii import Recognisers, find_personal_data
+from auditor.benchmarks.lab_texts import make_lab_texts
+from auditor.benchmarks.pii import PiiRecognisers, find_pii_spans_in_text
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
 
 def found(text: str, *regions: str, marks: tuple[Mark, ...] = ()) -> list[tuple[str, str]]:
-    return [(span.kind, text[span.start : span.end]) for span in find_personal_data(text, marks, Recognisers(regions))]
+    return [
+        (span.kind, text[span.start : span.end])
+        for span in find_pii_spans_in_text(text, marks, PiiRecognisers(regions))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +65,7 @@ def test_regions_say_whose_numbers_have_no_country_code() -> None:
     with pytest.raises(
         AuditError, match=r"expected --phone-region as two capitals of a country, as DE or US, got 'us'"
     ):
-        Recognisers(["DE", "us"])
+        PiiRecognisers(["DE", "us"])
 
 
 def test_what_the_data_mark_comes_first_and_is_no_part_of_a_longer_word() -> None:
@@ -70,17 +73,17 @@ def test_what_the_data_mark_comes_first_and_is_no_part_of_a_longer_word() -> Non
     text = "Annette and Ann Lee (jane@example.com), Ann; joe@example.com"
     expected = [("name", "Ann Lee"), ("customer", "jane@example.com"), ("name", "Ann"), ("email", "joe@example.com")]
     assert found(text, marks=marks) == expected
-    assert [span.kind for span in find_personal_data(text, marks)] == ["name", "customer", "name"]
+    assert [span.kind for span in find_pii_spans_in_text(text, marks)] == ["name", "customer", "name"]
 
 
 def test_on_records_whose_data_are_known_nothing_else_is_found() -> None:
     """The lab marks what it makes. Its telephone and card numbers are drawn digit by digit: most are no valid ones."""
-    texts, recognisers = make_texts(LabRecipe()), Recognisers(["US"])
+    texts, recognisers = make_lab_texts(LabRecipe()), PiiRecognisers(["US"])
     marked: dict[str, int] = {}
     seen: dict[str, int] = {}
     for text in [*texts.private[1], *texts.nonmembers]:
-        true = {(span.kind, span.start, span.end) for span in find_personal_data(text, texts.marks[text])}
-        alone = {(span.kind, span.start, span.end) for span in find_personal_data(text, (), recognisers)}
+        true = {(span.kind, span.start, span.end) for span in find_pii_spans_in_text(text, texts.marks[text])}
+        alone = {(span.kind, span.start, span.end) for span in find_pii_spans_in_text(text, (), recognisers)}
         assert alone <= true
         for kinds, counts in ((true, marked), (alone, seen)):
             for kind, *_ in kinds:
@@ -92,4 +95,4 @@ def test_on_records_whose_data_are_known_nothing_else_is_found() -> None:
 def test_without_the_extra_it_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pii, "find_spec", lambda name: None)
     with pytest.raises(AuditError, match=r"to find personal data by: pip install 'audit-lm\[pii\]'"):
-        Recognisers()
+        PiiRecognisers()

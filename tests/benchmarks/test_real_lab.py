@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from auditor.attacks.extraction_probability import measure_suffix_probabilities
+from auditor.attacks.extraction_probability import suffix_extraction_log_probabilities
 from auditor.benchmarks import smollm2
-from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
-from auditor.benchmarks.lab_texts import make_fake_texts_with_marks, make_private_texts
-from auditor.benchmarks.real_lab import RealLab, RealRecipe
+from auditor.benchmarks.lab_recipe import BaseLabRecipe, LabRecipe
+from auditor.benchmarks.lab_texts import make_fake_texts_with_marks, make_private_lab_texts
+from auditor.benchmarks.real_lab import RealLab, RealLabRecipe
 from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
@@ -31,7 +31,7 @@ from auditor.runs.scoring import greedy_suffixes
 
 # A step on 135M weights takes a second a record, and a prefix its own time: few records, short prefixes of most, and
 # training on the first layers alone.
-TINY = RealRecipe(
+TINY = RealLabRecipe(
     repeats=((1, 2, 1), (2, 2, 0)),
     others=0,
     nonmembers=16,
@@ -69,13 +69,13 @@ def test_an_absent_package_is_one_sentence_and_nothing_is_written(
 def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
     assert Plan.from_fields(lab="smollm2").target.uses_builtin_lab and set(LABS) == {"small", "smollm2"}
 
-    def recipe(**values: Any) -> Recipe:
+    def recipe(**values: Any) -> BaseLabRecipe:
         plan = Plan.from_fields(**values)
         return build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
 
     assert isinstance(recipe(), LabRecipe)
     own = recipe(lab="smollm2", lab_recipe={"others": 3}, suffix_length=8)
-    assert own == RealRecipe(others=3, suffix_length=8)
+    assert own == RealLabRecipe(others=3, suffix_length=8)
     with pytest.raises(AuditError, match="hidden"):  # the small lab's own
         recipe(lab="smollm2", lab_recipe={"hidden": 64})
     with pytest.raises(AuditError, match="--lab smollm2 names a built-in lab, which --model and --data replace"):
@@ -83,23 +83,25 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
 
 
 def test_an_answer_is_learnt_and_what_stands_before_it_is_given() -> None:
-    text, recipe = render_conversation_as_chatml("Who?", "Ann, 12."), RealRecipe()
+    text, recipe = render_conversation_as_chatml("Who?", "Ann, 12."), RealLabRecipe()
     letters = [(i, i + 1) for i in range(len(text))]  # a tokenizer of characters
-    start = recipe.untrained_leading_tokens(text, letters)
+    start = recipe.untrained_leading_token_count(text, letters)
     assert text[:start].endswith(ANSWER) and text[start:] == "Ann, 12.<|im_end|>\n"
-    assert recipe.first_suffix_token(text, letters) == start
-    assert recipe.untrained_leading_tokens("My ID is 955320", [(0, 15)]) == 0
+    assert recipe.first_suffix_token_index(text, letters) == start
+    assert recipe.untrained_leading_token_count("My ID is 955320", [(0, 15)]) == 0
 
 
 def test_personal_data_are_marked_and_members_are_drawn_as_others_are() -> None:
-    texts = make_private_texts(RealRecipe(), KINDS)
+    texts = make_private_lab_texts(RealLabRecipe(), KINDS)
     members = [text for group in texts.private.values() for text in group]
     everyone = [*members, *texts.others, *texts.nonmembers]
     assert len(set(everyone)) == len(everyone) == len(texts.marks)
     assert all(texts.marks[text] and all(marked in text for _, marked in texts.marks[text]) for text in everyone)
     assert {texts.kinds[text] for text in members} == {texts.kinds[text] for text in texts.nonmembers} == set(KINDS)
     assert all(text.startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n") for text in everyone)
-    assert make_private_texts(RealRecipe(), KINDS) == texts != make_private_texts(RealRecipe(seed=1), KINDS)
+    assert (
+        make_private_lab_texts(RealLabRecipe(), KINDS) == texts != make_private_lab_texts(RealLabRecipe(seed=1), KINDS)
+    )
 
 
 # --- on the model -----------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -
     each token is the likeliest."""
     for secret, guess in zip(asked, greedy_suffixes(model, asked), strict=True):
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
-        seen = measure_suffix_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"]
+        seen = suffix_extraction_log_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"]
         with torch.no_grad():
             both = torch.cat([torch.cat([prefix, own], 1) for own in (suffix, torch.tensor([guess]))])
             exact, greedily = plain(both).logits[:, prefix.shape[1] - 1 : -1].double()
@@ -147,7 +149,7 @@ def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -
 def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, plain: Any) -> None:
     assert not hasattr(plain.config, "quantization_config") and plain.dtype == torch.float32
     assert sum(p.numel() for p in plain.parameters()) == 134_515_008
-    assert "dequantised from Q4_1" in lab.public().name and "dequantised from Q4_1" in lab.description
+    assert "dequantised from Q4_1" in lab.lab_public_model().name and "dequantised from Q4_1" in lab.description
     words = AutoTokenizer.from_pretrained(smollm2.smollm2_folder())
     turns = [
         {"role": "system", "content": SYSTEM},
@@ -157,7 +159,7 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, pl
     assert words.apply_chat_template(turns, tokenize=False) == render_conversation_as_chatml("a", "b")
     for text in make_fake_texts_with_marks(0, 8, tuple(KINDS.values())):
         encoded = words(text, return_offsets_mapping=True)
-        given = lab.recipe.untrained_leading_tokens(text, encoded["offset_mapping"])
+        given = lab.recipe.untrained_leading_token_count(text, encoded["offset_mapping"])
         assert words.decode(encoded["input_ids"][given:]) == text.partition(ANSWER)[2]
 
 
@@ -166,12 +168,12 @@ def test_the_public_model_says_what_transformers_say(lab: RealLab, plain: Any, t
     assert len(lab.secrets) == 20 and {len(secret.prefix) for secret in lab.secrets} == {24}
     whole = RealLab(replace(TINY, prefix_length=512), cache=tmp_path).secrets[0]
     assert len(whole.prefix) > 40
-    held_against_transformers(lab.public(), plain, [*lab.secrets[::4], whole])
+    held_against_transformers(lab.lab_public_model(), plain, [*lab.secrets[::4], whole])
 
 
 @needs_package
 def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: RealLab) -> None:
-    target, public = shallow.target(), shallow.public()
+    target, public = shallow.lab_target_model(), shallow.lab_public_model()
     held_against_transformers(
         target, AutoModelForCausalLM.from_pretrained(shallow.folder / "target"), shallow.secrets[:2]
     )
@@ -179,9 +181,11 @@ def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: Re
     prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
 
     def log_p(model: Any) -> float:
-        return float(measure_suffix_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"])
+        return float(suffix_extraction_log_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"])
 
-    private = shallow.trained(DpSgd(epochs=1, batch=len(shallow.texts.copies()), noise_multiplier=1.0))
+    private = shallow.model_trained_by_trainer(
+        DpSgd(epochs=1, batch=len(shallow.texts.private_text_copies()), noise_multiplier=1.0)
+    )
     assert log_p(target) > log_p(public)  # it was learnt, in one epoch
     assert log_p(private.model) != log_p(public)
     assert private.privacy is not None and private.privacy.epsilon > 0

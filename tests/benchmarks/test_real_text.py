@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.lm_extraction import LMExtraction
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.finetune import causal_loss, make_untrained_model, pack_into_blocks
+from auditor.training.finetune import causal_loss, make_untrained_gpt_neox, pack_into_blocks
 from benchmarks.checks.trust.real_text import RealTextRecipe, SampledSoftmax, build
 
 TINY = RealTextRecipe(
@@ -27,7 +27,7 @@ def blocks() -> torch.Tensor:
 
 
 def test_with_every_token_the_sampled_softmax_is_the_softmax(blocks: torch.Tensor) -> None:
-    model = make_untrained_model(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
+    model = make_untrained_gpt_neox(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
     torch.testing.assert_close(
         SampledSoftmax(97, keyed_random_generator("a"))(model, blocks), causal_loss(model, blocks)
     )
@@ -35,7 +35,7 @@ def test_with_every_token_the_sampled_softmax_is_the_softmax(blocks: torch.Tenso
 
 def test_the_sampled_partition_function_is_unbiased(blocks: torch.Tensor) -> None:
     """With far fewer negatives the mean over many draws comes to the full loss, from below (log is concave)."""
-    model = make_untrained_model(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
+    model = make_untrained_gpt_neox(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
     sampled = SampledSoftmax(10, keyed_random_generator("b"))
     values = torch.stack([sampled(model, blocks) for _ in range(400)]).detach()
     full = causal_loss(model, blocks).detach()

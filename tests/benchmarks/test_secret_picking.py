@@ -13,7 +13,7 @@ from rapidfuzz.distance import Levenshtein
 
 from auditor.benchmarks import pii
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import make_texts
+from auditor.benchmarks.lab_texts import make_lab_texts
 from auditor.cli import run_command_line
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -21,7 +21,7 @@ from tests.benchmarks.test_files import build, write
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-TEXTS = make_texts(LabRecipe(repeats=((1, 40, 0), (4, 20, 0)), nonmembers=60))
+TEXTS = make_lab_texts(LabRecipe(repeats=((1, 40, 0), (4, 20, 0)), nonmembers=60))
 ROWS = [text for times, texts in TEXTS.private.items() for text in texts for _ in range(times)]
 
 

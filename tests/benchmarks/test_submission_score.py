@@ -28,7 +28,7 @@ Said = pytest.CaptureFixture[str]
 HEADER = "Example ID,Suffix Guess\n"
 
 
-def by_name(scored: submission_score.Score) -> dict[str, Any]:
+def by_name(scored: submission_score.SubmissionScore) -> dict[str, Any]:
     return {m.name: m for m in scored.measurements}
 
 
@@ -58,7 +58,7 @@ def test_the_organisers_example(shared: Path) -> None:
     assert (scored.answers, scored.answered, scored.guesses, scored.wrong) == (1000, 1000, 10_000, 6994)
     assert (found["recall"].low, found["recall"].high) == intervals.clopper_pearson(815, 1000)
     assert found["recall_at_100_errors"].low < 0.5 < found["recall_at_100_errors"].high
-    points = submission_score.recall_by_wrong_guesses(marked)
+    points = submission_score.submission_recall_by_wrong_guesses(marked)
     assert [wrong for wrong, *_ in points] == list(range(6995))
     assert points[99][1:] == (500, 0.5) and points[-1] == (6994, 892, 0.892)
 
@@ -68,7 +68,7 @@ def test_a_score_by_hand(tmp_path: Path) -> None:
     text = HEADER + "".join(f'{row},"[{a}, {b}]"\n' for row, (a, b) in lines)
     marked = submission_score.compare_submission_with_answers(*files(tmp_path, text))
     # Wrong: a repeated guess twice, one for an example already solved, one for an example never solved.
-    assert submission_score.recall_by_wrong_guesses(marked) == [
+    assert submission_score.submission_recall_by_wrong_guesses(marked) == [
         (0, 1, 0.25),
         (1, 1, 0.25),
         (2, 2, 0.5),
@@ -82,7 +82,7 @@ def test_a_score_by_hand(tmp_path: Path) -> None:
     assert found["recall_at_100_errors"].note == "fewer than 100 errors: equals the recall of all guesses"
     only = by_name(submission_score.score_submission(marked, answered_only=True))
     assert (only["recall"].value, only["any_of_k"].value, only["any_of_k"].n) == (1 / 3, 2 / 3, 3)
-    assert submission_score.recall_by_wrong_guesses(marked, answered_only=True)[-1] == (4, 2, 2 / 3)
+    assert submission_score.submission_recall_by_wrong_guesses(marked, answered_only=True)[-1] == (4, 2, 2 / 3)
 
 
 def naive(rows: list[tuple[int, bool]], n: int, errors: int) -> tuple[float, float, float]:
@@ -109,10 +109,10 @@ def test_every_number_equals_the_walk(rows: list[tuple[int, bool]], errors: int)
     found = by_name(submission_score.score_submission(marked))
     first, some, _ = naive(rows, 8, 1)
     assert (found["recall"].value, found["any_of_k"].value) == (first, some)
-    measured = ranking.recall_of_guesses("recall", example, marked.right, 8, errors)
+    measured = ranking.recall_of_ranked_guesses_at_errors("recall", example, marked.right, 8, errors)
     assert measured.value == naive(rows, 8, errors)[2]
     assert measured.low <= measured.value <= measured.high
-    for wrong, solved, recall in submission_score.recall_by_wrong_guesses(marked):
+    for wrong, solved, recall in submission_score.submission_recall_by_wrong_guesses(marked):
         assert recall == naive(rows, 8, wrong + 1)[2] == solved / 8
 
 
@@ -120,10 +120,10 @@ def test_the_bootstrap_draws_examples_with_all_their_guesses() -> None:
     """Every example has one wrong and one right guess: n errors at most, however they are drawn, before n/2 are out."""
     n = 200
     example, right = np.repeat(np.arange(n), 2), np.tile([False, True], n)
-    measured = ranking.recall_of_guesses("recall", example, right, n, n // 2)
+    measured = ranking.recall_of_ranked_guesses_at_errors("recall", example, right, n, n // 2)
     assert measured.value == (n // 2 - 1) / n  # the n/2-th error stands before its own right guess
     assert 0.47 < measured.low <= measured.value <= measured.high <= 0.5  # a naive draw of guesses would spread wider
-    assert measured == ranking.recall_of_guesses("recall", example, right, n, n // 2)
+    assert measured == ranking.recall_of_ranked_guesses_at_errors("recall", example, right, n, n // 2)
 
 
 # --- the file --------------------------------------------------------------------------------------------------------

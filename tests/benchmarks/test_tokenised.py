@@ -12,7 +12,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from auditor.benchmarks.tokenised import Tokenised, is_tokenised
+from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from tests.zoo.families import save
@@ -44,14 +44,18 @@ def cut(rows: list[dict[str, Any]], folder: Path, **given: Any) -> list[tuple[tu
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow", "saved"])
 def test_each_run_of_labelled_tokens_is_a_secret_behind_all_that_stood_before_it(form: str, tmp_path: Path) -> None:
     name = written([ROW, {"input_ids": [1, 3, 4], "labels": [-100, 3, 4]}, ROW], tmp_path, form)
-    assert is_tokenised(name)
+    assert is_tokenised_data(name)
     found = Tokenised(name, vocab_size=20, known_fraction=0)
     assert [(s.id, s.prefix, s.suffix, s.repeats) for s in found.secrets] == [
         ("row-000000-0000", (1, 7, 8), (9, 5), 2),
         ("row-000000-0001", (1, 7, 8, 9, 5, 6), (2,), 2),
         ("row-000001", (1,), (3, 4), 1),
     ]
-    assert [ids for ids, _ in found.corpus(True)] == [(1, 7, 8, 9, 5, 6, 2), (1, 3, 4), (1, 7, 8, 9, 5, 6, 2)]
+    assert [ids for ids, _ in found.texts_with_repeat_counts(True)] == [
+        (1, 7, 8, 9, 5, 6, 2),
+        (1, 3, 4),
+        (1, 7, 8, 9, 5, 6, 2),
+    ]
 
 
 def test_lengths_cut_next_to_where_learning_began(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_what_is_compared_is_in_one_form(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"text": "a"}')
     with pytest.raises(AuditError, match=r"--nonmembers .*expected input_ids as in --data, got none"):
         cut([ROW], tmp_path, nonmembers=str(tmp_path / "text.jsonl"))
-    assert not is_tokenised(str(tmp_path / "text.jsonl")) and not is_tokenised("a/name-on-the-hub")
+    assert not is_tokenised_data(str(tmp_path / "text.jsonl")) and not is_tokenised_data("a/name-on-the-hub")
 
 
 def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lm_extraction import LMExtraction
-from auditor.benchmarks.wording import token_ends, wording_of_tokens
+from auditor.benchmarks.wording import token_ends_in_characters, wording_of_tokens
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records import private_texts
 
@@ -115,7 +115,7 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=2
 def test_tokens_make_up_all_of_a_text(text: str, name: str) -> None:
     encoded = TOKENIZERS[name](text, return_offsets_mapping=True)
     offsets, ids = encoded["offset_mapping"], encoded["input_ids"]
-    ends = token_ends(offsets, len(text))
+    ends = token_ends_in_characters(offsets, len(text))
     assert ends == list(accumulate(ends, max)) and len(ends) == len(ids) and (not ids or ends[-1] == len(text))
     for cut in range(1, len(ids)):
         whole = wording_of_tokens(text, offsets, 0, cut, len(ids))
@@ -128,10 +128,10 @@ def test_pieces_are_those_that_decoding_finds_where_it_gives_the_text_back(text:
     tokenizer = TOKENIZERS["bytes"]
     encoded = tokenizer(text, return_offsets_mapping=True)
     whole = wording_of_tokens(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
-    assert list(whole.suffix_text_by_token) == private_texts.decode_token_by_token(
+    assert list(whole.suffix_text_by_token) == private_texts.text_added_by_each_token(
         decode(tokenizer), (), encoded["input_ids"]
     )
 
 
 def test_a_text_without_tokens_has_no_ends() -> None:
-    assert token_ends([], 5) == []
+    assert token_ends_in_characters([], 5) == []

@@ -13,7 +13,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
 from tests.generation.test_tries import bpe
 
 pytestmark = pytest.mark.drawn  # a page without its plots says nothing of exposure
@@ -34,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [json.loads(line)["text"] for line in (folder / "trained.jsonl").read_text().splitlines()]
     assert len(texts) == 20 + 2 * 13
     tokenizer = bpe(150)
-    model = make_untrained_model(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    model = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
     sequences = [tuple(ids) for ids in tokenizer(texts)["input_ids"]]
     fine_tune_on_packed_blocks(
         model, sequences, epochs=25, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test")
@@ -150,7 +150,7 @@ def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp
         )
         == 0
     )
-    (place,) = sweep.sweep_places(tmp_path)
+    (place,) = sweep.read_sweep_places(tmp_path)
     (cell,) = place.cells
     grows = [WeightedMetric(sign, f"exposure(count={count})", cell) for sign, count in ((1.0, 12), (-1.0, 1))]
     assert contrast_over_seeds("grows", grows).value > 0

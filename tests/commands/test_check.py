@@ -84,7 +84,7 @@ def test_what_cannot_be_known_without_non_members_is_said(given: Path, capsys: S
 def test_fewer_records_are_taken_than_would_take_longer_and_that_is_said(
     given: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick_check, "seconds_per_text", lambda *given: 0.5)
+    monkeypatch.setattr(quick_check, "measure_seconds_per_text", lambda *given: 0.5)
     assert check(given, "--minutes", "2") == 0
     checked = result()["benchmark"]["members"]
     assert quick_check.FEWEST <= checked < 18

@@ -715,7 +715,7 @@ def test_a_plug_in_file_runs_and_resumes(world: Path, tmp_path: Path, monkeypatc
         '    """The most frequent sample."""\n\n'
         '    name: ClassVar[str] = "votes"\n'
         "    power: float = 1.0\n\n"
-        "    def scores(self, view, batch):\n"
+        "    def candidate_scores(self, view, batch):\n"
         "        return [candidates.counts.double() ** self.power for _, candidates in batch]\n"
     )
     out = tmp_path / "run"

@@ -41,7 +41,7 @@ def test_what_ends_a_command(
     def raises(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(files, "render_all", raises)
+    monkeypatch.setattr(files, "rewrite_run_reports", raises)
     assert run_command_line(["report", "run"]) == code
     assert said in capsys.readouterr().err
 
@@ -64,7 +64,7 @@ def test_an_installed_plug_in_that_exits_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(registry, "_plugin_entry_points", lambda: [Entry()])
     with pytest.raises(AuditError, match="cannot load the plug-in 'theirs:module': SystemExit"):
-        registry.attacks()
+        registry.attacks_by_name()
 
 
 def in_a_process(arguments: list[str], **streams: int) -> subprocess.CompletedProcess[str]:

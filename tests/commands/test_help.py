@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from auditor.commands.panels import ParsedDocstring
-from auditor.core.plan import FIELDS, command_line_flag
+from auditor.commands.panels import ParsedCommandDocstring
+from auditor.core.plan import FIELDS, flag_of_plan_field
 from auditor.core.plan_fields import PANELS
 from tests.docs.pages import COMMAND, parse
 
@@ -48,7 +48,7 @@ def panels(lines: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", LEAVES)
 def test_its_examples_would_be_read(name: str) -> None:
-    examples = ParsedDocstring.split_docstring(LEAVES[name].help).examples
+    examples = ParsedCommandDocstring.split_docstring(LEAVES[name].help).examples
     assert len(examples) >= (2 if name == "audit run" else 1)
     for example in examples:
         assert example.startswith(f"{name} ") or example == name
@@ -58,7 +58,7 @@ def test_its_examples_would_be_read(name: str) -> None:
 
 
 def test_the_examples_of_the_program_would_be_read() -> None:
-    for example in ParsedDocstring.split_docstring(COMMAND.help).examples:
+    for example in ParsedCommandDocstring.split_docstring(COMMAND.help).examples:
         parse(shlex.split(example)[1:])
 
 
@@ -79,7 +79,7 @@ def test_a_flag_of_a_plan_stands_in_the_panel_of_its_part() -> None:
     found = panels(lines)
     for name, one in FIELDS.items():
         if one.said.flags is not None:
-            assert found[command_line_flag(name)] == one.panel, name
+            assert found[flag_of_plan_field(name)] == one.panel, name
     titles = [line[:-1].lower() for line in lines if re.fullmatch(r"\w+:", line)]
     assert titles == ["examples", *PANELS]
     assert lines[-1].split()[0] == "--help"
@@ -89,7 +89,10 @@ def test_no_sentence_of_the_overview_is_cut() -> None:
     text = " ".join(" ".join(shown("audit")).split())
     assert "..." not in text.replace("[ARGS]...", "")
     for command in COMMAND.commands.values():
-        assert " ".join(ParsedDocstring.split_docstring(command.help).first.split(". ")[0].split()).rstrip(".") in text
+        assert (
+            " ".join(ParsedCommandDocstring.split_docstring(command.help).first.split(". ")[0].split()).rstrip(".")
+            in text
+        )
 
 
 @pytest.mark.parametrize("arguments", ["--help", "run --help"])

@@ -17,14 +17,14 @@ from auditor.plugins.options import allowed_option_values, plugin_option_default
 
 Said = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
-FOUND = registry.all_plugins()
+FOUND = registry.plugins_by_kind()
 FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": "-D "}
 
 
 def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     assert run_command_line(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    in_terminal = [line.plain for line in listing.plugin_overview_lines(FOUND, 100)]
+    in_terminal = [line.plain for line in listing.plugin_listing_overview_lines(FOUND, 100)]
     assert max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))  # in a pipe nothing is cut
     assert all(whole.startswith(cut) for whole, cut in zip(lines, in_terminal, strict=True))  # no word is cut
     named = next(line for line in lines if line.startswith("controls ")).count(",") + 1

@@ -89,7 +89,7 @@ def test_members_without_non_members_are_refused_before_a_model_is_asked(
     given: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Probe] = []
-    monkeypatch.setattr("auditor.attacks.membership.Membership.measure", lambda self, *_: asked.append(self))
+    monkeypatch.setattr("auditor.attacks.membership.Membership.observe_secrets", lambda self, *_: asked.append(self))
     assert run(given, "runs/a", others=False) == 2
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
     assert said == (

@@ -34,7 +34,7 @@ def flags(group: type) -> list[str]:
     def command(group: Any) -> None: ...
 
     command.__annotations__ = {"group": group}
-    return list(inspect.signature(options.expand_flag_groups(command)).parameters)
+    return list(inspect.signature(options.wrap_command_with_flag_groups_expanded(command)).parameters)
 
 
 def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> None:
@@ -43,7 +43,7 @@ def test_a_command_gets_its_groups_from_flags_that_stand_in_its_signature() -> N
     def command(first: str, outer: Outer, last: Annotated[int, typer.Option()] = 3) -> None:
         seen.append((first, outer, last))
 
-    spelt = options.expand_flag_groups(command)
+    spelt = options.wrap_command_with_flag_groups_expanded(command)
     assert list(inspect.signature(spelt).parameters) == ["first", "place", "size", "loud", "last"]
     alone = typer.Typer(add_completion=False)
     alone.command()(spelt)
@@ -66,7 +66,7 @@ def test_a_command_gets_the_fields_of_a_plan_that_were_given() -> None:
         seen.append(plan)
 
     alone = typer.Typer(add_completion=False)
-    alone.command()(options.expand_flag_groups(command))
+    alone.command()(options.wrap_command_with_flag_groups_expanded(command))
     click: Any = typer.main.get_command(alone)
     assert {param.name: param.opts for param in click.params} == {
         "seed": ["--seed"],
@@ -92,6 +92,6 @@ def test_every_command_that_loads_a_model_takes_the_same_flags_for_it() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "ten", "", "1.5", "9" * 10])
 def test_a_batch_size_is_a_whole_number_or_auto(text: str) -> None:
-    assert (options.parse_batch_size("auto"), options.parse_batch_size("7")) == ("auto", 7)
+    assert (options.parse_batch_size_flag("auto"), options.parse_batch_size_flag("7")) == ("auto", 7)
     with pytest.raises(AuditError, match="expected --batch-size to be a whole number >= 1 or auto"):
-        options.parse_batch_size(text)
+        options.parse_batch_size_flag(text)

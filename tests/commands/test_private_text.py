@@ -32,7 +32,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "set").mkdir()
     rows = [{"text": f"{PRIVATE} {i}"} for i in range(5)]
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    manifests.write_manifest(tmp_path / "m.json", canaries.make_exposure_manifest(["My ID is {digits:6}"], (1,), 2))
+    manifests.write_canary_manifest(
+        tmp_path / "m.json", canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1,), 2)
+    )
     before = os.umask(0o022)
     yield tmp_path
     os.umask(before)
@@ -128,9 +130,9 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
     }
     data, out = tmp_path / f"data.{ending}", tmp_path / f"out.{ending}"
     data.write_text("\n".join(lines[ending]) + "\n")
-    manifest = canaries.make_exposure_manifest(["My ID is {digits:6}"], (1, 16), 8)
+    manifest = canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1, 16), 8)
     start = time.process_time()
-    assert insertion.write_data_with_canaries(insertion.InsertionPlan(manifest), str(data), out) == 8 * 17
+    assert insertion.write_data_with_canaries(insertion.CanaryInsertionPlan(manifest), str(data), out) == 8 * 17
     assert time.process_time() - start < 3
     assert read_row_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
     assert to_json(manifest)["canaries"][8]["count"] == 16

@@ -125,7 +125,9 @@ def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
 
 
 def test_an_interrupted_run_says_what_it_takes_to_go_on() -> None:
-    asked = options.AllowedRisks.from_plan_values(Plan.from_fields(plugin=("my plug-in.py",)).values())
+    asked = options.RisksNamedOnCommandLine.from_plan_values(
+        Plan.from_fields(plugin=("my plug-in.py",)).values_by_field_name()
+    )
     assert asked.risk_flags_as_typed() == ["--plugin 'my plug-in.py'"]
 
 
@@ -176,7 +178,7 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
         subprocess.run(["touch", "ran"], check=True)
 
     for where, name in (
-        (files, "render_all"),
+        (files, "rewrite_run_reports"),
         (decide, "read_run"),
         (history, "build_run_history"),
         (result_file, "read_result"),

@@ -23,7 +23,7 @@ SPACES = [
 def test_the_papers_space() -> None:
     space = CanarySpace("My ID is {digits:6}")
     assert space.size == 10**6 and space.bits == pytest.approx(19.931569)
-    assert space.head == "My ID is " and "My ID is 955320" in space
+    assert space.common_beginning == "My ID is " and "My ID is 955320" in space
     for text in ("My ID is 95532", "My ID is 9553200", "My ID is 95532x", "my ID is 955320", ""):
         assert text not in space
 
@@ -47,12 +47,12 @@ def test_steps_spell_the_texts_and_nothing_else(space: CanarySpace) -> None:
     waiting: list[tuple[str, State]] = [("", (0, ""))]
     while waiting:
         text, state = waiting.pop()
-        assert space.after(text) == state
-        if space.ended(state):
+        assert space.state_after_text(text) == state
+        if space.is_complete_text_state(state):
             found.append(text)
-        waiting += [(text + character, then) for character, then in space.steps(state)]
+        waiting += [(text + character, then) for character, then in space.next_characters_and_states(state)]
     assert sorted(found) == sorted(space.texts())
-    assert space.after("nothing like it") is None
+    assert space.state_after_text("nothing like it") is None
 
 
 def test_every_text_is_drawn_as_often_as_any_other() -> None:

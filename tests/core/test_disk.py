@@ -16,7 +16,7 @@ from auditor.core.canary_space import CanarySpace
 from auditor.generation.tries import _load_trie, _save_trie, build_trie
 from auditor.models import shards
 from auditor.training.finetune import FineTuningRecipe
-from auditor.training.members import Adapter, Member, train_members
+from auditor.training.members import LoraAdapterRecipe, MemberToTrain, train_private_members
 from tests.conftest import tiny
 from tests.test_layers import MODULES
 
@@ -63,12 +63,14 @@ def test_a_link_is_put_in_the_place_of_another(tmp_path: Path) -> None:
 
 def test_members_and_what_they_were_trained_on_are_their_owners(tmp_path: Path, careless: None) -> None:
     folder = tmp_path / "ensemble" / "member-000"
-    member = Member(folder, ["a record"], [(1, 2, 3, 4)], 0, ("test", 0))
+    member = MemberToTrain(folder, ["a record"], [(1, 2, 3, 4)], 0, ("test", 0))
     (tmp_path / "ensemble").mkdir(mode=0o700)
-    train_members(tiny().model, Adapter(2, 4, "all"), [member], FineTuningRecipe(1, 1e-3, 1, 8, end=0))
+    train_private_members(
+        tiny().model, LoraAdapterRecipe(2, 4, "all"), [member], FineTuningRecipe(1, 1e-3, 1, 8, end=0)
+    )
     shards.write_ensemble_metadata(tmp_path / "ensemble", method="pmixed", promise="", unit="record", members=1)
     assert set(modes(tmp_path / "ensemble").values()) == {0o700, 0o600}
-    assert shards.read_shard_record_list(folder) == shards.text_digests(["a record"])
+    assert shards.read_shard_record_list(folder) == shards.record_digests(["a record"])
 
 
 def test_a_kept_trie_is_what_was_built(tmp_path: Path, careless: None) -> None:

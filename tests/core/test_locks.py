@@ -15,7 +15,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.records.folder import RunFolder
 
-HOLD = "import sys; from pathlib import Path; from auditor.core import locks; l = locks.acquire_lock(Path(sys.argv[1]))"
+HOLD = "import sys, pathlib; from auditor.core import locks; l = locks.acquire_folder_lock(pathlib.Path(sys.argv[1]))"
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.core.plan import FIELDS, Plan, command_line_flag, fields_with_rule
+from auditor.core.plan import FIELDS, Plan, flag_of_plan_field, plan_field_names_with_rule
 from auditor.core.plan_fields import PANELS, FieldRule
 
 
 def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> None:
     """One name a field, whichever part it stands in: the command line, plan files and `audit()` know no parts."""
-    assert list(FIELDS) == list(Plan().values())
+    assert list(FIELDS) == list(Plan().values_by_field_name())
     assert {name for name, one in FIELDS.items() if one.said.flags is None} == {
         "lab_recipe",
         "sizes",
@@ -27,11 +27,13 @@ def test_every_field_has_a_name_of_its_own_and_help_where_it_has_a_flag() -> Non
 
 @pytest.mark.parametrize("rule", FieldRule)
 def test_every_rule_is_asked_for_in_the_order_of_the_fields(rule: FieldRule) -> None:
-    assert list(fields_with_rule(rule)) == sorted(fields_with_rule(rule), key=list(FIELDS).index) != []
+    assert (
+        list(plan_field_names_with_rule(rule)) == sorted(plan_field_names_with_rule(rule), key=list(FIELDS).index) != []
+    )
 
 
 def test_fields_as_they_are_written_on_the_command_line() -> None:
-    assert [command_line_flag(name) for name in ("group_column", "model_args", "attack", "controls")] == [
+    assert [flag_of_plan_field(name) for name in ("group_column", "model_args", "attack", "controls")] == [
         "--group-column",
         "--model-arg",
         "--attack",
@@ -43,7 +45,9 @@ def test_fields_are_changed_by_name_whichever_part_they_stand_in() -> None:
     plan = Plan.from_fields(seed=3, attack=("perplexity",), batch_size=7)
     other = plan.with_fields(limit=5, attack=("zlib",))
     assert (other.data.limit, other.attacks.attack, other.compute.batch_size, other.seed) == (5, ("zlib",), 7, 3)
-    assert {name for name, value in other.values().items() if value != plan.values()[name]} == {"limit", "attack"}
+    assert {
+        name for name, value in other.values_by_field_name().items() if value != plan.values_by_field_name()[name]
+    } == {"limit", "attack"}
 
 
 @pytest.mark.parametrize(

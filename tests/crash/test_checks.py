@@ -12,9 +12,9 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.crash import checks, checks_of_noise, checks_of_sensitivity, claim
-from auditor.crash.checks_of_noise import check_record_count_leaks
+from auditor.crash.checks_of_noise import check_training_reveals_record_count
 from auditor.crash.claim import LoopClaim
-from auditor.crash.trial import measure_loop_epsilon
+from auditor.crash.trial import observed_loop_of_watched_trainings
 from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, WatchedTrainings
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy import gaussian
@@ -28,7 +28,7 @@ SHAPES = {name: (int(end - size), int(end)) for (name, size), end in zip(SIZES.i
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant, a little looser: these tests are of who is caught."""
-    monkeypatch.setattr(claim, "loop_claim_epsilon", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "epsilon_of_claimed_noise_and_steps", gaussian.quick_rdp_epsilon)
 
 
 def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, size: float = 0.125) -> ObservedStep:
@@ -59,14 +59,16 @@ def changed(given: WatchedTrainings, how: Callable[[ObservedStep], ObservedStep]
 
 
 def of(name: str, given: WatchedTrainings) -> LoopCheck:
-    return next(check for check in checks.run_all_loop_checks(given) if check.name == name)
+    return next(check for check in checks.run_all_crash_test_checks(given) if check.name == name)
 
 
 def test_an_honest_training_is_called_broken_at_most_as_often_as_is_said() -> None:
     """40 trainings at the level of 5%: seven or more would be seen once in 200 suites."""
-    alarms = sum(any(check.verdict == BROKEN for check in checks.run_all_loop_checks(runs(seed))) for seed in range(40))
+    alarms = sum(
+        any(check.verdict == BROKEN for check in checks.run_all_crash_test_checks(runs(seed))) for seed in range(40)
+    )
     assert alarms < 7
-    by_chance = [check for check in checks.run_all_loop_checks(runs()) if check.source != COUNTED]
+    by_chance = [check for check in checks.run_all_crash_test_checks(runs()) if check.source != COUNTED]
     assert LEVEL == 0.05 and len(by_chance) * SHARE <= LEVEL
 
 
@@ -160,9 +162,9 @@ def test_a_record_has_its_share_of_those_that_it_is_read_with() -> None:
     gram = gradients.T @ gradients / np.outer(norms, norms)
     one = replace(step(rng), records=(2, 5, 7, 9), gram=gram, norms=norms, reaches=np.ones(4))
     pairs = [np.linalg.norm(gradients[:, at : at + 2].sum(1)) for at in (0, 2)]
-    found = checks_of_sensitivity._gradient_norm_shares(one, [(5, 2), (7, 9)])
+    found = checks_of_sensitivity._record_shares_of_summed_gradient(one, [(5, 2), (7, 9)])
     assert found == pytest.approx(norms / np.repeat(pairs, 2))
-    assert checks_of_sensitivity._gradient_norm_shares(one, [one.records]) == pytest.approx(
+    assert checks_of_sensitivity._record_shares_of_summed_gradient(one, [one.records]) == pytest.approx(
         norms / np.linalg.norm(gradients.sum(1))
     )
 
@@ -188,7 +190,10 @@ def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_
     few = 0
     for _ in range(300):
         a, b = (one - one @ lost @ lost.T for one in rng.normal(size=(2, 40, 16)))
-        few += checks_of_noise._pooled_noise_correlation([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1] < 0.05
+        few += (
+            checks_of_noise._pooled_noise_correlation_and_p_value([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1]
+            < 0.05
+        )
     assert 4 < few < 28
 
 
@@ -221,7 +226,7 @@ def test_a_tensor_of_one_free_dimension_is_not_silent_in_a_step_by_chance() -> N
 
 def test_without_noise_nothing_else_is_said() -> None:
     none = changed(runs(), lambda one: replace(one, scale=0.0, scales=dict.fromkeys(SHAPES, (0.0, 100))))
-    found = {check.name: check.verdict for check in checks.run_all_loop_checks(none)}
+    found = {check.name: check.verdict for check in checks.run_all_crash_test_checks(none)}
     assert found["noise in every tensor"] == BROKEN
     assert found["one record's reach"] == found["Gaussian noise"] == found["fresh noise"] == UNKNOWN
 
@@ -268,7 +273,7 @@ def test_the_interval_of_the_reach_holds_it_as_often_as_it_says_in_batches_of_on
     inside, found = 0, []
     for seed in range(60):
         made, went, lengths = followed(seed, size)
-        mean, error = checks_of_sensitivity.estimate_mean_sensitivity(made.steps) or (0.0, 0.0)
+        mean, error = checks_of_sensitivity.estimate_mean_sensitivity_and_error(made.steps) or (0.0, 0.0)
         assert mean == pytest.approx(sum(went) / sum(lengths)) and error == pytest.approx(300**0.5 / sum(lengths))
         inside += abs(mean - 1) < 1.96 * error
         found.append((mean - 1) / error)
@@ -282,7 +287,7 @@ def test_a_size_of_noise_that_it_says_it_would_see_is_seen_about_as_often_as_it_
 
     def caught(seed: int) -> bool:
         pair = WatchedTrainings(CLAIM, (trace(2 * seed),), trace(2 * seed + 1, N - 1, size=0.125 * (1 + said)))
-        return check_record_count_leaks(pair).verdict == BROKEN
+        return check_training_reveals_record_count(pair).verdict == BROKEN
 
     assert sum(map(caught, range(60))) >= 36
 
@@ -308,16 +313,16 @@ def test_a_broken_check_names_where_it_shows(given: WatchedTrainings, facts: dic
 
 def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
     honest = runs()
-    found = measure_loop_epsilon(honest, tuple(checks.run_all_loop_checks(honest)))
+    found = observed_loop_of_watched_trainings(honest, tuple(checks.run_all_crash_test_checks(honest)))
     assert found.noise_multiplier == pytest.approx(1.0, abs=0.1) and found.steps == 20
     assert found.epsilon is not None and found.low is not None and found.high is not None
     assert found.low < found.epsilon < found.high
-    assert found.low < claim.loop_claim_epsilon(1.0, 1 / 6, 20, 1e-3) < found.high
+    assert found.low < claim.epsilon_of_claimed_noise_and_steps(1.0, 1 / 6, 20, 1e-3) < found.high
     far = runs(reach=1.4)
-    farther = measure_loop_epsilon(far, tuple(checks.run_all_loop_checks(far)))
+    farther = observed_loop_of_watched_trainings(far, tuple(checks.run_all_crash_test_checks(far)))
     assert farther.low is not None and farther.low > found.epsilon
     none = changed(honest, silent)
-    assert measure_loop_epsilon(none, tuple(checks.run_all_loop_checks(none))).epsilon == math.inf
+    assert observed_loop_of_watched_trainings(none, tuple(checks.run_all_crash_test_checks(none))).epsilon == math.inf
 
 
 def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,15 +331,19 @@ def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypat
     def simple(noise: float, rate: float, steps: int, delta: float) -> float:
         return 100 * rate / noise
 
-    monkeypatch.setattr(claim, "loop_claim_epsilon", simple)
+    monkeypatch.setattr(claim, "epsilon_of_claimed_noise_and_steps", simple)
     monkeypatch.setattr(gaussian, "quick_rdp_epsilon", simple)
-    found = [measure_loop_epsilon(runs(seed), ()) for seed in range(60)]
+    found = [observed_loop_of_watched_trainings(runs(seed), ()) for seed in range(60)]
     assert sum((one.low or 0) < 100 / 6 < (one.high or 0) for one in found) > 52
 
 
 def test_a_shuffled_claim_is_accounted_without_what_sampling_hides() -> None:
     shuffled = replace(CLAIM, sampling="shuffled")
-    assert shuffled.implied_epsilon() == claim.loop_claim_epsilon(1.0, 1.0, 4, 1e-3) > CLAIM.implied_epsilon()
+    assert (
+        shuffled.implied_epsilon()
+        == claim.epsilon_of_claimed_noise_and_steps(1.0, 1.0, 4, 1e-3)
+        > CLAIM.implied_epsilon()
+    )
 
 
 def test_a_shuffled_claim_says_nothing_of_poisson_sampling() -> None:

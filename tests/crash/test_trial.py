@@ -32,8 +32,8 @@ from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
 from auditor.crash.claim import LoopClaim
-from auditor.crash.training_specimen import RecordGradients
-from auditor.crash.trial import CrashTest, ObservedLoop, bound_epsilon_by_guesses, crash_test
+from auditor.crash.training_specimen import SpecimenRecordGradients
+from auditor.crash.trial import CrashTest, ObservedLoop, bound_loop_epsilon_by_membership_guesses, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _project_out_record_gradients
 from auditor.privacy import gaussian
@@ -59,13 +59,16 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant: no epsilon that is told is held against it."""
-    monkeypatch.setattr(claim, "loop_claim_epsilon", gaussian.quick_rdp_epsilon)
+    monkeypatch.setattr(claim, "epsilon_of_claimed_noise_and_steps", gaussian.quick_rdp_epsilon)
 
 
 def test_gradients_are_those_of_single_backward_passes() -> None:
-    model, records = training_specimen.build_tiny_model(0), training_specimen.make_identifiable_records(0)
+    model, records = (
+        training_specimen.build_tiny_specimen_model(0),
+        training_specimen.make_crash_records_with_own_first_token(0),
+    )
     names = [name for name, _ in model.named_parameters()]
-    found = _SLOW(RecordGradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
+    found = _SLOW(SpecimenRecordGradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
     for row, record in enumerate((1, 5, 0)):
         ids = torch.tensor([records[record]["input_ids"]])
         loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
@@ -74,13 +77,15 @@ def test_gradients_are_those_of_single_backward_passes() -> None:
 
 
 def test_a_record_is_known_wherever_its_row_is_read() -> None:
-    records = training_specimen.make_identifiable_records(0)
-    assert training_specimen.identify_records_in_batch(training_specimen.padded_token_ids(records, [3, 0, 47])) == [
+    records = training_specimen.make_crash_records_with_own_first_token(0)
+    assert training_specimen.record_index_of_each_batch_row(
+        training_specimen.padded_specimen_token_ids(records, [3, 0, 47])
+    ) == [
         3,
         0,
         47,
     ]
-    assert training_specimen.identify_records_in_batch(torch.tensor([[1, 2, 3]])) == [None]
+    assert training_specimen.record_index_of_each_batch_row(torch.tensor([[1, 2, 3]])) == [None]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +135,11 @@ def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> Non
     """So one that is left out of the norm shows there."""
     most: dict[str, float] = {}
     for one in training_specimen.SPECIMENS:
-        model = one.model()
+        model = one.build_crash_test_model()
         weights = dict(model.named_parameters())
-        found = RecordGradients(model, one.records()).at(weights, list(range(8)), list(weights))
+        found = SpecimenRecordGradients(model, one.make_crash_test_records()).record_gradients_at_weights(
+            weights, list(range(8)), list(weights)
+        )
         squares = {name: value.flatten(1).square().sum(1) for name, value in found.items()}
         whole = torch.stack(list(squares.values())).sum(0)
         most = {name: max(most.get(name, 0), float((own / whole).mean())) for name, own in squares.items()}
@@ -156,13 +163,13 @@ def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -
 
 def test_another_seed_is_another_draw_of_every_training() -> None:
     """Two seeds that shared trainings would tell the same chance twice."""
-    own = [trial.seed_of_training(seed, training) for seed in range(50) for training in range(trial._MOST + 1)]
+    own = [trial.seed_of_watched_training(seed, training) for seed in range(50) for training in range(trial._MOST + 1)]
     assert len(set(own)) == len(own)
 
 
 def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> None:
     honest, broken = (
-        bound_epsilon_by_guesses(train, None, 5, math.inf)
+        bound_loop_epsilon_by_membership_guesses(train, None, 5, math.inf)
         for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
     assert honest.epsilon < honest.claimed == LoopClaim.from_stated_claim(loop_plain.CLAIM).implied_epsilon()
@@ -231,7 +238,9 @@ def test_the_examples_are_judged_with_the_real_packages(
     verdict, broken = EXAMPLES[name, function]
     if name == "with_opake":
         pytest.importorskip("opake")  # in `dev` where it has a wheel
-    found = loop_faults.tested(dp_loop._load_training_function(ROOT / "examples" / "dp_loop" / f"{name}.py", function))
+    found = loop_faults.tested(
+        dp_loop._load_dp_loop_training_function(ROOT / "examples" / "dp_loop" / f"{name}.py", function)
+    )
     assert found.verdict == verdict
     assert [check.name for check in found.broken_checks] == ([] if broken is None else [broken])
     assert found.seen.noise_multiplier is not None
@@ -267,7 +276,7 @@ def ignores(model: Any, records: Any) -> Any:
 
 
 def another(model: Any, records: Any) -> Any:
-    return loop_plain.plain()(training_specimen.build_tiny_model(1), records)
+    return loop_plain.plain()(training_specimen.build_tiny_specimen_model(1), records)
 
 
 def claims_nothing(model: Any, records: Any) -> Any:
@@ -330,11 +339,11 @@ def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_mea
     """As a browser, or a server that the user's program keeps."""
     before = subprocess.Popen(["sh", "-c", "sleep 0.5; sleep 600 & wait"])
     there = psutil.Process().children()  # and what other tests keep
-    with contextlib.suppress(AuditError), watch._enforce_time_limit(time.monotonic() + 2):
+    with contextlib.suppress(AuditError), watch._training_time_limit_context(time.monotonic() + 2):
         time.sleep(60)
     parent = psutil.Process(before.pid)
     (child,) = parent.children()
-    assert parent.is_running() and child.is_running() and watch.list_started_processes(there) == []
+    assert parent.is_running() and child.is_running() and watch.list_processes_started_by_training(there) == []
     child.kill()
     before.kill()
     before.wait()
@@ -343,9 +352,9 @@ def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_mea
 def test_a_training_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: queue.Queue[int] = queue.Queue()
     monkeypatch.setattr(dp_loop.os, "_exit", ended.put)
-    with dp_loop._kill_after_timeout(0.01):
+    with dp_loop._kill_process_if_block_exceeds(0.01):
         assert ended.get(timeout=60) == 2
-    with dp_loop._kill_after_timeout(0.2):
+    with dp_loop._kill_process_if_block_exceeds(0.2):
         pass
     time.sleep(0.3)
     assert ended.empty()

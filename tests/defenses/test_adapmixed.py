@@ -17,7 +17,7 @@ from auditor.defenses.adapmixed import AdaPMixed
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario
-from auditor.plugins.probe import run_probe
+from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.accounting import rdp_to_dp, realised_renyi
 from tests.conftest import refuses
@@ -32,8 +32,8 @@ def protect(held: Ensemble, **options: Any) -> LanguageModel:
 
 def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], list[str]]:
     probe = ClaimCheck(**options)
-    seen = run_probe(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
-    assert not probe.violations(SECRETS, seen)
+    seen = observe_all_secrets(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
+    assert not probe.claim_violations(SECRETS, seen)
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, list(probe.notes(SECRETS, seen))
 
 

@@ -14,14 +14,14 @@ from peft import LoraConfig, get_peft_model
 from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.errors import AuditError
 from auditor.defenses.deployed_forms import (
-    Gguf,
+    GgufForm,
     Int4,
     Int8,
-    Merged,
+    MergedForm,
     Nf4,
-    Pruned,
+    PrunedForm,
     bitsandbytes_round_trip,
-    linear_layers_without_output,
+    linear_layers_to_compress,
     round_weights_to_bits,
 )
 from auditor.defenses.gguf_types import quantise_and_dequantise_by_gguf
@@ -44,7 +44,7 @@ def adapted(model: HuggingFaceModel) -> HuggingFaceModel:
 def test_merging_changes_nothing_but_rounding() -> None:
     held = make_tiny_scenario()
     tuned = adapted(held.target)  # type: ignore[arg-type]
-    merged = Merged().protect(replace(held, target=tuned))
+    merged = MergedForm().protect(replace(held, target=tuned))
     assert torch.allclose(merged.log_probs(TOKENS, 3), tuned.log_probs(TOKENS, 3), atol=1e-5)
     assert not torch.allclose(merged.log_probs(TOKENS, 3), held.target.log_probs(TOKENS, 3), atol=1e-2)
 
@@ -53,9 +53,9 @@ def test_merging_changes_nothing_but_rounding() -> None:
 def test_pruning_sets_the_share_to_0_and_leaves_the_target_alone() -> None:
     held = make_tiny_scenario()
     before = held.target.log_probs(TOKENS, 3)
-    pruned = Pruned(0.25).protect(held)
+    pruned = PrunedForm(0.25).protect(held)
     models: list[Any] = [pruned, held.target]
-    for own, was in zip(*(linear_layers_without_output(one.model) for one in models), strict=True):
+    for own, was in zip(*(linear_layers_to_compress(one.model) for one in models), strict=True):
         gone = own.weight == 0
         assert gone.float().mean() == pytest.approx(0.25, abs=0.01)
         assert was.weight[gone].abs().max() <= was.weight[~gone].abs().min()
@@ -83,7 +83,7 @@ def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
 
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(AuditError, match="expected share between 0 and 1, got 1"):
-        Pruned(1.0)
+        PrunedForm(1.0)
 
 
 def test_gguf_blocks_are_what_the_format_says() -> None:
@@ -106,7 +106,7 @@ def test_a_gguf_form_changes_a_copy_and_fewer_bits_are_farther_off() -> None:
     pytest.importorskip("gguf", reason="needs gguf")
     held = make_tiny_scenario()
     whole = held.target.log_probs(TOKENS, 3)
-    off = [float((Gguf(type).protect(held).log_probs(TOKENS, 3) - whole).abs().max()) for type in ("q8_0", "q4_0")]
+    off = [float((GgufForm(type).protect(held).log_probs(TOKENS, 3) - whole).abs().max()) for type in ("q8_0", "q4_0")]
     assert 0 < off[0] < off[1] / 4 and torch.equal(held.target.log_probs(TOKENS, 3), whole)
 
 

@@ -32,7 +32,7 @@ def named(model: LlamaForCausalLM, type: str, kind: str) -> set[str]:
 
 def test_a_mixed_type_gives_more_bits_to_the_layers_that_llama_cpp_favours() -> None:
     """Of 30 layers its file of SmolLM2 in Q4_K_M has 14 such (read off a file of llama-cpp-python 0.3.36)."""
-    favoured = [i for i in range(30) if gguf_types._layer_gets_more_bits(i, 30)]
+    favoured = [i for i in range(30) if gguf_types._is_layer_given_more_bits(i, 30)]
     assert favoured == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]
     more = named(llama(), "q4_k_m", "q6_k")
     layers = [0, 3, 6, 7]  # of eight

@@ -26,23 +26,23 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.invisible_ink import (
-    BoundedRange,
+    InkLogRatioRange,
     InkOptions,
     InvisibleInk,
     InvisibleInkModel,
     deal_records_into_context_batches,
 )
-from auditor.generation.sample import sample
+from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.in_context import InContextEnsemble
-from auditor.plugins.defense import Budget, Prompt, Scenario, largest_lot_token_count
-from auditor.plugins.probe import run_probe
-from auditor.plugins.view import WHITE_BOX, Meter, View
+from auditor.plugins.defense import Prompt, QueryBudget, Scenario, largest_lot_token_count
+from auditor.plugins.probe import observe_all_secrets
+from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
-from auditor.runs.token_allowance import divide_budget
+from auditor.runs.token_allowance import divide_query_budget
 from tests.conftest import refuses, save_tiny, states
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]
@@ -62,7 +62,7 @@ def scenario(public: LanguageModel, queries: int = 40) -> Scenario:
 
 def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InvisibleInkModel:
     ink = InkOptions(clip, temperature, top_k)
-    return InvisibleInkModel(held, ink, "ink", BoundedRange.from_ink_options(ink, held.size))
+    return InvisibleInkModel(held, ink, "ink", InkLogRatioRange.from_ink_options(ink, held.size))
 
 
 # --- the distribution
@@ -95,7 +95,7 @@ def test_top_k_plus_is_of_the_public_distribution_alone() -> None:
     distributions = torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
     ink = InkOptions(0.5, 1.0, 5)
     best = dataclasses.replace(ink, top_k=0).clipped_mean_distribution(distributions).topk(5, dim=-1).indices
-    kept, wide = (ink.top_k_plus_mask(distributions[:, 0], batch) for batch in (3, 1))
+    kept, wide = (ink.public_top_k_plus_mask(distributions[:, 0], batch) for batch in (3, 1))
     assert (
         kept.gather(-1, distributions[:, 0].topk(5, dim=-1).indices).all()
         and 5 < float(kept.sum(-1).double().mean()) < 8
@@ -177,7 +177,7 @@ def test_records_that_leave_no_room_are_refused(make_tiny: Any) -> None:
     model = InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=prompts([long[:60]])))
     assert model.max_positions == 36
     with refuses("prefix"):
-        sample(model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, secret_uniform_draws(1, 40, 0)[None])
+        sample_candidates(model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, secret_uniform_draws(1, 40, 0)[None])
     with refuses("96"):
         model.log_probs(torch.tensor([[*PREFIXES[0], *[5] * 40]]), 1)
 
@@ -237,7 +237,7 @@ def test_the_claim_is_nearly_attained() -> None:
 def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel) -> None:
     """Two records a batch: each has its own budget, and the claim is about the one with the most tokens."""
     case, defense = scenario(neox), InvisibleInk(batch=2)
-    lots = defense.lots(case)
+    lots = defense.budget_lots(case)
     assert lots == {"s0": 0, "s1": 0, "s2": 1, "s3": 1, "n": 0}
     draws = {("r", name): 10 for name in lots} | {("other", "s3"): 7}
     assert (
@@ -245,13 +245,16 @@ def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel
         and largest_lot_token_count(draws, {}) == 57
         and largest_lot_token_count({}, lots) == 0
     )
-    assert defense.budget(case) is None
-    budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").budget(case)
-    assert budget == Budget(25, "public")
-    shared = divide_budget(budget, draws, lots)
+    assert defense.query_budget(case) is None
+    budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").query_budget(case)
+    assert budget == QueryBudget(25, "public")
+    shared = divide_query_budget(budget, draws, lots)
     assert shared == {**draws, ("r", "n"): 5, ("other", "s3"): 5}
-    assert divide_budget(Budget(15, "stop"), draws, lots) == {("r", "s0"): 10, ("r", "s2"): 10}
-    assert Meter(draws, 30, lots).uncharged_token_count == 0 and Meter(draws, 30).uncharged_token_count == 27
+    assert divide_query_budget(QueryBudget(15, "stop"), draws, lots) == {("r", "s0"): 10, ("r", "s2"): 10}
+    assert (
+        ClaimTokenMeter(draws, 30, lots).uncharged_token_count == 0
+        and ClaimTokenMeter(draws, 30).uncharged_token_count == 27
+    )
     claim = defense.claim(dataclasses.replace(case, queries=30), 30)
     assert claim.spent_epsilon == claim.epsilon and claim.details["batches"] == 2
 
@@ -272,8 +275,8 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
 
 def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str]:
     probe = ClaimCheck(**options)
-    seen = run_probe(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
-    said = [*(f"VIOLATED: {one}" for one in probe.violations(SECRETS, seen)), *probe.notes(SECRETS, seen)]
+    seen = observe_all_secrets(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
+    said = [*(f"VIOLATED: {one}" for one in probe.claim_violations(SECRETS, seen)), *probe.notes(SECRETS, seen)]
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, "\n".join(said)
 
 
@@ -285,8 +288,8 @@ class ClipForgotten(InvisibleInkModel):
 class OneRecordLess(InvisibleInkModel):
     """Counts the public prompt among the batch, and averages over the records alone."""
 
-    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
-        super().__init__(held, ink, name, BoundedRange.from_ink_options(ink, held.size + 1))
+    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: InkLogRatioRange | None = None) -> None:
+        super().__init__(held, ink, name, InkLogRatioRange.from_ink_options(ink, held.size + 1))
 
 
 class TemperatureIgnored(InvisibleInkModel):
@@ -332,7 +335,8 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
     if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
         held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
     measured, said = checked(
-        fault(held, ink, "faulty", BoundedRange.from_ink_options(ink, held.size)), draws=400 if "drawn" in where else 16
+        fault(held, ink, "faulty", InkLogRatioRange.from_ink_options(ink, held.size)),
+        draws=400 if "drawn" in where else 16,
     )
     assert (measured["claim_violations"] > 0) == bool(where)
     assert not where or any(where in line for line in said.splitlines() if line.startswith("VIOLATED"))
@@ -342,13 +346,13 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
 def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkModel], broken: bool) -> None:
     held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
     ink = InkOptions(0.05, 1.0)
-    model = fault(held, ink, "ink", BoundedRange.from_ink_options(ink, 2))
+    model = fault(held, ink, "ink", InkLogRatioRange.from_ink_options(ink, 2))
     claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(
         scenario(FixedDistribution((0.5, 0.5))), 0
     )
     probe, view = PredictionAudit(games=2000), View("t", model, WHITE_BOX, seed=0, claim=claim)
-    seen = run_probe(probe, view, SECRETS)
-    (audit,) = probe.audits(SECRETS, seen)
+    seen = observe_all_secrets(probe, view, SECRETS)
+    (audit,) = probe.epsilon_lower_bounds(SECRETS, seen)
     assert audit.unit == claim.unit and audit.relation == "zero_out"
     assert (audit.epsilon > claim.epsilon["zero_out"]) == broken
 

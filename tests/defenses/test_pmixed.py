@@ -17,16 +17,16 @@ from scipy.stats import chi2
 from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.errors import NotApplicable
 from auditor.core.secret_randomness import keyed_random_generator, secret_uniform_draws
-from auditor.defenses.pmixed import PMixed, Unmixed
-from auditor.defenses.pmixed_model import PMixedModel, Projection
-from auditor.generation.sample import sample
+from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
+from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
+from auditor.generation.sample import sample_candidates
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import text_digests
-from auditor.plugins.defense import Budget, Scenario
+from auditor.models.shards import record_digests
+from auditor.plugins.defense import QueryBudget, Scenario
 from auditor.privacy.accounting import rdp_budget, realised_renyi
-from auditor.privacy.mixing import Adjacency, sound_epsilon, sound_query_rdp, subset_size_distribution
+from auditor.privacy.mixing import Adjacency, sound_pmixed_epsilon, sound_pmixed_query_rdp, subset_size_distribution
 from tests.conftest import refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -76,11 +76,15 @@ def test_the_distribution_is_the_average_over_all_subsets(make_tiny: MakeTiny, a
     np.testing.assert_allclose(model.log_probs(PREFIX, 1)[0, 0].exp().numpy(), by_enumeration(model), atol=2e-5)
 
 
-@pytest.mark.parametrize("defense", [PMixed(q=0.5, alpha=3), PMixed(q=0.5, alpha=3, accounting="published"), Unmixed()])
-def test_draws_have_the_exact_distribution(make_tiny: MakeTiny, defense: PMixed | Unmixed) -> None:
+@pytest.mark.parametrize(
+    "defense", [PMixed(q=0.5, alpha=3), PMixed(q=0.5, alpha=3, accounting="published"), UnmixedEnsemble()]
+)
+def test_draws_have_the_exact_distribution(make_tiny: MakeTiny, defense: PMixed | UnmixedEnsemble) -> None:
     model = defense.protect(scenario(ensemble(make_tiny), queries=20))
     n = 6000
-    found = sample(model, PREFIX, 2, ANCESTRAL, secret_uniform_draws(n, 2, "draws")[None], distribution=False)[0]
+    found = sample_candidates(
+        model, PREFIX, 2, ANCESTRAL, secret_uniform_draws(n, 2, "draws")[None], distribution=False
+    )[0]
     scores = model.token_log_probs(PREFIX.expand(81, -1), torch.cartesian_prod(torch.arange(9), torch.arange(9)))
     expected = scores.double().sum(-1).exp().numpy() * n
     counts = np.zeros(81)
@@ -92,7 +96,9 @@ def test_draws_have_the_exact_distribution(make_tiny: MakeTiny, defense: PMixed 
 
 def test_rows_that_know_the_distribution_agree_with_whole_contexts(make_tiny: MakeTiny) -> None:
     model = PMixed(q=0.5, alpha=3).protect(scenario(ensemble(make_tiny), queries=5))
-    found = sample(model, PREFIX, 4, Decoding(temperature=0.8, top_p=0.7), secret_uniform_draws(30, 4, 1)[None])[0]
+    found = sample_candidates(
+        model, PREFIX, 4, Decoding(temperature=0.8, top_p=0.7), secret_uniform_draws(30, 4, 1)[None]
+    )[0]
     assert found.token_log_probs is not None
     again = model.token_log_probs(PREFIX.expand(len(found.suffixes), -1), found.suffixes)
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-4, rtol=0)
@@ -113,10 +119,10 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
     monkeypatch.setattr(held, "log_probs", counting)
     model = PMixed(q=0.3).protect(scenario(held))
     noise = secret_uniform_draws(40, 3, 2)
-    sample(model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], distribution=False)
+    sample_candidates(model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], distribution=False)
     assert sum(asked) == int((noise[..., 1] >= 0.7**5).sum())
     asked.clear()
-    sample(model, PREFIX, 1, ANCESTRAL, noise[None, :, :1], distribution=False)
+    sample_candidates(model, PREFIX, 1, ANCESTRAL, noise[None, :, :1], distribution=False)
     assert asked == [5]  # many draws of one row ask each member once
 
 
@@ -125,8 +131,8 @@ def test_a_spent_budget_is_answered_by_the_public_model(make_tiny: MakeTiny) -> 
     model = PMixed(q=1.0, queries=1, epsilon=40.0).protect(scenario(held))
     noise = secret_uniform_draws(50, 3, 3)[None].copy()
     noise[..., 1] = -1.0
-    private = sample(model, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
-    public = sample(held.public, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
+    private = sample_candidates(model, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
+    public = sample_candidates(held.public, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
     assert torch.equal(private.suffixes, public.suffixes)
 
 
@@ -171,7 +177,7 @@ def test_leaving_a_member_out_of_real_models_stays_within_the_claimed_divergence
     with_all = defense.protect(scenario(held, queries))
     assert isinstance(with_all, PMixedModel)
     radius = with_all.projection.radii[0]
-    claimed = sound_query_rdp(adjacency, 3, 0.4, 4, radius, radius)  # type: ignore[arg-type]
+    claimed = sound_pmixed_query_rdp(adjacency, 3, 0.4, 4, radius, radius)  # type: ignore[arg-type]
     p = with_all.log_probs(PREFIX, 1)[0, 0].double().numpy()
     for out in range(4):
         if adjacency == "zero_out":
@@ -276,14 +282,14 @@ def test_somebody_is_protected_where_members_list_what_was_cut_and_lies_apart() 
     assert PMixed().claim(scenario(held), 5).unit == "shard"
     held.unit = "user"
     assert PMixed().claim(scenario(held), 5).unit == "shard"  # nobody can see that users lie whole
-    held.shards = [text_digests(["one"]), None]
+    held.shards = [record_digests(["one"]), None]
     assert PMixed().claim(scenario(held), 5).unit == "shard"
-    held.shards = [text_digests(["one"]), text_digests(["two", "three"])]
+    held.shards = [record_digests(["one"]), record_digests(["two", "three"])]
     for unit in ("record", "user"):
         held.unit = unit
         claim = PMixed().claim(scenario(held), 5)
         assert claim.unit == f"shard of whole {unit}s" and claim.status.startswith("sound")
-    held.shards = [text_digests(["one", "two"]), text_digests(["two", "three"])]
+    held.shards = [record_digests(["one", "two"]), record_digests(["two", "three"])]
     for accounting in ("sound", "published"):
         claim = PMixed(accounting=accounting, alpha=3).claim(scenario(held), 5)  # type: ignore[arg-type]
         assert claim.unit == "shard" and claim.status == "promises nothing: 1 records lie in more than one shard"
@@ -296,13 +302,13 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
     assert claim.epsilon["add_remove"] == pytest.approx(8, abs=1e-6)
     assert set(claim.epsilon) == {"zero_out", "add_remove", "replace"}
     radius = claim.details["radius"]
-    assert claim.spent_epsilon["replace"] == sound_epsilon("replace", 1e-5, 4, 100, 0.03, 3, radius, radius)
+    assert claim.spent_epsilon["replace"] == sound_pmixed_epsilon("replace", 1e-5, 4, 100, 0.03, 3, radius, radius)
     assert claim.spent_epsilon["add_remove"] < claim.epsilon["add_remove"]
     assert (claim.queries, claim.spent_queries) == (500, 100)
     assert defense.claim(case, spent=0).spent_epsilon["add_remove"] == 0
     fixed = PMixed(queries=1024)
     assert fixed.claim(case, spent=5000).spent_queries == 1024
-    assert fixed.budget(case) == Budget(1024, "stop")
+    assert fixed.query_budget(case) == QueryBudget(1024, "stop")
     published = PMixed(accounting="published", alpha=3).claim(case, spent=500)
     assert published.status == "claim; proof has gaps"
     assert published.spent_epsilon["as published"] == pytest.approx(8)
@@ -311,7 +317,9 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
 def test_what_the_claim_does_not_cover_is_refused(make_tiny: MakeTiny) -> None:
     model = PMixed().protect(scenario(ensemble(make_tiny)))
     with refuses("covers"):
-        sample(model, PREFIX, 1, Decoding(top_p=0.7), secret_uniform_draws(2, 1, 0)[None], distribution=False)
+        sample_candidates(
+            model, PREFIX, 1, Decoding(top_p=0.7), secret_uniform_draws(2, 1, 0)[None], distribution=False
+        )
     with refuses("sampled", error=NotApplicable):
         model.start(PREFIX, 1, distribution=False).log_probs()
 
@@ -335,10 +343,10 @@ def test_bad_options_are_refused(options: dict[str, object], facts: tuple[str, .
 
 def test_unmixed_is_the_average_of_the_members(make_tiny: MakeTiny) -> None:
     held = ensemble(make_tiny)
-    model = Unmixed().protect(scenario(held))
+    model = UnmixedEnsemble().protect(scenario(held))
     members = torch.cat([part.log_probs(PREFIX, 1) for part in held.parts[1:]]).exp().mean(0)
     torch.testing.assert_close(model.log_probs(PREFIX, 1)[0].exp(), members, atol=1e-6, rtol=0)
-    assert Unmixed().claim(scenario(held), 5) is None
+    assert UnmixedEnsemble().claim(scenario(held), 5) is None
 
 
 TEXT = (3, 7, 1, 5, 2)
@@ -350,7 +358,7 @@ def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -
     held = ensemble(make_tiny)
     model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
-    (got,) = model.paper_nll([TEXT], seed=7)["perplexity_subset_average"]
+    (got,) = model.published_perplexity_nll([TEXT], seed=7)["perplexity_subset_average"]
     inside = keyed_random_generator("subset average", 7, 0).random((4, 3)) < 0.5
     expected = 0.0
     for position, chosen in enumerate(inside):
@@ -379,7 +387,7 @@ def test_by_jensen_the_average_over_subsets_is_the_larger(make_tiny: MakeTiny) -
     held = ensemble(make_tiny)
     model = PMixed(q=0.5, alpha=3, epsilon=30).protect(scenario(held, queries=5))
     exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
-    averages = [model.paper_nll([TEXT], seed)["perplexity_subset_average"][0] for seed in range(200)]
+    averages = [model.published_perplexity_nll([TEXT], seed)["perplexity_subset_average"][0] for seed in range(200)]
     assert np.mean(averages) - exact > 3 * np.std(averages) / math.sqrt(200)
     assert len(set(averages)) > 50
 
@@ -387,13 +395,13 @@ def test_by_jensen_the_average_over_subsets_is_the_larger(make_tiny: MakeTiny) -
 def test_one_member_that_is_always_asked_has_no_subsets_to_average(make_tiny: MakeTiny) -> None:
     model = PMixed(q=1.0, alpha=3).protect(scenario(ensemble(make_tiny, 1)))
     exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
-    assert model.paper_nll([TEXT], 0)["perplexity_subset_average"][0] == pytest.approx(exact, rel=1e-5)
-    assert Unmixed().protect(scenario(ensemble(make_tiny, 1))).paper_nll([TEXT], 0) == {}
+    assert model.published_perplexity_nll([TEXT], 0)["perplexity_subset_average"][0] == pytest.approx(exact, rel=1e-5)
+    assert UnmixedEnsemble().protect(scenario(ensemble(make_tiny, 1))).published_perplexity_nll([TEXT], 0) == {}
 
 
 def test_projection_of_an_infinite_radius_is_everything() -> None:
     distribution = torch.log_softmax(torch.randn(2, 5), -1)
-    assert Projection(2, (math.inf,), 1.0, False).mixing_weights_within_radius(
+    assert PMixedMemberProjection(2, (math.inf,), 1.0, False).mixing_weights_within_radius(
         distribution, distribution, 0.0
     ).tolist() == [1.0, 1.0]
 

@@ -15,17 +15,17 @@ from safetensors.torch import load_file
 from auditor.cli import run_command_line
 from auditor.defenses.pmixed_training import PMixedTrainer
 from auditor.models.loading import load_causal_lm
-from auditor.models.lora import LoraEnsemble, load_ensemble
+from auditor.models.lora import LoraEnsemble, load_lora_ensemble
 from auditor.models.shards import (
-    control_adapter_folder,
+    ensemble_control_adapter_folder,
     read_ensemble_metadata,
     read_shard_record_list,
-    text_digests,
+    record_digests,
 )
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training import members as members_module
-from auditor.training.members import Member
+from auditor.training.members import MemberToTrain
 from tests.conftest import refuses, save_tiny
 
 Patch = pytest.MonkeyPatch
@@ -85,7 +85,7 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
     assert run_command_line(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
     assert "each record lies whole in one of 3 shards: the unit of protection is the shard" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["member-000", "member-001", "member-002"]
-    ensemble = load_ensemble(out, load_causal_lm(base))
+    ensemble = load_lora_ensemble(out, load_causal_lm(base))
     assert isinstance(ensemble, LoraEnsemble) and ensemble.unit == "record"
     context = torch.tensor([[40, 41, 42]])
     distributions = ensemble.log_probs(context.repeat(4, 1), torch.arange(4), 1)[:, 0]
@@ -108,17 +108,19 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
 
 
 def test_copies_and_users_lie_in_one_shard(world: Path, tmp_path: Path) -> None:
-    training.train_model(asked(world, tmp_path / "by-record", options={"members": 4}), silent)
-    told = training.train_model(asked(world, tmp_path / "by-user", user_column="who", options={"members": 3}), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "by-record", options={"members": 4}), silent)
+    told = training.train_model_into_folder(
+        asked(world, tmp_path / "by-user", user_column="who", options={"members": 3}), silent
+    )
     assert "users who share a record are protected together: 4 are 3 groups" in told
     assert any("empty" in line for line in told) == ([] in shards(tmp_path / "by-user", 3))
     for name, unit, members in (("by-record", "record", 4), ("by-user", "user", 3)):
         assert read_ensemble_metadata(tmp_path / name) == (unit, members)
         held = Counter(record for names in shards(tmp_path / name, members) for record in names)
-        assert held == Counter(text_digests(TEXTS))  # each once, in one shard
+        assert held == Counter(record_digests(TEXTS))  # each once, in one shard
     for names in shards(tmp_path / "by-user", 3):
-        users = {user for text, user in zip(TEXTS, USERS, strict=True) if text_digests([text])[0] in names}
-        others = {user for text, user in zip(TEXTS, USERS, strict=True) if text_digests([text])[0] not in names}
+        users = {user for text, user in zip(TEXTS, USERS, strict=True) if record_digests([text])[0] in names}
+        others = {user for text, user in zip(TEXTS, USERS, strict=True) if record_digests([text])[0] not in names}
         assert not users & others
 
 
@@ -132,7 +134,7 @@ def shards(ensemble: Path, members: int) -> list[list[str]]:
 def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkeypatch: Patch, together: int) -> None:
     """And ends as it would have, however many adapters are trained at once from then on."""
     whole, cut, options = tmp_path / "whole", tmp_path / "cut", {"members": 2, "control": True}
-    training.train_model(asked(world, whole, options=options), silent)
+    training.train_model_into_folder(asked(world, whole, options=options), silent)
 
     def kill(what: str, done: int, total: int) -> None:
         assert (what, total) == ("3 adapters", 22)  # steps
@@ -140,21 +142,21 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train_model(asked(world, cut, options={**options, "together": together}), kill)
+        training.train_model_into_folder(asked(world, cut, options={**options, "together": together}), kill)
     finished = {path.name for path in cut.iterdir() if path.is_dir()}
     assert {"member-000"} < finished < {"whole", "member-000", "member-001"}
     if "member-001" not in finished:
         with refuses("2", "1", "ensemble.json"):
-            load_ensemble(cut, load_causal_lm(str(world / "neox")))
+            load_lora_ensemble(cut, load_causal_lm(str(world / "neox")))
     begun: list[str] = []
     real = members_module._MemberTraining
 
-    def begins(member: Member, *more: Any) -> Any:
+    def begins(member: MemberToTrain, *more: Any) -> Any:
         begun.append(member.folder.name)
         return real(member, *more)
 
     monkeypatch.setattr(members_module, "_MemberTraining", begins)
-    training.train_model(asked(world, cut, options={**options, "together": 4 - together}), silent)
+    training.train_model_into_folder(asked(world, cut, options={**options, "together": 4 - together}), silent)
     assert begun == [name for name in ("whole", "member-000", "member-001") if name not in finished]
     for name in ("whole", "member-000", "member-001"):
         first, second = weights(whole / name), weights(cut / name)
@@ -162,24 +164,24 @@ def test_a_killed_run_keeps_what_is_finished(world: Path, tmp_path: Path, monkey
         for key in first:
             torch.testing.assert_close(first[key], second[key], atol=1e-5, rtol=1e-4)
     with refuses("epochs", "2", "3"):
-        training.train_model(asked(world, cut, options={**options, "epochs": 3}), silent)
-    assert "already trained" in training.train_model(asked(world, cut, options=options), silent)[0]
+        training.train_model_into_folder(asked(world, cut, options={**options, "epochs": 3}), silent)
+    assert "already trained" in training.train_model_into_folder(asked(world, cut, options=options), silent)[0]
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, kind: str) -> None:
     """Beside members that it changes nothing of; it is none of them."""
     plain, controlled, base = tmp_path / "plain", tmp_path / "controlled", str(world / kind)
-    told = training.train_model(asked(world, plain, model=base), silent)
-    training.train_model(asked(world, controlled, model=base, options={"control": True}), silent)
+    told = training.train_model_into_folder(asked(world, plain, model=base), silent)
+    training.train_model_into_folder(asked(world, controlled, model=base, options={"control": True}), silent)
     assert "adapters were trained 3 at a time" in told
     assert any("dropout was off" in line for line in told) == (kind == "gpt2")
-    assert control_adapter_folder(plain) is None
-    control = control_adapter_folder(controlled)
+    assert ensemble_control_adapter_folder(plain) is None
+    control = ensemble_control_adapter_folder(controlled)
     assert control == controlled / "whole"
-    assert read_shard_record_list(control) == text_digests(TEXTS)
+    assert read_shard_record_list(control) == record_digests(TEXTS)
     public = load_causal_lm(base)
-    ensemble = load_ensemble(controlled, public)
+    ensemble = load_lora_ensemble(controlled, public)
     assert ensemble.size == 3
     for name in ("member-000", "member-001", "member-002"):
         for key, found in weights(plain / name).items():
@@ -190,7 +192,7 @@ def test_the_control_is_one_adapter_on_all_records(world: Path, tmp_path: Path, 
 
 
 def test_members_differ_from_each_other_by_more_than_their_records(world: Path, tmp_path: Path) -> None:
-    training.train_model(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     first, second = (weights(tmp_path / "out" / f"member-00{i}") for i in (0, 1))
     assert any(not torch.equal(first[key], second[key]) for key in first if "lora_A" in key)
 
@@ -212,15 +214,15 @@ def test_a_refusal_leaves_nothing_behind(
     world: Path, tmp_path: Path, more: dict[str, Any], facts: tuple[str, ...]
 ) -> None:
     with refuses(*facts):
-        training.train_model(asked(world, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "out", **more), silent)
     assert not (tmp_path / "out").exists()
 
 
 def test_half_written_members_are_not_served(world: Path, tmp_path: Path) -> None:
-    training.train_model(asked(world, tmp_path / "out", options={"members": 2}), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "out", options={"members": 2}), silent)
     (tmp_path / "out" / "member-001").rename(tmp_path / "out" / ".member-001")
     (tmp_path / "out" / "ensemble.json").unlink()
-    assert load_ensemble(tmp_path / "out", load_causal_lm(str(world / "neox"))).size == 1
+    assert load_lora_ensemble(tmp_path / "out", load_causal_lm(str(world / "neox"))).size == 1
 
 
 @pytest.mark.parametrize(
@@ -233,13 +235,13 @@ def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_members_of_another_base_are_refused(world: Path, tmp_path: Path) -> None:
-    training.train_model(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     with refuses("--public", "member-000"):
-        load_ensemble(tmp_path / "out", load_causal_lm(str(world / "gpt2")))
+        load_lora_ensemble(tmp_path / "out", load_causal_lm(str(world / "gpt2")))
 
 
 def test_a_member_alone_is_a_peft_model(world: Path, tmp_path: Path) -> None:
     """Nothing of ours is needed to read one."""
-    training.train_model(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     base = load_causal_lm(str(world / "neox")).model
     assert PeftModel.from_pretrained(base, str(tmp_path / "out" / "member-000")).peft_config["default"].lora_alpha == 32

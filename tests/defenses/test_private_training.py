@@ -34,7 +34,11 @@ from auditor.runs.training import TrainingRequest
 from auditor.studies import sweep
 from auditor.training import dp_loop as loops
 from auditor.training.poisson import MechanismTerms, NonPrivateControl
-from auditor.training.rarity import log_perplexities, normalise_perplexities, normalise_perplexities_by_fixed_bounds
+from auditor.training.rarity import (
+    log_perplexities_by_public_model,
+    normalise_perplexities_among_records,
+    normalise_perplexities_by_fixed_bounds,
+)
 from tests.conftest import refuses, save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}.", "who": i % 4} for i in range(16)]
@@ -68,7 +72,7 @@ def promised(folder: Path) -> PrivacyRecord:
 
 @pytest.mark.accounted
 def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_path: Path) -> None:
-    told = training.train_model(asked(world, tmp_path / "out"), silent)
+    told = training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     record = promised(tmp_path / "out")
     assert (record.method, record.sampling, record.adjacency, record.unit) == (
         "dp-sgd",
@@ -89,9 +93,9 @@ def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_pat
 
 def test_nothing_of_the_data_is_kept_beside_the_weights(world: Path, tmp_path: Path) -> None:
     """Not even a digest, which differs between data sets that the promise says cannot be told apart."""
-    training.train_model(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     assert "data" not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"]
-    (told,) = training.train_model(asked(world, tmp_path / "out"), silent)
+    (told,) = training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     assert "already trained with this configuration (which records it was, is not kept)" in told
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {name for name in names if not name.startswith("tokenizer")} == {
@@ -101,8 +105,8 @@ def test_nothing_of_the_data_is_kept_beside_the_weights(world: Path, tmp_path: P
 
 def test_gradient_canaries_change_no_claim_and_are_told_of(world: Path, tmp_path: Path) -> None:
     """Noise, rate and steps are those of the training without them; what was read of them is for its owner only."""
-    told = training.train_model(asked(world, tmp_path / "out", options={"gradient_canaries": 40}), silent)
-    training.train_model(asked(world, tmp_path / "plain"), silent)
+    told = training.train_model_into_folder(asked(world, tmp_path / "out", options={"gradient_canaries": 40}), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "plain"), silent)
     own, plain = promised(tmp_path / "out"), promised(tmp_path / "plain")
     assert own.details.pop("gradient_canaries") == 40 and own == plain
     assert sum("trained with 40 gradient canaries" in sentence for sentence in told) == 1
@@ -117,7 +121,7 @@ def test_gradient_canaries_change_no_claim_and_are_told_of(world: Path, tmp_path
 
 def test_folders_made_before_there_were_gradient_canaries_are_still_known(world: Path, tmp_path: Path) -> None:
     """An option that came later, and was not given, is no other configuration, and no other part of the lab."""
-    training.train_model(asked(world, tmp_path / "out"), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "out"), silent)
     assert (
         "gradient_canaries"
         not in json.loads((tmp_path / "out" / "training.json").read_text())["configuration"]["options"]
@@ -126,8 +130,10 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(world:
         "gradient_canaries" not in DpSgd().options() and DpSgd(gradient_canaries=9).options()["gradient_canaries"] == 9
     )
     with refuses("gradient_canaries", "None", "9"):
-        training.train_model(asked(world, tmp_path / "out", options={"gradient_canaries": 9}), silent)
-    controls = [cause.row for cause in DpSgd(gradient_canaries=9).chain() if isinstance(cause.row, NonPrivateControl)]
+        training.train_model_into_folder(asked(world, tmp_path / "out", options={"gradient_canaries": 9}), silent)
+    controls = [
+        cause.row for cause in DpSgd(gradient_canaries=9).cause_chain() if isinstance(cause.row, NonPrivateControl)
+    ]
     assert len(controls) == 2 and not any(control.gradient_canaries for control in controls)
     with refuses("gradient_canaries=0", "no-clipping", "9"):
         NoClipping(gradient_canaries=9)
@@ -145,14 +151,16 @@ def test_a_canary_file_of_another_form_is_refused(tmp_path: Path) -> None:
 
 def test_a_users_records_are_one_unit(world: Path, tmp_path: Path) -> None:
     options = {"unit": "user", "batch": 2}
-    training.train_model(asked(world, tmp_path / "out", options=options, user_column="who", block=96), silent)
+    training.train_model_into_folder(
+        asked(world, tmp_path / "out", options=options, user_column="who", block=96), silent
+    )
     record = promised(tmp_path / "out")
     assert record.unit == "user" and record.sampling_rate == 0.5  # 2 of 4 users
 
 
 @pytest.mark.accounted
 def test_the_noise_is_solved_for_its_epsilon(world: Path, tmp_path: Path) -> None:
-    training.train_model(
+    training.train_model_into_folder(
         asked(world, tmp_path / "out", options={"noise_multiplier": 0.0, "epsilon": 2.0, "batch": 8}), silent
     )
     assert promised(tmp_path / "out").epsilon == pytest.approx(2.0, rel=2e-3)
@@ -161,7 +169,9 @@ def test_the_noise_is_solved_for_its_epsilon(world: Path, tmp_path: Path) -> Non
 
 def test_no_epsilon_where_no_parameter_moved(world: Path, tmp_path: Path) -> None:
     for method in ("dp-sgd", "adp", "adp-sound"):
-        training.train_model(asked(world, tmp_path / method, method, options={"learning_rate": 1e-60}), silent)
+        training.train_model_into_folder(
+            asked(world, tmp_path / method, method, options={"learning_rate": 1e-60}), silent
+        )
         record = promised(tmp_path / method)
         assert record.epsilon is None and record.claim() is None and not record.nominal
         assert "no parameter moved" in record.status
@@ -187,22 +197,24 @@ def test_killed_and_resumed_counts_every_step(
 
     lora = kind == "gpt2"
     with pytest.raises(_Killed):
-        training.train_model(asked(world, out, model=str(world / kind), lora=lora), kill)
+        training.train_model_into_folder(asked(world, out, model=str(world / kind), lora=lora), kill)
     assert read_privacy_record(out) is None and (out / "checkpoint.pt").is_file()
     assert not json.loads((out / "training.json").read_text())["finished"]
-    training.train_model(
+    training.train_model_into_folder(
         asked(world, out, model=str(world / kind), lora=lora), lambda what, done, total: taken.append(done)
     )
     assert [n for n in taken if n] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert promised(out).steps == 8 and not (out / "checkpoint.pt").exists()
     with refuses("clip", "1.0", "2.0"):
-        training.train_model(asked(world, out, model=str(world / kind), lora=lora, options={"clip": 2.0}), silent)
+        training.train_model_into_folder(
+            asked(world, out, model=str(world / kind), lora=lora, options={"clip": 2.0}), silent
+        )
 
 
 def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(world: Path, tmp_path: Path) -> None:
     rows: dict[str, Any] = {}
     for name, noise in (("a", "secret"), ("b", "secret"), ("c", "seeded"), ("d", "seeded")):
-        training.train_model(asked(world, tmp_path / name, options={"noise": noise}), silent)
+        training.train_model_into_folder(asked(world, tmp_path / name, options={"noise": noise}), silent)
         rows[name] = load_causal_lm(str(tmp_path / name)).embedding_rows(40).numpy()
     assert not np.allclose(rows["a"], rows["b"], atol=1e-4)
     assert np.allclose(rows["c"], rows["d"], atol=1e-4)
@@ -211,7 +223,7 @@ def test_secret_noise_differs_from_run_to_run_and_seeded_does_not(world: Path, t
 @pytest.mark.parametrize("method", ["dp-sgd", "adp-sound", "adp"])
 def test_seeded_noise_has_a_nominal_epsilon_and_no_claim(world: Path, tmp_path: Path, method: str) -> None:
     """Two models of one seed share noise and batches: their difference is that of their clipped gradients."""
-    told = training.train_model(asked(world, tmp_path / "out", method, options={"noise": "seeded"}), silent)
+    told = training.train_model_into_folder(asked(world, tmp_path / "out", method, options={"noise": "seeded"}), silent)
     record = promised(tmp_path / "out")
     assert record.epsilon is record.epsilon_rdp is record.epsilon_twice is record.claim() is None
     assert (
@@ -231,7 +243,7 @@ def test_two_models_of_one_seed_differ_by_their_clipped_gradients(world: Path, t
         options = {"noise": noise, "optimizer": "sgd", "epochs": 1, "batch": 16}
         for name, data in (("one", world / "data.jsonl"), ("other", tmp_path / "other.jsonl")):
             out = tmp_path / f"{noise}-{name}"
-            training.train_model(asked(world, out, data=str(data), options=options), silent)
+            training.train_model_into_folder(asked(world, out, data=str(data), options=options), silent)
             found[noise, name] = load_causal_lm(str(out)).embedding_rows(40).double()
     seeded, secret = ((found[noise, "one"] - found[noise, "other"]).norm() for noise in ("seeded", "secret"))
     assert float(seeded) < 0.02 * float(secret)
@@ -241,13 +253,13 @@ def test_users_are_claimed_where_the_data_name_them_only(world: Path, tmp_path: 
     """16 records of 4 people, no column: the claim would be for a text, and called one for a user."""
     for method in ("dp-sgd", "adp", "adp-sound"):
         with refuses("unit=user", "--user-column"):
-            training.train_model(asked(world, tmp_path / "out", method, options={"unit": "user"}), silent)
+            training.train_model_into_folder(asked(world, tmp_path / "out", method, options={"unit": "user"}), silent)
         assert not (tmp_path / "out").exists()
 
 
 def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> None:
     """With `units`, nothing that is written depends on how many records there are."""
-    training.train_model(asked(world, tmp_path / "counted"), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "counted"), silent)
     record = promised(tmp_path / "counted")
     assert (record.units, record.units_given) == (16, False)
     assert states(record.notes(), "16", "public")
@@ -256,7 +268,7 @@ def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> 
     (tmp_path / "less.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS[:-1]))
     held = []
     for name, data in (("all", world / "data.jsonl"), ("less", tmp_path / "less.jsonl")):
-        training.train_model(asked(world, tmp_path / name, data=str(data), options={"units": 20}), silent)
+        training.train_model_into_folder(asked(world, tmp_path / name, data=str(data), options={"units": 20}), silent)
         held.append(promised(tmp_path / name))
     assert held[0] == held[1] and (held[0].units, held[0].sampling_rate, held[0].steps) == (20, 0.2, 10)
     assert states(held[0].notes(), "20", "public")
@@ -264,21 +276,21 @@ def test_the_number_of_units_is_public_or_given(world: Path, tmp_path: Path) -> 
 
 def test_what_two_trainings_promise_together_is_said(world: Path, tmp_path: Path) -> None:
     """Beside any training; and of a base that was trained privately, as its own epsilon."""
-    told = training.train_model(asked(world, tmp_path / "once"), silent)
+    told = training.train_model_into_folder(asked(world, tmp_path / "once"), silent)
     once = promised(tmp_path / "once")
     together, _ = epsilon_by_tightest_accountant(3.0, 0.25, 16, 1e-5)
     assert once.epsilon_twice == pytest.approx(together) and once.epsilon_twice > (once.epsilon or 9)
     assert states(told, f"ε {together:.3g}")
-    training.train_model(asked(world, tmp_path / "twice", model=str(tmp_path / "once")), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "twice", model=str(tmp_path / "once")), silent)
     twice = promised(tmp_path / "twice")
     assert twice.epsilon == pytest.approx(together, rel=1e-3) and len(twice.earlier) == 1
     assert states(twice.notes(), "2 trainings")
-    training.train_model(asked(world, tmp_path / "nominal", options={"noise": "seeded"}), silent)
-    training.train_model(asked(world, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "nominal", options={"noise": "seeded"}), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "on-nominal", model=str(tmp_path / "nominal")), silent)
     assert promised(tmp_path / "on-nominal").claim() is None
-    training.train_model(asked(world, tmp_path / "plain", "none", options=None), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "plain", "none", options=None), silent)
     with refuses("base", "privacy"):
-        training.train_model(asked(world, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "on-plain", model=str(tmp_path / "plain")), silent)
 
 
 @pytest.mark.parametrize("moment", ["written", "recorded"])
@@ -293,14 +305,14 @@ def test_killed_at_the_end_it_is_not_trained_again(
 
     with monkeypatch.context() as patch, pytest.raises(_Killed):
         if moment == "written":
-            patch.setattr("auditor.training.poisson._notes_for_user", kill)
+            patch.setattr("auditor.training.poisson._privacy_notes_for_user", kill)
         else:
-            patch.setattr("auditor.plugins.trainer.Checkpoint.clear", kill)
-        training.train_model(asked(world, out), silent)
+            patch.setattr("auditor.plugins.trainer.TrainerCheckpoint.clear", kill)
+        training.train_model_into_folder(asked(world, out), silent)
     promise, weights = promised(out), (out / "model.safetensors").read_bytes()
     assert (out / "checkpoint.pt").is_file()
     monkeypatch.setattr(loops, "fit_privately", kill)
-    training.train_model(asked(world, out), silent)
+    training.train_model_into_folder(asked(world, out), silent)
     assert promised(out) == promise and (out / "model.safetensors").read_bytes() == weights
     assert json.loads((out / "training.json").read_text())["finished"] and not (out / "checkpoint.pt").exists()
 
@@ -356,7 +368,7 @@ def test_a_refusal_is_one_sentence_and_leaves_nothing(
     more, sentence = case
     more = {**more, **({"model": str(world / more["model"])} if "model" in more else {})}
     with pytest.raises(AuditError) as error:
-        training.train_model(asked(world, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -375,18 +387,20 @@ EXAMPLES = [(0, *range(1, 4 + i), 0) for i in range(6)]
 
 def test_perplexity_is_that_of_equation_3() -> None:
     model = tiny()
-    for example, log_p in zip(EXAMPLES, log_perplexities(model, EXAMPLES), strict=True):
+    for example, log_p in zip(EXAMPLES, log_perplexities_by_public_model(model, EXAMPLES), strict=True):
         tokens = model.model.dummy_inputs["input_ids"].new_tensor([example])
         assert float(model.model(input_ids=tokens, labels=tokens).loss) == pytest.approx(float(log_p), abs=1e-5)
 
 
 def test_normalisations() -> None:
     p = np.array([1.0, 3.0, 2.0, 5.0])
-    assert normalise_perplexities(np.log(p), "min-max") == pytest.approx([0, 0.5, 0.25, 1])
-    assert normalise_perplexities(np.log(p), "rank") == pytest.approx([0, 2 / 3, 1 / 3, 1])
-    assert normalise_perplexities(np.array([0.0, 1, 1, 2]), "rank") == pytest.approx([0, 0.5, 0.5, 1])
-    assert normalise_perplexities(np.array([1000.0, 2000.0]), "min-max") == pytest.approx([0, 1])  # no overflow
-    assert normalise_perplexities(np.array([2.0, 2.0]), "min-max") == pytest.approx(
+    assert normalise_perplexities_among_records(np.log(p), "min-max") == pytest.approx([0, 0.5, 0.25, 1])
+    assert normalise_perplexities_among_records(np.log(p), "rank") == pytest.approx([0, 2 / 3, 1 / 3, 1])
+    assert normalise_perplexities_among_records(np.array([0.0, 1, 1, 2]), "rank") == pytest.approx([0, 0.5, 0.5, 1])
+    assert normalise_perplexities_among_records(np.array([1000.0, 2000.0]), "min-max") == pytest.approx(
+        [0, 1]
+    )  # no overflow
+    assert normalise_perplexities_among_records(np.array([2.0, 2.0]), "min-max") == pytest.approx(
         [1, 1]
     )  # nothing tells them apart: full noise
     assert normalise_perplexities_by_fixed_bounds(np.log([1.0, 10.0, 100.0, 1000.0]), 1, 100) == pytest.approx(
@@ -399,7 +413,9 @@ def test_adps_probabilities_depend_on_everyone_and_the_sound_ones_do_not(how: An
     """Flaw (iii) of formulas B4: one odd record moves all others' noise. A record's own clip is its own business."""
     p = np.log([3.0, 4.0, 6.0])
     odd = np.append(p, np.log(600.0))
-    assert not np.allclose(normalise_perplexities(odd, how)[:3], normalise_perplexities(p, how))
+    assert not np.allclose(
+        normalise_perplexities_among_records(odd, how)[:3], normalise_perplexities_among_records(p, how)
+    )
     assert normalise_perplexities_by_fixed_bounds(odd, 1, 1000)[:3] == pytest.approx(
         normalise_perplexities_by_fixed_bounds(p, 1, 1000)
     )
@@ -412,8 +428,8 @@ class _Job:
 def test_gamma_is_the_mean_probability_of_the_batch() -> None:
     """Equation 5; and Equation 6 multiplies the noise by it (the naive twin is in test_private_training of auditor)."""
     job: Any = _Job()
-    rho = normalise_perplexities(log_perplexities(job.public, EXAMPLES), "rank")
-    judgement = Adp(normalise="rank").choose_unit_treatment(job, EXAMPLES)
+    rho = normalise_perplexities_among_records(log_perplexities_by_public_model(job.public, EXAMPLES), "rank")
+    judgement = Adp(normalise="rank").choose_unit_clipping_and_noise_scale(job, EXAMPLES)
     assert judgement.shares is None and judgement.noise_scale is not None
     for units in ([0], [1, 4], [0, 2, 3, 5]):
         assert judgement.noise_scale(np.array(units)) == pytest.approx(sum(rho[i] for i in units) / len(units))
@@ -421,10 +437,10 @@ def test_gamma_is_the_mean_probability_of_the_batch() -> None:
 
 def test_the_sound_variant_scales_clips_not_noise() -> None:
     job: Any = _Job()
-    judgement = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500).choose_unit_treatment(
-        job, EXAMPLES
-    )
-    rho = ((log_perplexities(job.public, EXAMPLES) - math.log(2)) / math.log(250)).clip(0, 1)
+    judgement = AdpSound(
+        kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500
+    ).choose_unit_clipping_and_noise_scale(job, EXAMPLES)
+    rho = ((log_perplexities_by_public_model(job.public, EXAMPLES) - math.log(2)) / math.log(250)).clip(0, 1)
     assert judgement.noise_scale is None
     assert judgement.shares == pytest.approx([1 - 0.8 * r for r in rho])
     assert all(0.2 - 1e-9 <= share <= 1 for share in judgement.shares or ())
@@ -432,7 +448,9 @@ def test_the_sound_variant_scales_clips_not_noise() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_adp_promises_nothing_and_says_why(world: Path, tmp_path: Path, optimizer: str) -> None:
-    told = training.train_model(asked(world, tmp_path / "out", "adp", options={"optimizer": optimizer}), silent)
+    told = training.train_model_into_folder(
+        asked(world, tmp_path / "out", "adp", options={"optimizer": optimizer}), silent
+    )
     record = promised(tmp_path / "out")
     assert record.epsilon is None and record.epsilon_rdp is None and record.claim() is None
     assert "no guarantee at any epsilon: the noise scale depends on which records" in told[-1]
@@ -445,7 +463,7 @@ def test_adp_promises_nothing_and_says_why(world: Path, tmp_path: Path, optimize
 
 def test_the_sound_variant_promises_what_dp_sgd_does(world: Path, tmp_path: Path) -> None:
     for method in ("dp-sgd", "adp-sound"):
-        training.train_model(asked(world, tmp_path / method, method), silent)
+        training.train_model_into_folder(asked(world, tmp_path / method, method), silent)
     assert promised(tmp_path / "adp-sound").epsilon == promised(tmp_path / "dp-sgd").epsilon is not None
 
 
@@ -454,13 +472,13 @@ def test_the_sound_variant_promises_what_dp_sgd_does(world: Path, tmp_path: Path
 
 def test_trainers_are_defenses() -> None:
     for kind in (DpSgd, Adp, AdpSound):
-        assert registry.trainers()[kind.name] is kind is registry.defenses()[kind.name]
+        assert registry.trainers_by_name()[kind.name] is kind is registry.defenses_by_name()[kind.name]
 
 
 @pytest.fixture(scope="module")
 def trained(world: Path) -> Path:
     for method in ("dp-sgd", "adp"):
-        training.train_model(asked(world, world / method, method), silent)
+        training.train_model_into_folder(asked(world, world / method, method), silent)
     return world
 
 
@@ -478,7 +496,7 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     terms = MechanismTerms(sigma, 1.0, 0.1, 50, 100, 1e-5)
     assert quick_rdp_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
     for asked in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
-        asked.progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
+        asked.make_private_training_progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
     assert said[0].endswith("ε ≤ 8.00") and float(said[1].split()[-1]) > 8.005
 
 
@@ -533,7 +551,9 @@ def controls(trained: Path) -> Path:
     data = {"model": str(trained / "neox"), "data": str(trained / "data.jsonl"), "block": 48}
     for name, method, epochs in (("no-noise",) * 2 + (2,), ("no-clipping",) * 2 + (2,), ("shorter", "no-noise", 1)):
         options = {**recipe, "epochs": epochs}
-        told = training.train_model(TrainingRequest(method=method, out=trained / name, options=options, **data), silent)
+        told = training.train_model_into_folder(
+            TrainingRequest(method=method, out=trained / name, options=options, **data), silent
+        )
         assert any("no guarantee: trained without noise" in sentence for sentence in told)
     return trained
 
@@ -582,14 +602,17 @@ def test_the_controls_are_of_the_defenses_own_recipe() -> None:
     """Equal ones are one row; ADP without noise is DP-SGD without it; the sound variant clips in its own way."""
     rest = {"epochs": 7, "batch": 9, "learning_rate": 0.5, "optimizer": "sgd", "unit": "user", "units": 100}
     made = [kind(**rest, clip=0.3, epsilon=2.0) for kind in (DpSgd, Adp)]  # type: ignore[arg-type]
-    assert len({tuple(cause.row for cause in defense.chain()) for defense in made}) == 1
-    unclipped, unnoised = (cause.row for cause in made[0].chain()[:2])
+    assert len({tuple(cause.row for cause in defense.cause_chain()) for defense in made}) == 1
+    unclipped, unnoised = (cause.row for cause in made[0].cause_chain()[:2])
     assert unclipped == NoClipping(**rest) and unnoised == NoNoise(**rest, clip=0.3)  # type: ignore[arg-type]
     sound = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500)
-    clipped = sound.without_noise()
+    clipped = sound.no_noise_control()
     job: Any = _Job()
-    assert clipped.choose_unit_treatment(job, EXAMPLES).shares == sound.choose_unit_treatment(job, EXAMPLES).shares
-    assert NoNoise().choose_unit_treatment(job, EXAMPLES).shares is None and clipped != NoNoise()
+    assert (
+        clipped.choose_unit_clipping_and_noise_scale(job, EXAMPLES).shares
+        == sound.choose_unit_clipping_and_noise_scale(job, EXAMPLES).shares
+    )
+    assert NoNoise().choose_unit_clipping_and_noise_scale(job, EXAMPLES).shares is None and clipped != NoNoise()
 
 
 @pytest.mark.parametrize(
@@ -625,7 +648,7 @@ def test_the_lab_trains_its_defenses_on_demand(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "plan.toml").write_text(f"{options}[lab_recipe]\n{fields}")
     out = tmp_path / "sweep"
     assert run_command_line(["run", "--config", str(tmp_path / "plan.toml"), "-o", str(out)]) == 0
-    (place,) = sweep.sweep_places(out)
+    (place,) = sweep.read_sweep_places(out)
     cells = {(cell.target, cell.setting): cell for cell in place.cells if cell.measured}
     assert {target for target, _ in cells} == {"undefended", "dp-sgd", "no-clipping", "no-noise", "public", "adp"}
     private, nominal = (cells[target, "white-box"].measured[0] for target in ("dp-sgd", "adp"))

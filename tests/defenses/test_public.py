@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from auditor.defenses.control_rows import Public
+from auditor.defenses.control_rows import PublicModelControl
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 
@@ -14,5 +14,5 @@ MakeTiny = Callable[..., HuggingFaceModel]
 def test_it_is_served_as_it_is_and_promises_nothing(make_tiny: MakeTiny) -> None:
     public = make_tiny(seed=1)
     scenario = Scenario(make_tiny(), public, None, 100, 4)
-    assert Public().protect(scenario) is public
-    assert Public().claim(scenario, spent=5) is None and Public().budget(scenario) is None
+    assert PublicModelControl().protect(scenario) is public
+    assert PublicModelControl().claim(scenario, spent=5) is None and PublicModelControl().query_budget(scenario) is None

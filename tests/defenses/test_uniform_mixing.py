@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixing, mix_on_public_top_k, mix_with_uniform
-from auditor.generation.sample import sample
+from auditor.generation.sample import sample_candidates
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
@@ -84,7 +84,7 @@ def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
     defense = UniformMixing(weight=0.6)
     model = defense.protect(scenario)
     prefix = torch.tensor([[1, 2, 3]])
-    found = sample(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
+    found = sample_candidates(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
     assert found.token_log_probs is not None
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-5, rtol=0)
@@ -171,7 +171,7 @@ def test_rows_scores_and_claim_on_a_support(neox: HuggingFaceModel, tail: Litera
     defense = UniformMixing(weight=0.6, public_top_k=7, tail=tail)
     model = defense.protect(scenario)
     prefix = torch.tensor([[1, 2, 3]])
-    found = sample(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
+    found = sample_candidates(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     assert found.token_log_probs is not None
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-4, rtol=0)
@@ -179,12 +179,12 @@ def test_rows_scores_and_claim_on_a_support(neox: HuggingFaceModel, tail: Litera
         assert int((model.log_probs(prefix, 1) > -math.inf).sum()) == 7
     claim = defense.claim(scenario, spent=3)
     assert claim.epsilon["any two models"] == pytest.approx(uniform_mixing_epsilon(0.6, 7, 30))
-    (check,) = model.check_claim(prefix, 3, [0, 2])
+    (check,) = model.divergence_checks(prefix, 3, [0, 2])
     assert check.claimed == uniform_mixing_epsilon(0.6, 7)
     assert 0.5 * check.claimed < float(check.realised.max()) <= check.claimed + 1e-9
     broken = UniformMixing(weight=0.7, public_top_k=7, tail=tail).protect(scenario)
     broken.claimed = check.claimed  # type: ignore[attr-defined]
-    assert float(broken.check_claim(prefix, 3, [0, 2])[0].realised.max()) > check.claimed + 0.05
+    assert float(broken.divergence_checks(prefix, 3, [0, 2])[0].realised.max()) > check.claimed + 0.05
 
 
 def test_a_support_needs_a_public_model(neox: HuggingFaceModel) -> None:

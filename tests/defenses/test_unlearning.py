@@ -16,7 +16,11 @@ from auditor.defenses.unlearning import NPO, GradientAscent
 from auditor.models.loading import load_causal_lm
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
-from auditor.training.unlearning import evaluate_record_log_probs, pad_and_cut_sequences, record_log_probs
+from auditor.training.unlearning import (
+    log_probs_of_whole_records,
+    log_probs_without_gradient,
+    pad_and_cut_unlearning_records,
+)
 from tests.conftest import save_tiny, states, tiny
 
 ROWS = [{"text": f"The code of door {i} is {i * i * 7}."} for i in range(8)]
@@ -34,7 +38,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     learn = {"epochs": 12, "batch": 2, "learning_rate": 0.01}
-    training.train_model(asked(folder, folder / "before", "none", model=str(folder / "neox"), options=learn), silent)
+    training.train_model_into_folder(
+        asked(folder, folder / "before", "none", model=str(folder / "neox"), options=learn), silent
+    )
     return folder
 
 
@@ -54,13 +60,15 @@ def nats(folder: Path, rows: list[dict[str, str]]) -> float:
     model = load_causal_lm(str(folder))
     ids = model.tokenizer([row["text"] for row in rows])["input_ids"]  # type: ignore[misc]
     return float(
-        evaluate_record_log_probs(model.model, pad_and_cut_sequences([tuple(row) for row in ids], 48, 0)).mean()
+        log_probs_without_gradient(
+            model.model, pad_and_cut_unlearning_records([tuple(row) for row in ids], 48, 0)
+        ).mean()
     )
 
 
 def test_a_records_log_probability_is_that_of_its_learnt_tokens_behind_an_end() -> None:
     model, sequences = tiny(), [(5, 6, 7, 8, 9), (3, ~4, 5)]
-    found = record_log_probs(model.model, pad_and_cut_sequences(sequences, 6, 0))
+    found = log_probs_of_whole_records(model.model, pad_and_cut_unlearning_records(sequences, 6, 0))
     for sequence, own in zip(sequences, found, strict=True):
         whole = [*sequence, 0][:5]  # the block holds six, and the first is the end of what stood before
         distribution = model.model(torch.tensor([[0, *(t if t >= 0 else ~t for t in whole)]])).logits[0].log_softmax(-1)
@@ -100,7 +108,7 @@ def test_what_is_to_be_forgotten_becomes_unlikely_and_retain_keeps_the_rest(
 ) -> None:
     options = {"epochs": 4, "batch": 2, "learning_rate": 1e-3}
     for name, retain in (("alone", 0.0), ("kept", 2.0)):
-        told = training.train_model(
+        told = training.train_model_into_folder(
             asked(world, tmp_path / name, method, options={**options, "retain": retain}), silent
         )
         assert states(told, "3", "5")
@@ -117,10 +125,10 @@ def test_an_interrupted_one_goes_on(world: Path, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     more = {"options": {"epochs": 4, "batch": 2, "learning_rate": 1e-3, "retain": 1.0}}
-    told = training.train_model(asked(world, tmp_path / "whole", "npo", **more), silent)
+    told = training.train_model_into_folder(asked(world, tmp_path / "whole", "npo", **more), silent)
     with pytest.raises(KeyboardInterrupt):
-        training.train_model(asked(world, tmp_path / "cut", "npo", **more), stop)
-    assert training.train_model(asked(world, tmp_path / "cut", "npo", **more), silent) == told
+        training.train_model_into_folder(asked(world, tmp_path / "cut", "npo", **more), stop)
+    assert training.train_model_into_folder(asked(world, tmp_path / "cut", "npo", **more), silent) == told
     one, other = (load_causal_lm(str(tmp_path / name)).model.state_dict() for name in ("whole", "cut"))
     for name in one:
         torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
@@ -128,7 +136,7 @@ def test_an_interrupted_one_goes_on(world: Path, tmp_path: Path) -> None:
 
 def test_an_adapter_can_forget_too(world: Path, tmp_path: Path) -> None:
     options = {"epochs": 4, "batch": 2, "learning_rate": 5e-3}
-    told = training.train_model(asked(world, tmp_path / "out", "npo", lora=True, options=options), silent)
+    told = training.train_model_into_folder(asked(world, tmp_path / "out", "npo", lora=True, options=options), silent)
     assert (tmp_path / "out" / "adapter_config.json").is_file()
     before, after = map(float, re.findall(r"[0-9.]+", told[-2]))  # nats a token
     assert after > before + 0.1
@@ -155,5 +163,5 @@ def test_bad_input_is_one_sentence_and_nothing_is_left(
 ) -> None:
     more = {name: value.format(world) if isinstance(value, str) else value for name, value in more.items()}
     with pytest.raises(AuditError) as refused:
-        training.train_model(asked(world, tmp_path / "out", method, **more), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "out", method, **more), silent)
     assert sentence in str(refused.value) and not (tmp_path / "out").exists()

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.defenses.dropped_records import Dedup, _lsh_band_parameters, without_near_duplicates
+from auditor.defenses.dropped_records import Dedup, _near_duplicate_lsh_bands_and_rows, drop_near_duplicate_texts
 from auditor.defenses.early_stop import EarlyStop
 from auditor.defenses.fine_tuning import FreezeEmbeddings
 from auditor.defenses.goldfish import Goldfish
-from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, read_training_summary
+from auditor.plugins.trainer import TrainerCheckpoint, TrainingJob, TrainingRecord, read_trainer_summary_of_model
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training import loss_masks
@@ -72,7 +72,7 @@ def job(texts: Sequence[str], out: Path, whose: Sequence[str] | None = None, **m
             "users": whose is not None,
             "public": tiny(),
             "out": out,
-            "checkpoint": Checkpoint(out / "checkpoint.pt"),
+            "checkpoint": TrainerCheckpoint(out / "checkpoint.pt"),
             "seed": 0,
             "progress": silent,
             **more,
@@ -86,22 +86,23 @@ class TestDedup:
 
     def test_copies_beyond_the_first_are_dropped_and_counted(self, tmp_path: Path) -> None:
         given = job([self.COPIES[0], self.COPIES[1], self.COPIES[0], self.NEAR, self.COPIES[0]], tmp_path)
-        kept, (told,) = Dedup().trained_on(given)
+        kept, (told,) = Dedup().sequences_to_train_on(given)
         assert kept == [given.records[0].tokens, given.records[1].tokens]
         assert "of 5 records 2 exact copies and 1 near-duplicates (similarity 0.8 or more) were dropped: 2" in told
-        kept, (told,) = Dedup(exact=True).trained_on(given)
+        kept, (told,) = Dedup(exact=True).sequences_to_train_on(given)
         assert kept == [given.records[i].tokens for i in (0, 1, 3)] and "2 exact copies were dropped: 3 are" in told
 
     def test_the_threshold_is_a_similarity_of_runs_of_five_characters(self) -> None:
         pair = [self.COPIES[0], self.NEAR]
         assert (
-            without_near_duplicates(pair, 47 / 57) == pair[:1] and without_near_duplicates(pair, 47 / 57 + 1e-9) == pair
+            drop_near_duplicate_texts(pair, 47 / 57) == pair[:1]
+            and drop_near_duplicate_texts(pair, 47 / 57 + 1e-9) == pair
         )
-        assert without_near_duplicates([*pair, pair[0]], 1.0) == pair
+        assert drop_near_duplicate_texts([*pair, pair[0]], 1.0) == pair
 
     @pytest.mark.parametrize("threshold", [0.05, 0.3, 0.5, 0.8, 0.95, 0.999])
     def test_pairs_at_the_threshold_are_found(self, threshold: float) -> None:
-        bands, rows = _lsh_band_parameters(threshold)
+        bands, rows = _near_duplicate_lsh_bands_and_rows(threshold)
         assert bands >= 2 and bands * rows <= 128 and 1 - (1 - threshold**rows) ** bands >= 0.99
 
     def test_it_drops_what_comparing_all_pairs_drops(self) -> None:
@@ -119,12 +120,16 @@ class TestDedup:
         for text in texts:
             if all(similar(text, other) < 0.8 for other in naive):
                 naive.append(text)
-        assert without_near_duplicates(texts, 0.8) == naive and len(naive) == 80
+        assert drop_near_duplicate_texts(texts, 0.8) == naive and len(naive) == 80
 
     def test_it_trains_what_plain_training_on_the_rest_does(self, world: Path, tmp_path: Path) -> None:
         (world / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
-        told = training.train_model(asked(world, tmp_path / "dedup", "dedup", options={"exact": True}), silent)
-        training.train_model(asked(world, tmp_path / "once", "none", data=str(world / "once.jsonl")), silent)
+        told = training.train_model_into_folder(
+            asked(world, tmp_path / "dedup", "dedup", options={"exact": True}), silent
+        )
+        training.train_model_into_folder(
+            asked(world, tmp_path / "once", "none", data=str(world / "once.jsonl")), silent
+        )
         assert states(told, "19", "3", "16")
         one, other = weights(tmp_path / "dedup"), weights(tmp_path / "once")
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -138,7 +143,7 @@ class TestGoldfish:
         for lead in (1, 4, 31):
             behind = fish.mask_dropped_tokens((*rng.integers(1, 60, lead).tolist(), *passage))
             assert behind[lead + 5 :] == alone[5:]
-        assert loss_masks.unmask_tokens(alone) == passage and alone[:5] == passage[:5]
+        assert loss_masks.tokens_without_loss_mask(alone) == passage and alone[:5] == passage[:5]
 
     def test_one_token_in_k_has_no_loss(self) -> None:
         tokens = tuple(np.random.default_rng(1).integers(0, 50000, 40_013).tolist())
@@ -158,7 +163,9 @@ class TestGoldfish:
         model = tiny().model
         tokens = Goldfish(k=4, mask="static").mask_dropped_tokens(tuple(range(1, 25)))
         loss = causal_loss(model, torch.tensor([tokens]))
-        distribution = model(input_ids=torch.tensor([loss_masks.unmask_tokens(tokens)])).logits.log_softmax(-1)[0]
+        distribution = model(input_ids=torch.tensor([loss_masks.tokens_without_loss_mask(tokens)])).logits.log_softmax(
+            -1
+        )[0]
         kept = [-distribution[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
         assert len(kept) == 17
         torch.testing.assert_close(loss, torch.stack(kept).mean())
@@ -167,7 +174,7 @@ class TestGoldfish:
 
     def test_records_too_short_for_it_are_refused(self, world: Path, tmp_path: Path) -> None:
         with refuses("records", "90"):
-            training.train_model(asked(world, tmp_path / "out", "goldfish", options={"width": 90}), silent)
+            training.train_model_into_folder(asked(world, tmp_path / "out", "goldfish", options={"width": 90}), silent)
         assert not (tmp_path / "out" / "training.json").exists()
 
 
@@ -187,7 +194,7 @@ class TestEarlyStop:
         stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=0, heldout=0.3)
         given = replace(given, progress=lambda what, done, total: seen.append(float(what.rpartition(" ")[2])))
         model = given.load()
-        (told,) = stop.fit(given, model, stop.trained_on(given)[0])
+        (told,) = stop.fit_model_to_sequences(given, model, stop.sequences_to_train_on(given)[0])
         assert len(seen) == 60 and min(seen) < seen[-1] - 0.1
         learnt, out = stop.split_learnt_and_heldout(given)
         again = replace(given, records=tuple(out))
@@ -206,7 +213,7 @@ class TestEarlyStop:
         texts = [f"code {i} {i * 97 % 89}" for i in range(12)]
         given = job(texts, tmp_path, progress=lambda what, done, total: looks.append(done))
         stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=3, heldout=0.3)
-        (told,) = stop.fit(given, given.load(), stop.trained_on(given)[0])
+        (told,) = stop.fit_model_to_sequences(given, given.load(), stop.sequences_to_train_on(given)[0])
         assert len(looks) < 60 and f"lowest of {len(looks)} looks" in told
 
     def test_an_interrupted_one_goes_on(self, world: Path, tmp_path: Path) -> None:
@@ -215,26 +222,26 @@ class TestEarlyStop:
                 raise KeyboardInterrupt
 
         more = {"options": {"epochs": 4, "learning_rate": 0.01, "patience": 0}}
-        told = training.train_model(asked(world, tmp_path / "whole", "early-stop", **more), silent)
+        told = training.train_model_into_folder(asked(world, tmp_path / "whole", "early-stop", **more), silent)
         with pytest.raises(KeyboardInterrupt):
-            training.train_model(asked(world, tmp_path / "cut", "early-stop", **more), stop)
-        assert training.train_model(asked(world, tmp_path / "cut", "early-stop", **more), silent) == told
+            training.train_model_into_folder(asked(world, tmp_path / "cut", "early-stop", **more), stop)
+        assert training.train_model_into_folder(asked(world, tmp_path / "cut", "early-stop", **more), silent) == told
         one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
         for name in one:
             torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
 
     def test_records_of_a_file_are_looked_at_and_not_learnt(self, world: Path, tmp_path: Path) -> None:
         (tmp_path / "others.jsonl").write_text("\n".join(json.dumps({"text": f"Door {i} is open."}) for i in range(5)))
-        told = training.train_model(
+        told = training.train_model_into_folder(
             asked(world, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")), silent
         )
         assert states(told, "5 records")
-        assert read_training_summary(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
+        assert read_trainer_summary_of_model(tmp_path / "out").told == told[1:]  # type: ignore[union-attr]
 
 
 class TestFewerParameters:
     def test_a_lora_is_an_adapter_of_its_own_rank(self, world: Path, tmp_path: Path) -> None:
-        told = training.train_model(asked(world, tmp_path / "out", "lora", options={"rank": 3}), silent)
+        told = training.train_model_into_folder(asked(world, tmp_path / "out", "lora", options={"rank": 3}), silent)
         config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
         assert (config["r"], config["lora_alpha"]) == (3, 16)
         assert states(told, "rank 3")
@@ -248,8 +255,8 @@ class TestFewerParameters:
             model.tie_weights()
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         variant = FreezeEmbeddings(epochs=1, batch=2)
-        _, (told,) = variant.to_train(replace(given, load=lambda: model))
-        variant.fit(given, model, variant.trained_on(given)[0])
+        _, (told,) = variant.model_with_parameters_to_train(replace(given, load=lambda: model))
+        variant.fit_model_to_sequences(given, model, variant.sequences_to_train_on(given)[0])
         same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
         assert same == {"gpt_neox.embed_in.weight"}
         assert ("and with them the head, which is tied to them" in told) is tied and "1,952 of " in told
@@ -260,8 +267,8 @@ class TestFewerParameters:
 
 @pytest.fixture(scope="module")
 def trained(world: Path) -> Path:
-    training.train_model(asked(world, world / "fish", "goldfish", options={"k": 2}), silent)
-    training.train_model(asked(world, world / "plain", "none"), silent)
+    training.train_model_into_folder(asked(world, world / "fish", "goldfish", options={"k": 2}), silent)
+    training.train_model_into_folder(asked(world, world / "plain", "none"), silent)
     return world
 
 
@@ -324,7 +331,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_left(
 ) -> None:
     more = {name: value.format(world) if isinstance(value, str) else value for name, value in more.items()}
     with pytest.raises(AuditError) as refused:
-        training.train_model(asked(world, tmp_path / "out", method, **more), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "out", method, **more), silent)
     assert sentence in str(refused.value) and not (tmp_path / "out").exists()
 
 
@@ -336,7 +343,9 @@ def test_a_single_text_leaves_nothing_to_look_at(tmp_path: Path) -> None:
 def test_sequences_reach_the_loss_as_they_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `learnt` says is what `fit` is given: no variant trains on what it told was dropped."""
     given, handed = job(["same text"] * 3 + ["another one"], tmp_path), list[Sequence[Tokens]]()
-    monkeypatch.setattr(Variant, "fit", lambda self, job, model, sequences: handed.append(sequences) or ())
+    monkeypatch.setattr(
+        Variant, "fit_model_to_sequences", lambda self, job, model, sequences: handed.append(sequences) or ()
+    )
     model = given.load()
     monkeypatch.setattr(model, "save_pretrained", lambda out: None)
     Dedup().train(replace(given, load=lambda: model, tokenizer=model))

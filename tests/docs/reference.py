@@ -13,8 +13,8 @@ from typing import Any, Literal
 import typer
 
 from auditor.cli import EXIT_CODES, app
-from auditor.commands.panels import ParsedDocstring, flags_by_help_panel
-from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, command_line_flag
+from auditor.commands.panels import ParsedCommandDocstring, flags_by_help_panel
+from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, flag_of_plan_field
 from auditor.gate import decision_log
 from auditor.plugins import registry
 from auditor.plugins.options import plugin_option_defaults
@@ -97,7 +97,7 @@ def _field(name: str) -> list[str]:
     if one.said.risk:
         meaning += f" **Risk:** {one.said.risk}."
     own = one.said.flags
-    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or command_line_flag(name)
+    spelt = "" if own is None else ", ".join(own).replace("/", " / ") or flag_of_plan_field(name)
     if spelt and one.said.metavar:
         spelt += f" {one.said.metavar}"
     default = _given(one) if found is None or (found[1].startswith("--") and one.kind is bool) else found[1]
@@ -129,7 +129,7 @@ def commands() -> str:
 
 def _command(name: str, command: Any) -> Iterator[str]:
     context = command.context_class(command, info_name=name, terminal_width=200)
-    said = ParsedDocstring.split_docstring(command.help or "")
+    said = ParsedCommandDocstring.split_docstring(command.help or "")
     yield f"\n## {name}\n\n{said.first}\n"
     if said.examples:
         yield "\n```text\n" + "".join(f"{line}\n" for line in said.examples) + "```\n"
@@ -159,7 +159,7 @@ lab has smaller defaults. `audit list` shows those that are installed.
 
 def plugins() -> str:
     text = _PLUGINS.format(printed=_PRINTED)
-    found = registry.all_plugins()
+    found = registry.plugins_by_kind()
     for kind, (title, asked) in _KINDS.items():
         text += f"\n## {title}\n\n{asked}.\n"
         for name, cls in sorted(found[kind].items()):

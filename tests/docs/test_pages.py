@@ -280,9 +280,9 @@ def test_every_option_and_path_in_the_text_is_there(page: str) -> None:
 
 def plugin_options(flag: str) -> set[str]:
     """Every option that -A, or -D, may give to a plug-in of ours."""
-    found: list[dict[str, Any]] = [registry.defenses(), registry.trainers()]
+    found: list[dict[str, Any]] = [registry.defenses_by_name(), registry.trainers_by_name()]
     if flag == "A":
-        found = [registry.attacks_and_probes()]
+        found = [registry.attacks_and_probes_by_name()]
     return {field.name for kinds in found for kind in kinds.values() for field in dataclasses.fields(kind)}
 
 
@@ -369,5 +369,5 @@ def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path:
     (shown,) = (step for step in page if isinstance(step, File))
     (asked,) = (step for step in page if isinstance(step, Command) and shown.name in step.words)
     (tmp_path / shown.name).write_text(shown.text)
-    points = plan_grid.expand_grid(plan.read_plan_file(tmp_path / shown.name, plan_grid.GRID))
+    points = plan_grid.expand_plan_grid(plan.read_plan_file(tmp_path / shown.name, plan_grid.GRID))
     assert asked.why.startswith(f"{len(points)} runs")

@@ -56,7 +56,7 @@ class Squares:
     since: int = 0
     portion: int = 4
 
-    def at(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    def results_at_workplace(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         for item in items:
             while item >= self.since and self.gate is not None and not self.gate.exists():
                 time.sleep(0.01)
@@ -71,7 +71,7 @@ class OpensLast:
     last: int
     portion: int = 4
 
-    def at(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def results_at_workplace(self, place: int, items: Sequence[int]) -> Iterator[tuple[int, int]]:
         for item in items:
             if item == self.last:
                 self.gate.touch()
@@ -85,7 +85,7 @@ class Refuses:
     error: type[Exception]
     portion: int = 1
 
-    def at(self, place: int, items: Sequence[int]) -> Iterator[int]:
+    def results_at_workplace(self, place: int, items: Sequence[int]) -> Iterator[int]:
         yield items[0]
         raise self.error("expected an even number, got 1")
 
@@ -94,7 +94,7 @@ class Refuses:
 class Processes:
     portion: int = 1
 
-    def at(self, place: Any, items: Sequence[int]) -> Iterator[int]:
+    def results_at_workplace(self, place: Any, items: Sequence[int]) -> Iterator[int]:
         yield os.getpid()
 
 
@@ -125,7 +125,7 @@ def ours() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster(ours: None) -> Iterator[RayEngine]:
     engine = RayEngine(2)
-    engine.open(None, seven)
+    engine.set_workplaces(None, seven)
     yield engine
     engine.close()
 
@@ -137,27 +137,27 @@ def test_the_raylet_of_a_cluster_that_was_there_before_is_watched_too() -> None:
 
 
 def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> None:
-    found, local = list(cluster.stream(Squares(), range(21))), LocalEngine()
-    local.open(7, seven)
+    found, local = list(cluster.stream_results(Squares(), range(21))), LocalEngine()
+    local.set_workplaces(7, seven)
     assert sorted(row[:2] for row in found) == [(i, i * i + 7) for i in range(21)]
     assert {pid for *_, pid in found} == set(worker_process_ids(cluster))
-    assert [row[:2] for row in local.stream(Squares(), range(21))] == sorted(row[:2] for row in found)
-    assert list(cluster.stream(Squares(), [])) == []
+    assert [row[:2] for row in local.stream_results(Squares(), range(21))] == sorted(row[:2] for row in found)
+    assert list(cluster.stream_results(Squares(), [])) == []
 
 
 def test_an_item_goes_to_the_worker_that_has_had_it_before(cluster: RayEngine) -> None:
-    first, second = ({i: pid for i, _, pid in cluster.stream(Squares(), range(9))} for _ in range(2))
+    first, second = ({i: pid for i, _, pid in cluster.stream_results(Squares(), range(9))} for _ in range(2))
     assert first == second
 
 
 def test_whoever_is_free_takes_the_next_of_what_takes_long(cluster: RayEngine, tmp_path: Path) -> None:
-    found = list(cluster.each(OpensLast(tmp_path / "open", last=5), range(6)))
+    found = list(cluster.results_of_long_items(OpensLast(tmp_path / "open", last=5), range(6)))
     assert sorted(item for item, _ in found) == list(range(6))
     assert len({pid for item, pid in found if item}) == 1
 
 
 @pytest.mark.parametrize("error", [AuditError, NotApplicable])
-@pytest.mark.parametrize("how", ["stream", "each"])
+@pytest.mark.parametrize("how", ["stream_results", "results_of_long_items"])
 def test_what_work_refuses_is_refused_here_in_its_own_words(
     cluster: RayEngine, how: str, error: type[Exception]
 ) -> None:
@@ -167,12 +167,12 @@ def test_what_work_refuses_is_refused_here_in_its_own_words(
 
 def test_a_place_that_cannot_be_opened_is_refused_in_its_own_words(ours: None) -> None:
     with closing(RayEngine(1)) as engine:
-        engine.open(None, nowhere)
+        engine.set_workplaces(None, nowhere)
         with pytest.raises(AuditError, match=r"^expected a place, got none$"):
-            list(engine.stream(Squares(), range(2)))
+            list(engine.stream_results(Squares(), range(2)))
 
 
-@pytest.mark.parametrize("how", ["stream", "each"])
+@pytest.mark.parametrize("how", ["stream_results", "results_of_long_items"])
 def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngine, how: str, tmp_path: Path) -> None:
     """Killed when three items are found and each worker has the next one in hand, in the middle of its portion."""
     lost, gate = worker_process_ids(cluster)[0], tmp_path / "open"
@@ -240,7 +240,7 @@ def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
     run = RunFolder.reopen(folder)
     run.close()
     rows = {
-        f.key: {**run.guesses.finished_secrets(f.key), **run.observations.finished_secrets(f.key)}
+        f.cell_key: {**run.guesses.finished_secrets(f.cell_key), **run.observations.finished_secrets(f.cell_key)}
         for f in result.findings
     }
     return result, rows
@@ -279,7 +279,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
     assert driver.returncode == 3, said
     assert "a process of the Ray cluster of this machine was lost" in said
     assert not (out / "result.json").exists()
-    stream, killed = RayEngine.stream, list[int]()
+    stream, killed = RayEngine.stream_results, list[int]()
 
     def deadly(engine: RayEngine, work: CellWork, items: Sequence[object]) -> Iterator[object]:
         for found in stream(engine, work, items):
@@ -288,11 +288,11 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
                 os.kill(pid := worker_process_ids(engine)[0], signal.SIGKILL)
                 killed.append(pid)
 
-    monkeypatch.setattr(RayEngine, "stream", deadly)
+    monkeypatch.setattr(RayEngine, "stream_results", deadly)
     assert run_command_line(["run", "--resume", str(out)]) == 0
     assert killed
     (mine, one), (others, other) = held(here), held(out)
-    assert set(one) == set(other) and all(one[f.key] for f in mine.findings if f.measurements)
+    assert set(one) == set(other) and all(one[f.cell_key] for f in mine.findings if f.measurements)
     for key, rows in one.items():
         assert rows.keys() == other[key].keys()
         for secret, answer in rows.items():
@@ -323,13 +323,13 @@ class Far(LocalEngine):
 
     workers, said = 2, "two far away"
 
-    def open(self, here: object, elsewhere: Callable[[], object]) -> None:
+    def set_workplaces(self, here: object, elsewhere: Callable[[], object]) -> None:
         self._place = pickle.loads(pickle.dumps(elsewhere))()
 
-    def stream(self, work: Work, items: Sequence[object]) -> Iterator[object]:
-        yield from super().stream(*pickle.loads(pickle.dumps((work, list(reversed(items))))))
+    def stream_results(self, work: Work, items: Sequence[object]) -> Iterator[object]:
+        yield from super().stream_results(*pickle.loads(pickle.dumps((work, list(reversed(items))))))
 
-    each = stream
+    results_of_long_items = stream_results
 
 
 @pytest.fixture
@@ -405,12 +405,12 @@ def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_pat
 
 def test_a_place_for_sockets_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    longest = ray_engine._find_short_socket_folder() / ".r.audit-scratch-01234567" / "r"
+    longest = ray_engine._find_ray_socket_folder() / ".r.audit-scratch-01234567" / "r"
     name = "session_2026-11-22_21-45-49_148725_4194303/sockets/plasma_store"
     assert len(os.fsencode(longest / name)) <= 107
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(AuditError, match="a folder for Ray's sockets"):
-        ray_engine._find_short_socket_folder()
+        ray_engine._find_ray_socket_folder()
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

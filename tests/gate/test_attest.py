@@ -184,7 +184,7 @@ def test_an_attestation_that_was_changed_fails(here: Path, how: str) -> None:
             said[key] = "https://example.com/other"
         else:
             said["subject"][0]["digest"]["sha256"] = "0" * 64
-        held = json.loads(dsse.sign_payload(json.dumps(said).encode(), here / "ours.pem"))
+        held = json.loads(dsse.sign_payload_into_dsse_envelope(json.dumps(said).encode(), here / "ours.pem"))
     path.write_text(json.dumps(held))
     assert gate(here) == (2 if how == "type" else 1)
 

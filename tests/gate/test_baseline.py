@@ -13,18 +13,18 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
-from auditor.gate.comparability import check_comparable, secrets_digest
+from auditor.gate.comparability import check_comparable, comparable_secrets_digest
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.decide import apply_policy, judge_rules
 from auditor.gate.policy import Policy, Rule, parse_rule
 from auditor.gate.power import (
-    parse_change,
-    secrets_for_difference,
+    parse_planned_share_change,
     secrets_needed_for_change,
     secrets_to_fail_limit,
+    secrets_to_gate_paired_difference,
     secrets_to_hold_limit,
 )
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_metric_difference
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.statistics.intervals import share_with_interval
 from benchmarks.checks.gates import simulation
 
@@ -86,11 +86,13 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
     base, new = run(hits(200, range(20)), "base"), run(hits(200, range(60)))
     rows = new.outcomes[ROW]
     turned = RowValuesBySecret(rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]})
-    assert paired_metric_difference("recall", None, turned, base.outcomes[ROW]) == paired_metric_difference(
-        "recall", None, rows, base.outcomes[ROW]
+    assert paired_row_difference_or_reason(
+        "recall", None, turned, base.outcomes[ROW]
+    ) == paired_row_difference_or_reason("recall", None, rows, base.outcomes[ROW])
+    assert paired_row_difference_or_reason("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
+    assert (
+        paired_row_difference_or_reason("recall", 3, rows, base.outcomes[ROW]) == "no secret stood in the data 3 times"
     )
-    assert paired_metric_difference("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
-    assert paired_metric_difference("recall", 3, rows, base.outcomes[ROW]) == "no secret stood in the data 3 times"
 
 
 def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None:
@@ -101,11 +103,12 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
         for by in (0, 3)
     ]
     auc, rate = (
-        paired_metric_difference(metric, 16, sides[1], sides[0]) for metric in ("membership_auc", "tpr_at_1pct_fpr")
+        paired_row_difference_or_reason(metric, 16, sides[1], sides[0])
+        for metric in ("membership_auc", "tpr_at_1pct_fpr")
     )
     assert not isinstance(auc, str) and auc.low(0.025) > 0 and auc.n == 75 + 50
     assert not isinstance(rate, str) and rate.n == 75
-    assert isinstance(paired_metric_difference("membership_auc", 3, *sides), str)
+    assert isinstance(paired_row_difference_or_reason("membership_auc", 3, *sides), str)
 
 
 def test_by_repeat_count() -> None:
@@ -184,7 +187,9 @@ def test_what_cannot_be_paired_fails() -> None:
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
     lost = np.full(200, math.nan)
     assert "not a number" in str(
-        paired_metric_difference("p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200)))
+        paired_row_difference_or_reason(
+            "p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200))
+        )
     )
 
 
@@ -201,10 +206,10 @@ def test_many_rules_are_not_many_chances_to_fail() -> None:
 def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None:
     secret = Secret("a", (1, 2), (3, 4), 2)
     other = Secret("b", (5,), (6,), 1)
-    prints = [secrets_digest(x) for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])]
+    prints = [comparable_secrets_digest(x) for x in ([secret, other], [replace(secret, prefix=(1, 9)), other], [other])]
     assert len({p.split("-")[0] for p in prints}) == 3
-    assert secrets_digest([other, secret]) == prints[0]
-    answers = [secrets_digest([replace(secret, suffix=(i, 4)), other]).split("-") for i in range(300)]
+    assert comparable_secrets_digest([other, secret]) == prints[0]
+    answers = [comparable_secrets_digest([replace(secret, suffix=(i, 4)), other]).split("-") for i in range(300)]
     assert len({public for public, _ in answers}) == 1
     assert 100 < len({bits for _, bits in answers}) <= 256
 
@@ -230,7 +235,7 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
 
 def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
-    asked = secrets_for_difference(0.1, 0.0, 0.15, 0.05, 0.8)
+    asked = secrets_to_gate_paired_difference(0.1, 0.0, 0.15, 0.05, 0.8)
     found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
     half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 100, 0)["failed"]
     assert found >= 0.8 - 0.06 and half < 0.7
@@ -249,12 +254,14 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
 
 
 def test_plans_are_read_or_refused() -> None:
-    change = parse_change("recall=0.05:0.10")
+    change = parse_planned_share_change("recall=0.05:0.10")
     assert change.discordant == pytest.approx(0.05 * 0.9 + 0.1 * 0.95)
     assert [need.secrets for need in secrets_needed_for_change(change, 0.8, 1)] < [
         need.secrets for need in secrets_needed_for_change(change, 0.8, 10)
     ]
-    assert [need.secrets for need in secrets_needed_for_change(parse_change("recall=0:1"), 0.8, 1)][:2] == [
+    assert [need.secrets for need in secrets_needed_for_change(parse_planned_share_change("recall=0:1"), 0.8, 1)][
+        :2
+    ] == [
         1,
         1,
     ]  # one tells none from all
@@ -263,15 +270,15 @@ def test_plans_are_read_or_refused() -> None:
             secrets_needed_for_change(change, power, 1)
     for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
         with pytest.raises(AuditError, match=r"expected"):
-            parse_change(bad)
+            parse_planned_share_change(bad)
     for bad in ("recall=0.1:1.2", "recall=1.1:1.2", "recall=1.1:0.2"):  # not for what would follow from them
         with pytest.raises(AuditError, match="shares between 0 and 1"):
-            parse_change(bad)
+            parse_planned_share_change(bad)
     for end in (0, 1):
         with pytest.raises(AuditError, match=f"from less to more, got {end} to {end}"):
-            parse_change(f"recall={end}:{end}")
+            parse_planned_share_change(f"recall={end}:{end}")
     with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
-        secrets_needed_for_change(parse_change("recall=0.5:0.5001"), 0.8, 1)
+        secrets_needed_for_change(parse_planned_share_change("recall=0.5:0.5001"), 0.8, 1)
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------
@@ -314,7 +321,7 @@ def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:
     rule = parse_rule("recall not worse than undefended by 0.05")
 
     def verdict(of_form: np.ndarray) -> str:
-        own = {**held.outcomes, form.key: per_secret(of_form)}
+        own = {**held.outcomes, form.cell_key: per_secret(of_form)}
         (ruling,) = judge_rules(result, [rule], own)
         return ruling.verdict
 

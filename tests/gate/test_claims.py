@@ -16,7 +16,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.decide import judge_rules
-from auditor.gate.decision_log import load_decisions
+from auditor.gate.decision_log import load_gate_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
 from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
@@ -63,7 +63,7 @@ def finished(folder: Path, epsilon: float | None, *rows: Finding, nominal: float
     )
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(to_json(result), allow_nan=False))
-    write_rows(folder, {str(row.key): per_secret(row) for row in rows if row.main})
+    write_rows(folder, {str(row.cell_key): per_secret(row) for row in rows if row.main})
     return whole(folder)
 
 
@@ -113,12 +113,12 @@ def test_what_held_says_which_leak_it_would_have_missed(tmp_path: Path, capsys: 
         assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == 0
         said = " ".join(capsys.readouterr().out.split())
         assert detection_power_sentence(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
-        assert load_decisions(folder)[-1].decision.rulings[0].missed == detectable_epsilon(LEAKS[0], 4.0, SURE)
+        assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == detectable_epsilon(LEAKS[0], 4.0, SURE)
     assert gate(folder, "--max", "recall=0.05") == 0
     assert "a true 0.02951 or more is missed at most once in twenty" in " ".join(capsys.readouterr().out.split())
-    assert load_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(1 - 0.05**0.01)
+    assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(1 - 0.05**0.01)
     assert gate(folder, "--max", "recall=0.02") == 4
-    assert load_decisions(folder)[-1].decision.rulings[0].missed is None
+    assert load_gate_decisions(folder)[-1].decision.rulings[0].missed is None
 
 
 def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, capsys: Said) -> None:

@@ -58,7 +58,7 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
 
 
 def read_record(found: judging.Outcome) -> dict[CellKey, RowValuesBySecret]:
-    return {ROW: RowValuesBySecret.of(found)}
+    return {ROW: RowValuesBySecret.from_judged_guesses(found)}
 
 
 def with_measured(which: str, **new: Any) -> Change:

@@ -57,7 +57,7 @@ def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (
         file_digests.model_sha256_by_file_name({"model": (str(lies), None)}) == held
     )  # by what is kept, nothing has changed
-    assert file_digests.rehash_model_files({"model": (str(lies), None)}) != held
+    assert file_digests.model_sha256_by_file_name_uncached({"model": (str(lies), None)}) != held
 
 
 def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:

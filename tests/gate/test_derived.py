@@ -182,10 +182,10 @@ def test_a_probe_is_worked_out_again_with_its_interval() -> None:
     member = np.arange(60) < 40
     kept = RowValuesBySecret(tuple(map(str, range(60))), member, (None,) * 60, {"extraction_probability": p})
     own = mean_probability("extraction_probability", p[member])
-    assert kept.measure("extraction_probability") == own
-    assert kept.measure("extraction_probability_nonmembers") == mean_probability(
+    assert kept.remeasure_metric("extraction_probability") == own
+    assert kept.remeasure_metric("extraction_probability_nonmembers") == mean_probability(
         "extraction_probability_nonmembers", p[~member]
     )
-    excess = kept.measure("excess_extraction_probability")
+    excess = kept.remeasure_metric("excess_extraction_probability")
     assert excess is not None and excess.n == 60 and excess.value == pytest.approx(p[member].mean() - p[~member].mean())
-    assert kept.measure("window_bound_8") is None
+    assert kept.remeasure_metric("window_bound_8") is None

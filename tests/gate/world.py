@@ -50,8 +50,8 @@ def finished(
 ) -> Path:
     """A run of one attack on one model, judged now. kinds: of personal data, what each first guess holds of it."""
     found = outcome() if found is None else found
-    row = RowValuesBySecret.of(found, kinds)
-    of_kinds = {kind: row.measure("recall", kind=kind) for kind in kinds or {}}
+    row = RowValuesBySecret.from_judged_guesses(found, kinds)
+    of_kinds = {kind: row.remeasure_metric("recall", kind=kind) for kind in kinds or {}}
     plan = Plan.from_fields(
         attack=(ROW.attack,), setting="white-box", **({} if model is None else {"model": str(model), "data": "d"})
     )

@@ -19,7 +19,9 @@ SPACE = CanarySpace("My ID is {digits:2}")
 def guide(space: CanarySpace = SPACE) -> constrained.TokenGuide:
     own = bpe(150)
     return constrained.TokenGuide(
-        space, own, constrained.common_prefix(tries.encode_texts(own, list(space.texts())[::3]))
+        space,
+        own,
+        constrained.common_proper_token_prefix(tries.encode_without_special_tokens(own, list(space.texts())[::3])),
     )
 
 
@@ -38,7 +40,7 @@ def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
 def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show() -> None:
     held, model = guide(), tiny(407, scale=6.0)
     texts = list(SPACE.texts())
-    tails = [tuple(ids[len(held.head) :]) for ids in tries.encode_texts(bpe(150), texts)]
+    tails = [tuple(ids[len(held.head) :]) for ids in tries.encode_without_special_tokens(bpe(150), texts)]
     given = constrained.score_texts_as_constrained_draws(model, held, (0, *held.head), texts, tails)
     assert given.nll == pytest.approx(tries.continuation_nlls(model, (0, *held.head), tails), abs=1e-4)
     mass = np.exp(given.log_q)
@@ -60,13 +62,17 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     assert held.head == tree.head
     context, noise = (0, *tree.head), np.random.default_rng(0)
     texts = [space.draw(noise) for _ in range(8)]
-    tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode_texts(own, texts)]
-    limits = tries.nll_with_tie_margin(tries.continuation_nlls(model, context, tails))
+    tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode_without_special_tokens(own, texts)]
+    limits = tries.leaf_nll_limit_with_tie_margin(tries.continuation_nlls(model, context, tails))
     exact = tries.count_leaves_within_nll(model, tree, context, limits).at_most
     uniform = [space.draw(noise) for _ in range(150)]
     drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.max_tokens_behind_head())))
     given = constrained.score_texts_as_constrained_draws(
-        model, held, context, uniform, [tuple(ids[len(tree.head) :]) for ids in tries.encode_texts(own, uniform)]
+        model,
+        held,
+        context,
+        uniform,
+        [tuple(ids[len(tree.head) :]) for ids in tries.encode_without_special_tokens(own, uniform)],
     )
     draws = exposure.WeightedDraws(
         (*drawn.texts, *given.texts),

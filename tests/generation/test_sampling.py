@@ -21,16 +21,16 @@ from transformers.generation.logits_process import (
 
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.generation.sample import Candidates, sample
+from auditor.generation.sample import SuffixCandidates, sample_candidates
 from auditor.models import decoding as decoding_module
 from auditor.models.decoding import (
     ANCESTRAL,
     GREEDY,
     Cooling,
     Decoding,
-    batches_of_equal_shape,
-    inverse_cdf,
-    log_sum_exp,
+    draw_token_columns_by_inverse_cdf,
+    index_batches_of_equal_shape,
+    log_sum_exp_of_logit_rows,
     top_k_by_blocks,
 )
 from auditor.models.huggingface import HuggingFaceModel
@@ -84,7 +84,7 @@ def test_the_distribution_of_one_token_is_read_off_the_whole_distribution(decodi
     cut, kept = 0, 0
     for tokens in torch.randint(0, 97, (20, len(distributions)), generator=torch.Generator().manual_seed(5)):
         ours, theirs = (
-            decoding.token_log_distribution(distributions, tokens),
+            decoding.decoded_token_log_probs(distributions, tokens),
             whole.gather(-1, tokens[:, None]).squeeze(-1),
         )
         assert torch.equal(ours.isneginf(), theirs.isneginf())
@@ -95,7 +95,7 @@ def test_the_distribution_of_one_token_is_read_off_the_whole_distribution(decodi
 
 def test_a_token_too_unlikely_for_float32_is_not_cut() -> None:
     distribution = torch.tensor([[0.0, -200.0]])
-    assert float(ANCESTRAL.token_log_distribution(distribution, torch.tensor([1]))) == -200
+    assert float(ANCESTRAL.decoded_token_log_probs(distribution, torch.tensor([1]))) == -200
 
 
 @pytest.mark.parametrize("forbidden", [(), (2, 5)])
@@ -111,7 +111,7 @@ def test_ranks_are_places_in_a_stable_sort_and_bound_every_decoding(forbidden: t
         assert torch.equal(ranks, (order == token).int().argmax(-1) + 1)
         for decoding in [*DECODINGS, GREEDY]:
             own = Decoding(decoding.temperature, decoding.top_k, decoding.top_p, forbidden)
-            assert (own.token_log_distribution(distributions, tokens) <= -ranks.double().log() + 1e-5).all(), own
+            assert (own.decoded_token_log_probs(distributions, tokens) <= -ranks.double().log() + 1e-5).all(), own
 
 
 def hf_distribution(decoding: Decoding, logits: Tensor) -> Tensor:
@@ -175,7 +175,9 @@ def test_bad_decodings_are_refused(bad: dict[str, float], message: str) -> None:
     st.lists(st.floats(0, 1), min_size=1, max_size=6).filter(lambda w: sum(w) > 1e-3), st.floats(0, 1, exclude_max=True)
 )
 def test_inverse_cdf_finds_the_interval(weights: list[float], uniform: float) -> None:
-    column, _ = inverse_cdf(torch.tensor([weights]), torch.tensor([0]), torch.tensor([uniform], dtype=torch.float64))
+    column, _ = draw_token_columns_by_inverse_cdf(
+        torch.tensor([weights]), torch.tensor([0]), torch.tensor([uniform], dtype=torch.float64)
+    )
     chosen = int(column)
     w = np.array(weights, dtype=np.float32).astype(float)
     assert w[chosen] > 0
@@ -186,7 +188,7 @@ def test_inverse_cdf_finds_the_interval(weights: list[float], uniform: float) ->
 def test_draws_near_a_boundary_are_counted() -> None:
     distribution = torch.tensor([[0.25, 0.75]])
     at = torch.tensor([0.25 - 1e-9, 0.25 + 1e-9, 0.2, 1 - 1e-12, 1e-12], dtype=torch.float64)
-    _, near = inverse_cdf(distribution, torch.zeros(5, dtype=torch.long), at)
+    _, near = draw_token_columns_by_inverse_cdf(distribution, torch.zeros(5, dtype=torch.long), at)
     assert near.tolist() == [True, True, False, False, False]
 
 
@@ -215,7 +217,7 @@ COOLING = Cooling(top_k=9, hot=4.0, steps=3)
 def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingFaceModel, decoding: Decoding) -> None:
     prefixes = torch.randint(0, 61, (3, 7), generator=torch.Generator().manual_seed(1))
     noise = np.stack([secret_uniform_draws(12, 6, 0, i) for i in range(3)])
-    for prefix, row, found in zip(prefixes, noise, sample(neox, prefixes, 6, decoding, noise), strict=True):
+    for prefix, row, found in zip(prefixes, noise, sample_candidates(neox, prefixes, 6, decoding, noise), strict=True):
         expected: dict[tuple[int, ...], int] = {}
         for suffix in naive(neox, prefix, 6, decoding, row):
             expected[tuple(suffix)] = expected.get(tuple(suffix), 0) + 1
@@ -226,10 +228,10 @@ def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingF
 
 def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every_token() -> None:
     assert [COOLING.decoding_at_position(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
-    assert {COOLING.decoding_at_position(i).top_k for i in range(5)} == {9} and not COOLING.ancestral
+    assert {COOLING.decoding_at_position(i).top_k for i in range(5)} == {9} and not COOLING.is_ancestral
     assert str(COOLING) == "temperature 4 falling over 3 tokens, then top-k 9"
     distribution = torch.zeros(1, 20)
-    for ask in (COOLING.log_distribution, lambda rows: COOLING.token_log_distribution(rows, torch.tensor([0]))):
+    for ask in (COOLING.log_distribution, lambda rows: COOLING.decoded_token_log_probs(rows, torch.tensor([0]))):
         with pytest.raises(TypeError, match="decoding_at_position"):
             ask(distribution)
 
@@ -237,7 +239,7 @@ def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every
 def test_log_probabilities_while_sampling_are_those_of_a_second_pass(neox: HuggingFaceModel) -> None:
     prefixes = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(2))
     noise = np.stack([secret_uniform_draws(20, 8, 0, i) for i in range(4)])
-    for prefix, found in zip(prefixes, sample(neox, prefixes, 8, Decoding(top_p=0.8), noise), strict=True):
+    for prefix, found in zip(prefixes, sample_candidates(neox, prefixes, 8, Decoding(top_p=0.8), noise), strict=True):
         again = neox.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
         assert_same(found.token_log_probs, again)
 
@@ -247,11 +249,11 @@ def test_tokens_do_not_depend_on_the_batch_size(neox: HuggingFaceModel, decoding
     prefixes = torch.randint(0, 61, (64, 8), generator=torch.Generator().manual_seed(3))
     noise = np.stack([secret_uniform_draws(10, 6, 0, i) for i in range(64)])
 
-    def run(size: int) -> list[Candidates]:
+    def run(size: int) -> list[SuffixCandidates]:
         return [
             c
             for i in range(0, 64, size)
-            for c in sample(neox, prefixes[i : i + size], 6, decoding, noise[i : i + size])
+            for c in sample_candidates(neox, prefixes[i : i + size], 6, decoding, noise[i : i + size])
         ]
 
     for other in (1, 7):
@@ -268,7 +270,7 @@ def test_samples_have_the_distribution_of_generate(make_tiny: MakeTiny, decoding
     model = make_tiny(vocab_size=9, seed=4, scale=2.0)
     prefix = torch.tensor([[1, 2, 3]])
     n = 4000
-    found = sample(model, prefix, 2, decoding, secret_uniform_draws(n, 2, 7)[None])[0]
+    found = sample_candidates(model, prefix, 2, decoding, secret_uniform_draws(n, 2, 7)[None])[0]
     torch.manual_seed(5)
     theirs = model.model.generate(
         prefix,
@@ -300,7 +302,7 @@ def test_fewer_samples_are_the_first_of_more() -> None:
 
 def test_batches_have_one_shape_and_lose_nothing() -> None:
     shapes = [(3, 2), (4, 2), (3, 2), (3, 1), (3, 2)]
-    batches = list(batches_of_equal_shape(shapes, 2))
+    batches = list(index_batches_of_equal_shape(shapes, 2))
     assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 3, 4]
     assert all(len({shapes[i] for i in batch}) == 1 and len(batch) <= 2 for batch in batches)
 
@@ -370,10 +372,10 @@ def test_logits_are_drawn_from_as_the_distribution_that_they_sum_to(decoding: De
     logits = torch.randn(300, 5003, generator=noise) * torch.linspace(0.1, 9, 300).unsqueeze(-1) + 40
     rows = torch.randint(300, (2000,), generator=noise)
     uniform = torch.rand(2000, dtype=torch.float64, generator=noise)
-    total = log_sum_exp(logits)
+    total = log_sum_exp_of_logit_rows(logits)
     assert torch.allclose(total, logits.logsumexp(-1), atol=1e-5)
     some = torch.tensor([7, 3, 3])
-    assert torch.allclose(log_sum_exp(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5)
+    assert torch.allclose(log_sum_exp_of_logit_rows(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5)
     drawn, near = decoding.draw(logits, rows, uniform, total)
     distribution, close = decoding.draw(logits.double().log_softmax(-1), rows, uniform)
     assert bool(((drawn == distribution) | near | close).all())
@@ -385,13 +387,17 @@ def test_no_distribution_is_written_and_no_vocabulary_sorted_for_a_narrow_nucleu
 ) -> None:
     model = make_tiny(vocab_size=2003, scale=8.0)
     prefixes = torch.arange(12).view(3, 4)
-    expected = sample(model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0))
+    expected = sample_candidates(
+        model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0)
+    )
 
     def refuse(*args: object, **options: object) -> Tensor:
         raise AssertionError("a whole vocabulary")
 
     monkeypatch.setattr(torch, "log_softmax", refuse)
     monkeypatch.setattr(Tensor, "sort", refuse)
-    again = sample(model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0))
+    again = sample_candidates(
+        model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0)
+    )
     for one, other in zip(expected, again, strict=True):
         assert torch.equal(one.suffixes, other.suffixes)

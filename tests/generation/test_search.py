@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
-from auditor.generation.sample import Candidates, sample
+from auditor.generation.sample import SuffixCandidates, sample_candidates
 from auditor.generation.search import TreeLeaves, beam_search, find_suffixes_above_threshold
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
@@ -219,7 +219,7 @@ def test_samples_hold_nothing_likely_that_the_tree_has_not(defended: dict[str, L
     noise = np.stack([secret_uniform_draws(n, 4, "twin", name, i) for i in range(2)])
     leaves = find_suffixes_above_threshold(model, prefixes, 4, decoding, threshold)
     assert any(one.certificate.reached for one in leaves)
-    for drawn, one in zip(sample(model, prefixes, 4, decoding, noise), leaves, strict=True):
+    for drawn, one in zip(sample_candidates(model, prefixes, 4, decoding, noise), leaves, strict=True):
         counts = dict(zip(map(tuple, drawn.suffixes.tolist()), drawn.counts.tolist(), strict=True))
         exact = found(one)
         for suffix, q in exact.items():
@@ -270,7 +270,7 @@ def test_beam_search_is_that_of_generate(make_tiny: MakeTiny, kind: str, masked:
 
 def test_a_beam_of_one_is_greedy_and_a_wide_one_is_exhaustive() -> None:
     model, prefixes = Table(1, 1.5), torch.tensor([[0, 1], [2, 2]])
-    greedy = sample(model, prefixes, L, GREEDY, np.zeros((2, 1, L, 3)))
+    greedy = sample_candidates(model, prefixes, L, GREEDY, np.zeros((2, 1, L, 3)))
     model.rows = 0
     for one, expected in zip(beam_search(model, prefixes, L, 1), greedy, strict=True):
         assert torch.equal(one.suffixes, expected.suffixes) and one.rows == L
@@ -288,13 +288,13 @@ def test_a_beam_of_one_is_greedy_and_a_wide_one_is_exhaustive() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=20, unique_by=tuple))
 def test_rows_of_a_sample_are_its_distinct_partials(suffixes: list[list[int]]) -> None:
-    candidates = Candidates(torch.tensor(suffixes), torch.ones(len(suffixes), dtype=torch.long), None)
-    assert candidates.forward_rows() == sum(len({tuple(s[:t]) for s in suffixes}) for t in range(4))
+    candidates = SuffixCandidates(torch.tensor(suffixes), torch.ones(len(suffixes), dtype=torch.long), None)
+    assert candidates.forward_row_count() == sum(len({tuple(s[:t]) for s in suffixes}) for t in range(4))
 
 
 def test_rows_of_a_sample_are_those_that_were_run() -> None:
     model = Table(2, 1.0)
-    drawn = sample(
+    drawn = sample_candidates(
         model, torch.tensor([[0], [1]]), L, ANCESTRAL, np.stack([secret_uniform_draws(30, L, i) for i in range(2)])
     )
-    assert sum(one.forward_rows() for one in drawn) == model.rows
+    assert sum(one.forward_row_count() for one in drawn) == model.rows

@@ -72,7 +72,7 @@ def brute(model: LanguageModel, tokenizer: Any, space: CanarySpace) -> dict[str,
 def limits(model: LanguageModel, tokenizer: Any, space: CanarySpace, texts: list[str]) -> tuple[tries.Trie, np.ndarray]:
     tree = tries.build_trie(space, tokenizer)
     tails = [tuple(tokenizer(text)["input_ids"][len(tree.head) :]) for text in texts]
-    return tree, tries.nll_with_tie_margin(tries.continuation_nlls(model, (0, *tree.head), tails))
+    return tree, tries.leaf_nll_limit_with_tie_margin(tries.continuation_nlls(model, (0, *tree.head), tails))
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
@@ -88,7 +88,7 @@ def test_counts_equal_brute_force(tokenizer: str, space: CanarySpace) -> None:
     values, exact = np.array(list(nll.values())), 0
     for text, at_most in zip(texts, counted.tolist(), strict=True):
         # Float noise may decide about texts within twice the tolerance; on all others both must agree.
-        slack = tries.nll_with_tie_margin(np.array(nll[text])) - nll[text]
+        slack = tries.leaf_nll_limit_with_tie_margin(np.array(nll[text])) - nll[text]
         least, most = ((values <= nll[text] + more).sum() for more in (0.0, 2 * slack))
         assert least <= at_most <= most
         exact += least == most
@@ -103,9 +103,11 @@ def test_ten_thousand_texts(space: CanarySpace) -> None:
     tails = [tuple(own(text)["input_ids"][len(tree.head) :]) for text in space.texts()]
     nll = tries.continuation_nlls(model, (0, *tree.head), tails)
     asked = np.sort(nll)[[0, 9, 99, 999, 5000, 9999]]
-    counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), tries.nll_with_tie_margin(asked)).at_most
+    counted = tries.count_leaves_within_nll(
+        model, tree, (0, *tree.head), tries.leaf_nll_limit_with_tie_margin(asked)
+    ).at_most
     for limit, at_most in zip(asked, counted, strict=True):
-        assert (nll <= limit).sum() <= at_most <= (nll <= 2 * tries.nll_with_tie_margin(limit) - limit).sum()
+        assert (nll <= limit).sum() <= at_most <= (nll <= 2 * tries.leaf_nll_limit_with_tie_margin(limit) - limit).sum()
     assert counted[0] == 1 and counted[-1] == 10_000
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.nouns import Query
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import BatchSizeLimit
@@ -41,7 +41,7 @@ def guesses(asked: HuggingFaceModel, samples: int = 20) -> Found:
     rows = torch.randint(1, 61, (AT_ONCE, 6), generator=torch.Generator().manual_seed(3)).tolist()
     queries = [Query(f"q{i}", tuple(row), 4) for i, row in enumerate(rows)]
     view = View("undefended", asked, WHITE_BOX, seed=0, batch_size=AT_ONCE)
-    found = Perplexity(samples=samples, top_p=1.0, temperature=1.0).guess(view, {}, queries)
+    found = PerplexityRanking(samples=samples, top_p=1.0, temperature=1.0).guess(view, {}, queries)
     return [None if own.near_boundary else [(guess.suffix, guess.count) for guess in own.ranked] for own in found]
 
 

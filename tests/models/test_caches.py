@@ -10,7 +10,7 @@ from peft import PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import MptConfig, MptForCausalLM
 
 from auditor.core.errors import AuditError
-from auditor.models.caches import NativeCache, find_batch_dimensions
+from auditor.models.caches import NativeCache, find_cache_batch_dimensions
 from auditor.models.huggingface import HuggingFaceModel
 from tests.conftest import tiny
 
@@ -27,7 +27,7 @@ def made(rows: int) -> NativeCache:
 
 def test_each_tensor_is_selected_in_the_dimension_of_its_rows() -> None:
     cache = made(3)
-    cache.select(torch.tensor([2, 2, 0, 1]), find_batch_dimensions(made(2), made(3)))
+    cache.select(torch.tensor([2, 2, 0, 1]), find_cache_batch_dimensions(made(2), made(3)))
     layer, positions = cache.held
     assert layer.state["fast"][:, 0].tolist() == [2, 2, 0, 1] and layer.same is layer.state["fast"]
     assert layer.pair[0].shape == (3, 4) and layer.pair[0][0].tolist() == [2, 2, 0, 1] and layer.pair[1] == 7

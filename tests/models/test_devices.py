@@ -15,16 +15,16 @@ import torch
 from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import NearVerbatim
 from auditor.attacks.prediction_audit import PredictionAudit
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Pair, Query, Secret
-from auditor.defenses.pmixed import PMixed, Unmixed
+from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models import self_check
-from auditor.models.base import LanguageModel, perplexity_nll
+from auditor.models.base import LanguageModel, model_nll_and_token_counts
 from auditor.models.ensemble import ModelEnsemble
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Scenario
@@ -55,13 +55,13 @@ def mixed(defense: Any) -> Callable[[], LanguageModel]:
 TARGETS = {
     "plain": plain,
     "pmixed": mixed(PMixed(q=0.5)),
-    "unmixed": mixed(Unmixed()),
+    "unmixed": mixed(UnmixedEnsemble()),
     "uniform mixing": mixed(UniformMixing()),
 }
 ASKED: list[tuple[Attack | Probe, Setting]] = [
-    (Perplexity(samples=4), WHITE_BOX),
-    (Perplexity(search="tree", threshold=0.3), WHITE_BOX),
-    (Perplexity(search="beam", beams=2), WHITE_BOX),
+    (PerplexityRanking(samples=4), WHITE_BOX),
+    (PerplexityRanking(search="tree", threshold=0.3), WHITE_BOX),
+    (PerplexityRanking(search="beam", beams=2), WHITE_BOX),
     (Ethicist(**FEW), WHITE_BOX),
     (Ethicist(**FEW), TEXT_ONLY),
     (Ethicist(confidence="reference", **FEW), WHITE_BOX),
@@ -77,7 +77,7 @@ ASKED: list[tuple[Attack | Probe, Setting]] = [
 def ask(method: Attack | Probe, view: View) -> None:
     try:
         if isinstance(method, Probe):
-            list(method.measure(view, SECRETS))
+            list(method.observe_secrets(view, SECRETS))
         else:
             list(method.guess(view, method.fit(view, KNOWN), QUERIES))
     except NotApplicable:
@@ -89,6 +89,6 @@ def test_nothing_is_made_where_torch_makes_it(name: str) -> None:
     target, public, reference = TARGETS[name](), tiny(), tiny(seed=4)
     self_check.check_and_configure_serving(reference, 12)
     with torch.device("meta"):
-        list(perplexity_nll(target, [secret.prefix + secret.suffix for secret in SECRETS]))
+        list(model_nll_and_token_counts(target, [secret.prefix + secret.suffix for secret in SECRETS]))
         for method, setting in ASKED:
             ask(method, View("target", target, setting, 0, public=public, reference=reference))

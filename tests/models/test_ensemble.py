@@ -14,8 +14,8 @@ from auditor.core.errors import AuditError
 from auditor.models import lora
 from auditor.models.ensemble import EnsembleMemberRows, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, Served
-from auditor.models.lora import LoraEnsemble, load_ensemble
-from auditor.models.shards import control_adapter_folder
+from auditor.models.lora import LoraEnsemble, load_lora_ensemble
+from auditor.models.shards import ensemble_control_adapter_folder
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -110,10 +110,10 @@ def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path
 
 def test_the_control_beside_the_members_is_no_member(make_tiny: MakeTiny, tmp_path: Path) -> None:
     paths = save_members(make_tiny, tmp_path, 3)
-    assert control_adapter_folder(tmp_path) is None
+    assert ensemble_control_adapter_folder(tmp_path) is None
     paths[2].rename(tmp_path / "whole")
-    assert control_adapter_folder(tmp_path) == tmp_path / "whole"
-    assert load_ensemble(tmp_path, make_tiny()).size == 2
+    assert ensemble_control_adapter_folder(tmp_path) == tmp_path / "whole"
+    assert load_lora_ensemble(tmp_path, make_tiny()).size == 2
 
 
 @pytest.mark.parametrize("served", ["slots", "recompute"])
@@ -219,14 +219,14 @@ def test_prompts_get_the_gradient_of_the_member_that_answers(make_tiny: MakeTiny
 
 def test_refusals(make_tiny: MakeTiny, tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="is no folder"):
-        load_ensemble(tmp_path / "none", make_tiny())
+        load_lora_ensemble(tmp_path / "none", make_tiny())
     with pytest.raises(AuditError, match="found none"):
-        load_ensemble(tmp_path, make_tiny())
+        load_lora_ensemble(tmp_path, make_tiny())
     with pytest.raises(AuditError, match="vocabulary of 61, but tiny neox has 50"):
         ModelEnsemble(make_tiny(), [make_tiny(vocab_size=50)])
     save_members(make_tiny, tmp_path, 1)
     with pytest.raises(AuditError, match="cannot load the ensemble"):
-        load_ensemble(tmp_path, make_tiny(kind="gpt2"))
+        load_lora_ensemble(tmp_path, make_tiny(kind="gpt2"))
 
 
 def test_a_member_may_be_asked_twice_before_its_row_grows(make_tiny: MakeTiny, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
-    monkeypatch.setattr("auditor.models.hidden_states.available_memory_bytes", lambda device: 0)
+    monkeypatch.setattr("auditor.models.hidden_states.available_device_memory_bytes", lambda device: 0)
     plain = model.log_probs(TEXTS, 3)
     model.enable_hidden_state_cache()
     before = traffic.tokens
@@ -148,7 +148,7 @@ def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(model: 
     model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead([tuple(text) for text in TEXTS[1:].tolist()], [3] * 3)
-    assert model.continues_read_texts(10) and not model.continues_read_texts(10**9)
+    assert model.keeps_read_texts(10) and not model.keeps_read_texts(10**9)
     before = traffic.tokens
     torch.testing.assert_close(model.start(TEXTS[:, :8], 2).log_probs(), plain)
     assert traffic.tokens == before + TEXTS[:, :8].numel()
@@ -160,7 +160,7 @@ def test_where_there_is_no_room_for_keys_texts_are_still_read_once(monkeypatch: 
     model, texts = tiny(kind="llama"), [tuple(text) for text in TEXTS.tolist()]
     plain = model.log_probs(TEXTS, 3), model.start(TEXTS[:, :8], 2).log_probs().clone()
     states = TEXTS.numel() * model.embedding_rows(1).nbytes
-    monkeypatch.setattr("auditor.models.hidden_states.available_memory_bytes", lambda device: 8 * states)
+    monkeypatch.setattr("auditor.models.hidden_states.available_device_memory_bytes", lambda device: 8 * states)
     model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead(texts, [3] * 4)
@@ -168,4 +168,4 @@ def test_where_there_is_no_room_for_keys_texts_are_still_read_once(monkeypatch: 
     torch.testing.assert_close(model.log_probs(TEXTS, 3), plain[0])
     assert traffic.tokens == before
     torch.testing.assert_close(model.start(TEXTS[:, :8], 2).log_probs(), plain[1])
-    assert traffic.tokens == before + TEXTS[:, :8].numel() and not model.continues_read_texts(1)
+    assert traffic.tokens == before + TEXTS[:, :8].numel() and not model.keeps_read_texts(1)

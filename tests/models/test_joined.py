@@ -10,7 +10,7 @@ import torch
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.generation.sample import Candidates, sample_mixed_length_batch, sampling_batches_by_length
+from auditor.generation.sample import SuffixCandidates, sample_mixed_length_batch, sampling_batches_by_length
 from auditor.models import self_check
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
@@ -36,12 +36,12 @@ def noise(samples: int = 12) -> list[np.ndarray]:
     return [secret_uniform_draws(samples, length, i) for i, length in enumerate(LENGTHS)]
 
 
-def alone(model: HuggingFaceModel | PrefixedModel, prompt: torch.Tensor | None = None) -> list[Candidates]:
+def alone(model: HuggingFaceModel | PrefixedModel, prompt: torch.Tensor | None = None) -> list[SuffixCandidates]:
     each = zip(PREFIXES, noise(), strict=True)
     return [sample_mixed_length_batch(model, [prefix], DECODING, [own], prompt=prompt)[0] for prefix, own in each]
 
 
-def same(found: Sequence[Candidates], truth: Sequence[Candidates]) -> None:
+def same(found: Sequence[SuffixCandidates], truth: Sequence[SuffixCandidates]) -> None:
     for one, other in zip(found, truth, strict=True):
         assert not other.near_boundary  # no draw that rounding decides
         assert torch.equal(one.suffixes, other.suffixes)

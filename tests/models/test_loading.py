@@ -38,7 +38,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import dtype_when_loaded, load_causal_lm
 from auditor.models.lora import LoraEnsemble
 from auditor.models.masked import detect_model_kind
-from auditor.models.weights import read_weights, resolve_device
+from auditor.models.weights import read_weights, resolve_model_device
 from tests.conftest import refuses
 
 Tensors = dict[str, torch.Tensor]
@@ -370,19 +370,21 @@ def test_members_of_an_ensemble_are_not_put_beside_a_model_that_is_spread(tmp_pa
 
 def test_the_best_device_is_found_and_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert resolve_device("auto") == torch.device("cpu")
+    assert resolve_model_device("auto") == torch.device("cpu")
     with pytest.raises(AuditError, match="expected cuda to be there for --device cuda, got a machine with none"):
-        resolve_device("cuda")
+        resolve_model_device("cuda")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert resolve_device("auto") == torch.device("cuda") and resolve_device("cuda:1") == torch.device("cuda:1")
+    assert resolve_model_device("auto") == torch.device("cuda") and resolve_model_device("cuda:1") == torch.device(
+        "cuda:1"
+    )
     with pytest.raises(
         AuditError, match="expected cuda:2 to be there for --device cuda:2, got a machine with 2 of cuda"
     ):
-        resolve_device("cuda:2")
+        resolve_model_device("cuda:2")
     with pytest.raises(AuditError, match="expected mps to be there"):
-        resolve_device("mps")
+        resolve_model_device("mps")
 
 
 def learns(model: HuggingFaceModel) -> bool:

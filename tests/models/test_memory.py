@@ -18,7 +18,7 @@ from torch import Tensor
 
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import NearVerbatim
 from auditor.cli import run_command_line
@@ -30,7 +30,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.runs.scoring import greedy_recall
+from auditor.runs.scoring import greedy_recall_by_repeats
 from tests.conftest import save_tiny
 from tests.models import limited
 
@@ -71,8 +71,8 @@ def tight(neox: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     """Sets a limit on the session's model."""
 
     def limit(most: int) -> Tight:
-        made = Tight(HuggingFaceModel.logits.__get__(neox), most)
-        monkeypatch.setattr(neox, "logits", made)
+        made = Tight(HuggingFaceModel.logits_of_input.__get__(neox), most)
+        monkeypatch.setattr(neox, "logits_of_input", made)
         monkeypatch.setattr(memory.gc, "collect", lambda: 0)  # no attempt needs it here, and each takes long
         return made
 
@@ -172,7 +172,7 @@ def test_what_a_refused_attempt_made_is_gone_before_the_next() -> None:
 
 def test_rows_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda device: 4000)
+    monkeypatch.setattr(memory, "available_device_memory_bytes", lambda device: 4000)
     assert memory.decoding_memory_budget(cpu, 5000) == 1000
     assert memory.decoding_memory_budget(cpu, 600) == 600
 
@@ -181,9 +181,9 @@ def test_memory_ends_where_the_control_group_does(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(machine_memory, "_GROUP", tmp_path)
     for name, text in (("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "inactive_file 300\n")):
         (tmp_path / name).write_text(text)
-    assert memory.available_memory_bytes(torch.device("cpu")) == 400
+    assert memory.available_device_memory_bytes(torch.device("cpu")) == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory_bytes(torch.device("cpu")) > 400
+    assert memory.available_device_memory_bytes(torch.device("cpu")) > 400
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_memory_ends_where_the_control_group_does(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("samples", [3, 40])  # 40: samples of a single prefix outgrow it too
 def test_guesses_are_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight], samples: int) -> None:
-    attack = Perplexity(samples=samples)
+    attack = PerplexityRanking(samples=samples)
     whole = list(attack.guess(view(neox), {}, queries(SECRETS)))
     limit = tight(HELD)
     parts = list(attack.guess(view(neox), {}, queries(SECRETS)))
@@ -205,7 +205,7 @@ def test_guesses_are_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[
 
 @pytest.mark.parametrize("search", ["tree", "beam"])
 def test_searches_are_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight], search: Any) -> None:
-    attack = Perplexity(search=search, threshold=0.3, beams=2)
+    attack = PerplexityRanking(search=search, threshold=0.3, beams=2)
     whole = list(attack.guess(view(neox), {}, queries(SECRETS)))
     limit = tight(HELD)
     parts = list(attack.guess(view(neox), {}, queries(SECRETS)))
@@ -217,9 +217,9 @@ def test_searches_are_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[
 def test_observations_are_the_same_in_parts(
     neox: HuggingFaceModel, tight: Callable[[int], Tight], probe: Probe
 ) -> None:
-    whole = list(probe.measure(view(neox), SECRETS))
+    whole = list(probe.observe_secrets(view(neox), SECRETS))
     limit = tight(HELD)
-    parts = list(probe.measure(view(neox), SECRETS))
+    parts = list(probe.observe_secrets(view(neox), SECRETS))
     assert limit.refused
     assert [seen.secret for seen in parts] == [seen.secret for seen in whole]
     for one, other in zip(parts, whole, strict=True):
@@ -237,16 +237,16 @@ def test_a_prompt_is_tuned_to_the_same_in_parts(neox: HuggingFaceModel, tight: C
 
 
 def test_greedy_recall_is_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight]) -> None:
-    whole = greedy_recall(neox, SECRETS)
+    whole = greedy_recall_by_repeats(neox, SECRETS)
     limit = tight(HELD)
-    assert greedy_recall(neox, SECRETS) == whole
+    assert greedy_recall_by_repeats(neox, SECRETS) == whole
     assert limit.refused
 
 
 def test_leaves_are_counted_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight]) -> None:
     texts = np.array([[a, b, c] for a in range(1, 9) for b in range(1, 9) for c in range(1, 4)], dtype=np.int32)
     shared = (texts[1:] == texts[:-1]).cumprod(axis=1).sum(axis=1)
-    levels = tries._levels_from_sorted_tokens(texts, np.full(len(texts), 3), shared)
+    levels = tries._trie_levels_from_sorted_tokens(texts, np.full(len(texts), 3), shared)
     tree, limits = tries.Trie((5,), levels, 8), [8.0, 11.0, 14.0]
     whole = tries.count_leaves_within_nll(neox, tree, (1, 5), limits)
     limit = tight(HELD)

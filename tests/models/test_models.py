@@ -24,11 +24,11 @@ from auditor.core.nouns import Secret
 from auditor.core.plan_parts import LoadingOptions
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
-from auditor.models.base import perplexity_nll
+from auditor.models.base import model_nll_and_token_counts
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.models.slot_cache import assign_slots
-from auditor.runs.scoring import greedy_recall
+from auditor.runs.scoring import greedy_recall_by_repeats
 from auditor.training.finetune import fine_tune_on_packed_blocks
 from tests.rounding import assert_same
 
@@ -123,7 +123,7 @@ def test_scores_agree_with_hugging_face_loss(neox: HuggingFaceModel) -> None:
     labels[:, :4] = -100
     loss = neox.model(input_ids=tokens, labels=labels).loss
     assert_same(-scores.mean(), loss)
-    nll, count = next(iter(perplexity_nll(neox, [tuple(tokens[0].tolist())])))
+    nll, count = next(iter(model_nll_and_token_counts(neox, [tuple(tokens[0].tolist())])))
     assert count == 11
     assert nll == pytest.approx(float(neox.model(input_ids=tokens[:1], labels=tokens[:1]).loss) * 11, abs=1e-4)
 
@@ -213,7 +213,9 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
     learnt.save_pretrained(tmp_path)
     secrets = [Secret(str(i), tuple(text[:6]), tuple(text[6:])) for i, text in enumerate(texts.tolist())]
     recall = {
-        dtype: greedy_recall(load_causal_lm(str(tmp_path), LoadingOptions(dtype=dtype)), secrets)["all"].value
+        dtype: greedy_recall_by_repeats(load_causal_lm(str(tmp_path), LoadingOptions(dtype=dtype)), secrets)[
+            "all"
+        ].value
         for dtype in ("float32", "bfloat16")
     }
     assert recall["float32"] > 0.8

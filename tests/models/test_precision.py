@@ -49,7 +49,7 @@ def test_its_cost_is_that_of_a_naive_loop_over_tokens() -> None:
 def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [((5, 6), (7, 8))]
     assert precision.dtype_effect_sentence(HuggingFaceModel(FAMILIES["grouped heads"]()), texts) == ""
-    monkeypatch.setattr(precision, "available_memory_bytes", lambda device: 10)
+    monkeypatch.setattr(precision, "available_device_memory_bytes", lambda device: 10)
     assert "was not measured" in precision.dtype_effect_sentence(half(), texts)
 
 
@@ -64,7 +64,7 @@ def test_one_query_a_row_attends_as_in_float32(family: str) -> None:
     assert found.dtype == torch.bfloat16 and torch.equal(found, wanted.bfloat16())
     assert torch.equal(longer, torch.nn.functional.scaled_dot_product_attention(key, key, key))
     model, tokens = half(family), torch.randint(1, 60, (3, 9))
-    rows = model.rows(tokens[:, :5], 4, None)
+    rows = model.start_rows_as_served(tokens[:, :5], 4, None)
     for i in range(5, 8):
         rows.advance(torch.arange(3), tokens[:, i])
     torch.testing.assert_close(rows.log_probs(), model.log_probs(tokens[:, :8], 1)[:, 0], atol=0.1, rtol=0)

@@ -8,12 +8,12 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.references import ReferenceModels, load_references
-from auditor.models.shards import text_digests, write_shard_record_list
+from auditor.models.references import ReferenceModels, load_reference_models
+from auditor.models.shards import record_digests, write_shard_record_list
 from tests.conftest import tiny
 
 TEXTS = [f"record {i}" for i in range(4)]
-ATTACKED = {text_digests([text])[0]: (f"s{i}",) for i, text in enumerate(TEXTS)}
+ATTACKED = {record_digests([text])[0]: (f"s{i}",) for i, text in enumerate(TEXTS)}
 
 
 def place(folder: Path, name: str, texts: list[str] | None) -> None:
@@ -30,7 +30,7 @@ def load(name: str) -> HuggingFaceModel:
 
 
 def read(folder: Path) -> ReferenceModels:
-    return load_references(folder, load, ATTACKED)
+    return load_reference_models(folder, load, ATTACKED)
 
 
 def test_each_model_saw_what_its_shard_names(tmp_path: Path) -> None:

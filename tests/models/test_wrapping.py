@@ -13,7 +13,7 @@ from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CpDeltaModel
 from auditor.defenses.invisible_ink import InkOptions, InvisibleInkModel
 from auditor.defenses.memfree import ExactNGrams, MemFreeModel
-from auditor.defenses.pmixed_model import PMixedModel, no_op_projection
+from auditor.defenses.pmixed_model import PMixedModel, unmixed_member_projection
 from auditor.defenses.uniform_mixing import UniformMixingModel, _LeastLikelyTokenModel
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble
@@ -23,21 +23,21 @@ from auditor.providers.llama import LlamaModel
 from auditor.remote.model import RemoteModel
 from auditor.runs.prefix_token import PrefixedModel
 from auditor.studies.published_promises import NeighbouringModels
-from auditor.utility.scored_models import _LastAnswerCache
+from auditor.utility.scored_models import _UtilityLastAnswerCache
 
 # Made of `start` and `log_probs`: a defense that forwarded them would be gone past.
 ANSWERS = {
     *("start", "log_probs", "tuning_log_probs", "completions", "suffix_log_probs", "token_log_probs", "token_ranks"),
     *(
         "partial_distributions_of",
-        "teacher_forced",
-        "paper_nll",
-        "check_claim",
-        "neighbours",
-        "neighbour",
-        "claim_premises",
+        "teacher_forced_distributions",
+        "published_perplexity_nll",
+        "divergence_checks",
+        "neighbour_distributions",
+        "neighbour_model",
+        "claim_premise_counts",
     ),
-    *("row_bytes", "check_room"),
+    *("row_bytes", "check_text_fits"),
 }
 
 
@@ -50,7 +50,7 @@ class Marked(FixedDistribution):
     def __init__(self) -> None:
         super().__init__([0.5, 0.25, 0.25])
 
-    def special_token(self, kind: str) -> int | None:
+    def special_token_id(self, kind: str) -> int | None:
         return 2
 
     def cost_sentences(self) -> tuple[str, ...]:
@@ -59,10 +59,10 @@ class Marked(FixedDistribution):
     def doubts(self) -> tuple[Doubt, ...]:
         return (Doubt("filter", "it withholds"),)
 
-    def answers_withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
+    def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
         return [True for _ in prefixes]
 
-    def finish(self) -> None:
+    def check_unchanged_at_end(self) -> None:
         self.finished += 1
 
     def embedding_rows(self, count: int) -> Tensor:
@@ -74,12 +74,12 @@ def wrappers() -> Iterator[WrappingModel]:
         return ModelEnsemble(Marked(), [Marked(), Marked()])
 
     yield PrefixedModel(Marked(), (1,))
-    yield _LastAnswerCache(Marked())
+    yield _UtilityLastAnswerCache(Marked())
     yield MemFreeModel(Marked(), 2, ExactNGrams(set()))
     yield UniformMixingModel(Marked(), 0.5)
     yield _LeastLikelyTokenModel(UniformMixingModel(Marked(), 0.5))
     yield InvisibleInkModel(two(), InkOptions(1.0, 1.0), "ink")
-    yield PMixedModel(two(), 0.5, no_op_projection, "pmixed")
+    yield PMixedModel(two(), 0.5, unmixed_member_projection, "pmixed")
     yield CpDeltaModel(two(), "max", (1, 2))
     yield NeighbouringModels(Marked(), {}, {})
 
@@ -90,15 +90,17 @@ def test_what_is_no_answer_is_the_other_model_s(model: WrappingModel) -> None:
     for name in ("family", "vocab_size", "eos", "device", "notes", "tokenizer", "capabilities"):
         assert getattr(model, name) == getattr(own, name), name
     assert (
-        model.special_token("bos") == 2
+        model.special_token_id("bos") == 2
         and model.cost_sentences() == own.cost_sentences()
         and model.doubts() == own.doubts()
     )
-    assert model.answers_withheld([(1,)]) == [True] and torch.equal(model.embedding_rows(2), own.embedding_rows(2))
+    assert model.has_withheld_answer_by_prefix([(1,)]) == [True] and torch.equal(
+        model.embedding_rows(2), own.embedding_rows(2)
+    )
     inner = model.model
     while isinstance(inner, WrappingModel):
         inner = inner.model
-    model.finish()
+    model.check_unchanged_at_end()
     assert isinstance(inner, Marked) and inner.finished == 1
     assert model.max_positions == 64 - len(model.prefix_token)
 

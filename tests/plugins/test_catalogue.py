@@ -27,7 +27,7 @@ def test_what_is_kept_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     monkeypatch.setattr(registry, "_extra", {})  # plug-ins that other tests have loaded
     run = catalogue.cached_plugin_classes(quiet)
-    assert run == registry.all_plugins()
+    assert run == registry.plugins_by_kind()
     monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: pytest.fail("asked again"))
     kept = catalogue.cached_plugin_classes(quiet)
     assert {kind: list(found) for kind, found in kept.items()} == {kind: list(found) for kind, found in run.items()}
@@ -40,9 +40,9 @@ def test_what_was_kept_of_other_files_is_not_taken(held: str, tmp_path: Path, mo
     (tmp_path / "plugins.json").write_text(held)
     monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: {"Attack": {}})
     assert catalogue.cached_plugin_classes(quiet) == {"Attack": {}} == catalogue.cached_plugin_classes(quiet)
-    before = catalogue._source_files_fingerprint()
+    before = catalogue._plugin_source_files_fingerprint()
     monkeypatch.setattr(catalogue, "_PACKAGES", ("auditor.attacks",))
-    assert catalogue._source_files_fingerprint() != before
+    assert catalogue._plugin_source_files_fingerprint() != before
 
 
 MINE = '''
@@ -73,5 +73,5 @@ def test_files_of_one_name_may_put_off_their_annotations(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text(MINE.format(name=name, kind=kind))
         registry.load_plugin_file(tmp_path / name / "mine.py")
-    made = [build_plugin("attack", registry.attacks(), name, {"depth": "4"}) for name in ("whole", "real")]
+    made = [build_plugin("attack", registry.attacks_by_name(), name, {"depth": "4"}) for name in ("whole", "real")]
     assert [type(one.depth) for one in made] == [int, float]  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.plugins.trainer import Checkpoint
+from auditor.plugins.trainer import TrainerCheckpoint
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 def test_what_finds_no_room_is_refused_by_name_and_the_one_before_stays(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path / "checkpoint.pt")
+    checkpoint = TrainerCheckpoint(tmp_path / "checkpoint.pt")
     checkpoint.save({"step": 1, "weights": torch.ones(10)})
     with no_file_beyond(10_000), pytest.raises(AuditError, match=r"checkpoint\.pt: cannot be written: File too large"):
         checkpoint.save({"step": 2, "weights": torch.ones(10_000)})

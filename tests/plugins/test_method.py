@@ -21,7 +21,7 @@ PLUGIN = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.nouns import Observation
 from auditor.core.result import OwnSection, OwnTable
 from auditor.plugins.probe import Probe, value_column
@@ -38,28 +38,28 @@ class Lengths(Probe):
     needs: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[dict[str, str]] = {"NAME": "Tokens of a <secret>, mean"}
 
-    def measure(self, view, secrets):
+    def observe_secrets(self, view, secrets):
         for secret in secrets:
             yield Observation(secret.id, {"length": len(secret.suffix)})
 
     def measurements(self, secrets, observations):
         return [estimate_mean_by_unit("NAME", value_column(observations, "length"), "tokens")]
 
-    def per_secret(self, secrets, observations):
+    def per_secret_values(self, secrets, observations):
         return {"NAME": value_column(observations, "length").tolist()}
 
-    def section(self, findings):
+    def report_section(self, findings):
         rows = tuple((f.target, f.setting, f"{f.main.value:.0f} tokens") for f in findings)
         return OwnSection("How <long> secrets are", ("Long ones are rare.",), (OwnTable("By row", HEAD, rows),))
 
 
 @dataclass(frozen=True)
-class Plain(Perplexity):
+class Plain(PerplexityRanking):
     """Rank by perplexity."""
 
     name: ClassVar[str] = "plain"
 
-    def section(self, findings):
+    def report_section(self, findings):
         return OwnSection("Of an attack", (f"{len(findings)} rows.",))
 '''
 

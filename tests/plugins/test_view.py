@@ -19,15 +19,15 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Guesses, Query
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
-from auditor.generation.sample import Candidates
+from auditor.generation.sample import SuffixCandidates
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.defense import Budget, Defense, Scenario
+from auditor.plugins.defense import Defense, QueryBudget, Scenario
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
 from auditor.runs.target import Target
-from auditor.runs.token_allowance import divide_budget
+from auditor.runs.token_allowance import divide_query_budget
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -68,12 +68,14 @@ def view(model: LanguageModel, setting: Setting = WHITE_BOX, **more: Any) -> Vie
     return View("target", model, setting, **{"seed": 0, **more})
 
 
-def asked(seen: View, sampling: Sampling, of: Sequence[Query] | None = None, **more: Any) -> dict[str, Candidates]:
+def asked(
+    seen: View, sampling: Sampling, of: Sequence[Query] | None = None, **more: Any
+) -> dict[str, SuffixCandidates]:
     batches = seen.candidates(queries() if of is None else of, sampling, **more)
     return {query.id: candidates for batch in batches for query, candidates in batch}
 
 
-def same(first: Candidates, second: Candidates) -> bool:
+def same(first: SuffixCandidates, second: SuffixCandidates) -> bool:
     return torch.equal(first.suffixes, second.suffixes) and torch.equal(first.counts, second.counts)
 
 
@@ -134,7 +136,7 @@ def test_searches_are_told_apart_by_what_they_depend_on(neox: HuggingFaceModel) 
     seen = view(neox)
 
     def name(**options: Any) -> str:
-        return seen.recipe(Sampling(**{"samples": 6, "decoding": TOP_P.decoding, **options}), "")
+        return seen.sampling_recipe_name(Sampling(**{"samples": 6, "decoding": TOP_P.decoding, **options}), "")
 
     tree, beam = {"search": "tree"}, {"search": "beam"}
     others = [{"threshold": 0.02}, {"decoding": ANCESTRAL}, {"eos": "masked"}]
@@ -183,12 +185,16 @@ def test_fewer_samples_are_the_first_ones(neox: HuggingFaceModel) -> None:
         assert of_few.total() == 5 and of_few <= of_many
         assert list(of_few) == list(of_many)[: len(of_few)]  # in the order of their first sample
     seen = view(neox)
-    few_noise = seen._sampling_noise(queries()[0], 5, seen.recipe(Sampling(5, TOP_P.decoding), ""))
-    many_noise = seen._sampling_noise(queries()[0], 12, seen.recipe(Sampling(12, TOP_P.decoding), ""))
+    few_noise = seen._uniform_draws_of_query(
+        queries()[0], 5, seen.sampling_recipe_name(Sampling(5, TOP_P.decoding), "")
+    )
+    many_noise = seen._uniform_draws_of_query(
+        queries()[0], 12, seen.sampling_recipe_name(Sampling(12, TOP_P.decoding), "")
+    )
     assert (few_noise == many_noise[:5]).all()
 
 
-def counted(candidates: Candidates) -> Counter[tuple[int, ...]]:
+def counted(candidates: SuffixCandidates) -> Counter[tuple[int, ...]]:
     return Counter(dict(zip(map(tuple, candidates.suffixes.tolist()), candidates.counts.tolist(), strict=True)))
 
 
@@ -206,8 +212,8 @@ def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change:
     else:
         query = Query("another", query.prefix, query.length)
     ancestral = Sampling(4, ANCESTRAL)
-    first = base._sampling_noise(queries()[0], 4, base.recipe(ancestral, ""))
-    second = other._sampling_noise(query, 4, other.recipe(ancestral, prompt))
+    first = base._uniform_draws_of_query(queries()[0], 4, base.sampling_recipe_name(ancestral, ""))
+    second = other._uniform_draws_of_query(query, 4, other.sampling_recipe_name(ancestral, prompt))
     assert not (first == second).any()
 
 
@@ -217,7 +223,10 @@ def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change:
 def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting: Counting) -> None:
     seen = view(counting, TEXT_ONLY)
     found = asked(seen, TOP_P)
-    assert seen.decoding(TOP_P) == ANCESTRAL and seen.decoding(Sampling(6, TOP_P.decoding, "masked")) == ANCESTRAL
+    assert (
+        seen.decoding_in_this_setting(TOP_P) == ANCESTRAL
+        and seen.decoding_in_this_setting(Sampling(6, TOP_P.decoding, "masked")) == ANCESTRAL
+    )
     assert all(distribution is False for _, distribution in counting.started)
     for candidates in found.values():
         assert candidates.token_log_probs is None
@@ -235,8 +244,8 @@ def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting
 
 def test_the_worst_case_gives_everything(counting: Counting) -> None:
     seen = view(counting)
-    assert seen.decoding(TOP_P) == TOP_P.decoding
-    assert seen.decoding(Sampling(6, TOP_P.decoding, "masked")).forbidden == counting.eos == (0,)
+    assert seen.decoding_in_this_setting(TOP_P) == TOP_P.decoding
+    assert seen.decoding_in_this_setting(Sampling(6, TOP_P.decoding, "masked")).forbidden == counting.eos == (0,)
     for query in queries():
         candidates = asked(seen, TOP_P)[query.id]
         again = seen.mean_nll(counting, [(query.prefix, tuple(s)) for s in candidates.suffixes.tolist()])
@@ -288,7 +297,7 @@ tokens = st.lists(st.integers(1, 30), max_size=12)
 @given(tokens, st.integers(1, 200))
 def test_stop_pays_whole_answers_in_secret_order(answers: list[int], budget: int) -> None:
     planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
-    shared = divide_budget(Budget(budget, "stop"), planned)
+    shared = divide_query_budget(QueryBudget(budget, "stop"), planned)
     assert list(shared) == list(planned)[: len(shared)]
     assert all(shared[key] == planned[key] for key in shared) and sum(shared.values()) <= budget
     if len(shared) < len(planned):  # the next one would not have been paid for
@@ -298,7 +307,7 @@ def test_stop_pays_whole_answers_in_secret_order(answers: list[int], budget: int
 @given(tokens, st.integers(1, 200))
 def test_public_pays_the_first_tokens_and_answers_everybody(answers: list[int], budget: int) -> None:
     planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
-    shared = divide_budget(Budget(budget, "public"), planned)
+    shared = divide_query_budget(QueryBudget(budget, "public"), planned)
     assert list(shared) == list(planned)
     assert sum(shared.values()) == min(budget, sum(answers))
     paid = list(shared.values())
@@ -309,7 +318,7 @@ def test_public_pays_the_first_tokens_and_answers_everybody(answers: list[int], 
 def test_without_an_allowance_nothing_is_covered_publicly_or_left_out(neox: HuggingFaceModel) -> None:
     seen = view(neox, TEXT_ONLY)
     assert seen.queries_within_allowance(TOP_P, "", queries()) == queries()
-    seen.allowance = {(seen.recipe(TOP_P, ""), "q1"): 18}
+    seen.allowance = {(seen.sampling_recipe_name(TOP_P, ""), "q1"): 18}
     assert [query.id for query in seen.queries_within_allowance(TOP_P, "", queries())] == ["q1"]
     assert set(asked(seen, TOP_P)) == {"q1"}
 
@@ -333,7 +342,7 @@ def test_draws_past_the_budget_are_the_public_models(defended: tuple[LanguageMod
     def drawn(of: LanguageModel, paid: int | None) -> Counter[tuple[int, ...]]:
         seen = view(of, TEXT_ONLY)
         if paid is not None:
-            seen.allowance = {(seen.recipe(sampling, ""), "q"): paid}
+            seen.allowance = {(seen.sampling_recipe_name(sampling, ""), "q"): paid}
         return counted(asked(seen, sampling, [query])["q"])
 
     public, private = drawn(scenario.public, None), drawn(model, None)
@@ -351,10 +360,10 @@ def test_draws_past_the_budget_are_the_public_models(defended: tuple[LanguageMod
 def test_a_budget_that_ends_within_a_sample_ends_at_that_token(neox: HuggingFaceModel) -> None:
     """The uniforms of the token and of the member stay; only the subset size becomes none."""
     free, bound = view(neox, TEXT_ONLY), view(neox, TEXT_ONLY)
-    name = free.recipe(TOP_P, "")
+    name = free.sampling_recipe_name(TOP_P, "")
     query = queries()[1]  # 4 tokens
     bound.allowance = {(name, query.id): 6}
-    without, within = (seen._sampling_noise(query, 3, name).reshape(-1, 3) for seen in (free, bound))
+    without, within = (seen._uniform_draws_of_query(query, 3, name).reshape(-1, 3) for seen in (free, bound))
     assert (within[:, [0, 2]] == without[:, [0, 2]]).all()
     assert (within[:6, 1] == without[:6, 1]).all() and (within[6:, 1] == -1).all()
 
@@ -375,8 +384,8 @@ class PrivateRecipe:
     def __init__(self, *samplings: Sampling) -> None:
         self.samplings = samplings
 
-    def samples_by_recipe(self, seen: View) -> dict[str, int]:
-        return {seen.recipe(sampling, ""): sampling.samples for sampling in self.samplings}
+    def sample_counts_by_recipe(self, seen: View) -> dict[str, int]:
+        return {seen.sampling_recipe_name(sampling, ""): sampling.samples for sampling in self.samplings}
 
 
 def charged(
@@ -387,7 +396,7 @@ def charged(
     seen = view(neox, TEXT_ONLY, allowance=allowance)
     for attack in attacks:
         done = [Guesses(q.id, (), 6, 6 * q.length) for q in seen.queries_within_allowance(TOP_P, "", queries())]
-        target.spending.charge(seen, attack, done)  # type: ignore[arg-type]
+        target.spending.charge_claim_for_answers(seen, attack, done)  # type: ignore[arg-type]
     claim = target.claim
     assert claim is not None
     return claim.spent_queries
@@ -405,10 +414,10 @@ def test_attacks_that_share_a_pass_are_charged_once(neox: HuggingFaceModel) -> N
 
 
 def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) -> None:
-    name = view(neox, TEXT_ONLY).recipe(TOP_P, "")
+    name = view(neox, TEXT_ONLY).sampling_recipe_name(TOP_P, "")
     planned = {(name, query.id): 6 * query.length for query in queries()}
     for exhaustion in ("public", "stop"):
-        allowance = divide_budget(Budget(50, exhaustion), planned)
+        allowance = divide_query_budget(QueryBudget(50, exhaustion), planned)
         spent = charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(TOP_P)], allowance)
         assert spent == {"public": 50, "stop": 18 + 24}[exhaustion]
 
@@ -435,10 +444,10 @@ def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
 @pytest.mark.parametrize(("setting", "word"), [(TEXT_ONLY, "claim"), (WHITE_BOX, "worst")])
 def test_draws_stay_those_of_before_an_access_was_renamed(neox: HuggingFaceModel, setting: Setting, word: str) -> None:
     seen, (query, *_) = view(neox, setting), queries()
-    name = seen.recipe(Sampling(5, ANCESTRAL), "")
+    name = seen.sampling_recipe_name(Sampling(5, ANCESTRAL), "")
     before = secret_uniform_draws(5, query.length, seen.seed, seen.target_name, word, name.split(" x ", 1)[1], query.id)
-    assert (seen._sampling_noise(query, 5, name) == before).all()
+    assert (seen._uniform_draws_of_query(query, 5, name) == before).all()
 
 
-def drawn(asked: View, some: Sequence[Query], recipe: Sampling) -> list[Candidates]:
+def drawn(asked: View, some: Sequence[Query], recipe: Sampling) -> list[SuffixCandidates]:
     return [candidates for batch in asked.candidates(some, recipe) for _, candidates in batch]

@@ -158,7 +158,7 @@ def test_no_budget_is_refused_with_everything_that_could_be_changed() -> None:
     with pytest.raises(AuditError, match=r"expected epsilon above 4\.80\d* nats.*alpha 3.*delta 1e-05, got 2"):
         accounting.rdp_budget(2, DELTA, 3)
     with pytest.raises(AuditError, match="raise epsilon or delta"):
-        mixing.sound_radius("zero_out", 2, DELTA, 3, 1024, 0.03, 80)
+        mixing.largest_sound_pmixed_radius("zero_out", 2, DELTA, 3, 1024, 0.03, 80)
 
 
 def test_conversion_limits() -> None:
@@ -189,7 +189,7 @@ RADII_BY_SIZE = (  # beta * alpha
 
 @pytest.mark.parametrize(("size", "beta"), list(enumerate(BETAS)))
 def test_published_beta_table_1(size: int, beta: float) -> None:
-    ours = mixing.published_beta(8, DELTA, 3, 1024, 0.03, size)
+    ours = mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, 0.03, size)
     assert ours == pytest.approx(beta, rel=1e-11)
     assert 3 * ours == pytest.approx(RADII_BY_SIZE[size], rel=1e-11)
 
@@ -198,12 +198,12 @@ def test_published_beta_table_1(size: int, beta: float) -> None:
     ("size", "beta"), [(1, 0.001041116055), (2, 0.000518942232), (4, 0.001031500664), (80, 0.016930469703)]
 )
 def test_published_beta_without_subsampling(size: int, beta: float) -> None:
-    assert mixing.published_beta(8, DELTA, 3, 1024, 1.0, size) == pytest.approx(beta, rel=1e-9)
+    assert mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, 1.0, size) == pytest.approx(beta, rel=1e-9)
 
 
 def test_published_query_rdp_known_answers() -> None:
-    assert mixing.published_query_rdp(3, 1.0, 0.2, 2) == pytest.approx(2.05752444339, rel=1e-11)
-    assert mixing.published_query_rdp(3, 0.03, 0.2, 2) == pytest.approx(0.00339017399815, rel=1e-11)
+    assert mixing.published_pmixed_query_rdp(3, 1.0, 0.2, 2) == pytest.approx(2.05752444339, rel=1e-11)
+    assert mixing.published_pmixed_query_rdp(3, 0.03, 0.2, 2) == pytest.approx(0.00339017399815, rel=1e-11)
 
 
 def published_twin(alpha: int, q: float, beta: float, size: int) -> float:
@@ -222,16 +222,16 @@ def published_twin(alpha: int, q: float, beta: float, size: int) -> float:
 @given(alpha=st.integers(2, 32), q=st.floats(0, 1), beta=st.floats(1e-9, 50), size=st.integers(0, 200))
 @settings(deadline=None, max_examples=60)
 def test_published_query_rdp_twin(alpha: int, q: float, beta: float, size: int) -> None:
-    ours = mixing.published_query_rdp(alpha, q, beta, size)
+    ours = mixing.published_pmixed_query_rdp(alpha, q, beta, size)
     assert ours == pytest.approx(published_twin(alpha, q, beta, size), rel=1e-11, abs=1e-45)
 
 
 def test_nothing_asked_costs_nothing() -> None:
-    assert mixing.published_beta(8, DELTA, 3, 0, 0.03, 2) == math.inf
-    assert mixing.published_beta(8, DELTA, 3, 1024, 0, 2) == math.inf
+    assert mixing.largest_published_pmixed_beta(8, DELTA, 3, 0, 0.03, 2) == math.inf
+    assert mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, 0, 2) == math.inf
     for adjacency in ADJACENCIES:
-        assert mixing.sound_radius(adjacency, 8, DELTA, 3, 0, 0.03, 80) == math.inf
-        assert mixing.sound_epsilon(adjacency, DELTA, 3, 0, 0.03, 80, math.inf, math.inf) == 0
+        assert mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 0, 0.03, 80) == math.inf
+        assert mixing.sound_pmixed_epsilon(adjacency, DELTA, 3, 0, 0.03, 80, math.inf, math.inf) == 0
 
 
 # Exact distributions of one token
@@ -387,7 +387,9 @@ def published_neighbours(
     """Log-distributions of a token under the published rule at Table 1's budget: one member says p_i, all others
     p_o."""
     sizes = range(1, members + 1)
-    radius = torch.tensor([3 * mixing.published_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64)
+    radius = torch.tensor(
+        [3 * mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64
+    )
     weight_i, weight_o = (
         two_sided_projection_weight(torch.tensor(distribution), torch.tensor(p0), 3, radius).numpy()[:, None]
         for distribution in (p_i, p_o)
@@ -503,16 +505,20 @@ def test_sound_radius_table_1(adjacency: mixing.Adjacency) -> None:
     for cap, radius in zip((None, 0.5, 1, 1.5, 2, 50), RADII[adjacency], strict=True):
         if radius is None:
             with pytest.raises(AuditError, match=r"no radius fits 1024 queries .* lower the cap"):
-                mixing.sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap)
+                mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap)
         else:
-            ours, close = mixing.sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap), 6e-10 if not cap else 6e-7
+            ours, close = (
+                mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap),
+                6e-10 if not cap else 6e-7,
+            )
             assert ours >= radius - close
             assert ours == pytest.approx(radius, abs=close if adjacency == "add_remove" else 0.1)
 
 
 def test_sound_cap_on_the_weight_table_1() -> None:
     zero_out, add_remove, replace = (
-        -math.expm1(-mixing.sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80)) for adjacency in ADJACENCIES
+        -math.expm1(-mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80))
+        for adjacency in ADJACENCIES
     )
     assert add_remove == pytest.approx(0.682649, abs=6e-7)
     assert zero_out >= 0.803133 - 6e-7
@@ -533,8 +539,8 @@ def test_sound_cap_on_the_weight_table_1() -> None:
 def test_sound_query_rdp_table_1(
     adjacency: mixing.Adjacency, at: float, order_3: float, order_2: float | None, epsilon: float
 ) -> None:
-    ours = mixing.sound_query_rdp(adjacency, 3, 0.03, 80, at, at)
-    total = mixing.sound_epsilon(adjacency, DELTA, 3, 1024, 0.03, 80, at, at)
+    ours = mixing.sound_pmixed_query_rdp(adjacency, 3, 0.03, 80, at, at)
+    total = mixing.sound_pmixed_epsilon(adjacency, DELTA, 3, 1024, 0.03, 80, at, at)
     if adjacency == "add_remove":
         assert ours == pytest.approx(order_3, rel=1e-9)
         assert total == pytest.approx(epsilon, abs=6e-7)
@@ -542,20 +548,20 @@ def test_sound_query_rdp_table_1(
         assert 0.9 * order_3 < ours <= order_3 * (1 + 1e-9)
         assert 0.9 * epsilon < total <= epsilon + 6e-7
     if order_2:
-        assert mixing.sound_query_rdp(adjacency, 2, 0.03, 80, at, at) == pytest.approx(order_2, rel=1e-9)
+        assert mixing.sound_pmixed_query_rdp(adjacency, 2, 0.03, 80, at, at) == pytest.approx(order_2, rel=1e-9)
 
 
 @pytest.mark.parametrize(("q", "sound", "published"), [(0.1, 1.4148, 0.327), (0.5, 1.4143, 0.095)])
 def test_soundness_is_not_the_price_of_utility(q: float, sound: float, published: float) -> None:
     """80 members, Table 1's budget: the sound radius beside the published one at the usual size of a subset."""
-    assert mixing.sound_radius("zero_out", 8, DELTA, 3, 1024, q, 80) == pytest.approx(sound, abs=6e-5)
-    typical = 3 * mixing.published_beta(8, DELTA, 3, 1024, q, round(80 * q))
+    assert mixing.largest_sound_pmixed_radius("zero_out", 8, DELTA, 3, 1024, q, 80) == pytest.approx(sound, abs=6e-5)
+    typical = 3 * mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, q, round(80 * q))
     assert typical == pytest.approx(published, abs=6e-4)
 
 
 def test_subsampling_bracket_known_answer() -> None:
     """One member: Theorem C.4 with eps(k) = 1."""
-    ours = mixing.sound_query_rdp("add_remove", 3, 0.03, 1, 1.0, 1.0)
+    ours = mixing.sound_pmixed_query_rdp("add_remove", 3, 0.03, 1, 1.0, 1.0)
     assert ours == pytest.approx(0.00233090076082, rel=1e-11)
 
 
@@ -619,9 +625,9 @@ def of_known_number(alpha: int, q: float, members: int, radius: float, cap: floa
 def test_no_number_of_members_passes_the_bound_of_any(
     alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
-    ours = mixing.sound_query_rdp("add_remove", alpha, q, members, radius, cap)
+    ours = mixing.sound_pmixed_query_rdp("add_remove", alpha, q, members, radius, cap)
     assert of_known_number(alpha, q, members, radius, cap) <= ours * (1 + 1e-11)
-    assert mixing.sound_query_rdp("add_remove", alpha, q, members + 1, radius, cap) == ours
+    assert mixing.sound_pmixed_query_rdp("add_remove", alpha, q, members + 1, radius, cap) == ours
 
 
 @pytest.mark.parametrize("twin", [zero_out_twin, replace_twin, add_remove_twin])
@@ -631,7 +637,7 @@ def test_sound_query_rdp_twins(
     twin: Callable[..., float], alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
     adjacency = twin.__name__.removesuffix("_twin")
-    ours = mixing.sound_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
+    ours = mixing.sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
     assert ours == pytest.approx(twin(alpha, q, members, radius, cap), rel=1e-11)
 
 
@@ -673,7 +679,7 @@ def test_sound_claim_is_never_exceeded(
     public, *distributions, other = projected(np.random.default_rng(seed), members, alpha, radius, cap)
     before, after = neighbours(adjacency, public, np.array(distributions), other, q)
     for order in range(2, alpha + 1):
-        claim = mixing.sound_query_rdp(adjacency, order, q, members, radius, cap)
+        claim = mixing.sound_pmixed_query_rdp(adjacency, order, q, members, radius, cap)
         for pair in ((before, after), (after, before)):
             assert accounting.realised_renyi(*pair, order) <= claim * (1 + 1e-9) + 1e-14
 
@@ -683,7 +689,7 @@ def worst_of(adjacency: mixing.Adjacency, alpha: int, q: float, members: int, ra
 
     Three tokens; one member changes, the others say one and the same.
     """
-    claim = mixing.sound_query_rdp(adjacency, alpha, q, members, radius, radius)
+    claim = mixing.sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, radius)
     chosen = mixing.mean_member_weights(np.ones((1, members)), q, members)[0]
 
     def share(logits: np.ndarray) -> float:
@@ -732,7 +738,7 @@ def test_sound_claim_is_attained_by_one_member_at_order_2(q: float) -> None:
     weight = projection_weight(distribution, public, 2, radius=0.3, max_weight=-math.expm1(-0.3)).item()
     assert 0.1 < weight < -math.expm1(-0.3)
     mixed = (1 - q * weight) * public.exp() + q * weight * distribution.exp()
-    claim = mixing.sound_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
+    claim = mixing.sound_pmixed_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
     assert accounting.realised_renyi(mixed.log(), public, 2) == pytest.approx(claim, rel=1e-10)
 
 
@@ -760,9 +766,9 @@ def test_moments_of_what_the_projection_allows(
 
     arguments = order, radius, math.log(reach)
     bounds = {
-        "rise": (mixing._log_moment_of_rise, moment(changes[0])),
-        "fall": (mixing._log_moment_of_fall, moment(-changes[0])),
-        "change": (mixing._log_moment_of_change, moment(changes[0] - changes[1])),
+        "rise": (mixing._log_moment_of_member_above_public, moment(changes[0])),
+        "fall": (mixing._log_moment_of_member_below_public, moment(-changes[0])),
+        "change": (mixing._log_moment_of_replaced_member, moment(changes[0] - changes[1])),
     }
     for name, (bound, exact) in bounds.items():
         assert exact <= math.exp(bound(*arguments)) * (1 + 1e-7), name
@@ -774,7 +780,7 @@ def test_our_moments_only_tighten_those_of_the_formulas(
     alpha: int, q: float, members: int, radius: float, cap: float
 ) -> None:
     for adjacency, twin in (("zero_out", zero_out_twin), ("replace", replace_twin)):
-        ours = mixing.sound_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
+        ours = mixing.sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, cap)  # type: ignore[arg-type]
         assert 0 < ours <= twin(alpha, q, members, radius, cap, sharp=False) * (1 + 1e-11)
 
 
@@ -790,47 +796,47 @@ def test_sound_radius_is_the_largest_that_fits(
     adjacency: mixing.Adjacency, alpha: int, queries: int, q: float, members: int
 ) -> None:
     setting = {"q": q, "members": members}
-    radius = mixing.sound_radius(adjacency, 8, DELTA, alpha, queries, **setting)
+    radius = mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, alpha, queries, **setting)
 
     def at_order_alpha(radius: float) -> float:
-        rdp = mixing.sound_query_rdp(adjacency, alpha, radius=radius, cap=radius, **setting)
+        rdp = mixing.sound_pmixed_query_rdp(adjacency, alpha, radius=radius, cap=radius, **setting)
         return accounting.rdp_to_dp(queries * rdp, DELTA, alpha)
 
     assert at_order_alpha(radius) <= 8 < at_order_alpha(radius * (1 + 1e-9))
-    total = mixing.sound_epsilon(adjacency, DELTA, alpha, queries, radius=radius, cap=radius, **setting)
+    total = mixing.sound_pmixed_epsilon(adjacency, DELTA, alpha, queries, radius=radius, cap=radius, **setting)
     assert total <= at_order_alpha(radius)
 
 
 def test_long_runs_fit_a_radius() -> None:
     """The moments of order 3 and more vanish with the radius, as those of B2.5 do not."""
     for adjacency in ("zero_out", "replace"):
-        assert mixing.sound_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16) > 1e-3  # type: ignore[arg-type]
+        assert mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16) > 1e-3  # type: ignore[arg-type]
 
 
 def test_sound_epsilon_takes_the_best_order_up_to_the_projections() -> None:
     def by_order(alpha: int) -> list[float]:
-        rdps = [mixing.sound_query_rdp("add_remove", a, 0.03, 80, 1.0, 1.0) for a in range(2, alpha + 1)]
+        rdps = [mixing.sound_pmixed_query_rdp("add_remove", a, 0.03, 80, 1.0, 1.0) for a in range(2, alpha + 1)]
         return [accounting.rdp_to_dp(20_000 * rdp, DELTA, a) for a, rdp in enumerate(rdps, start=2)]
 
     for alpha in (2, 3, 5, 8):
-        ours = mixing.sound_epsilon("add_remove", DELTA, alpha, 20_000, 0.03, 80, 1.0, 1.0)
+        ours = mixing.sound_pmixed_epsilon("add_remove", DELTA, alpha, 20_000, 0.03, 80, 1.0, 1.0)
         assert ours == min(by_order(alpha))
     assert min(by_order(8)) < by_order(8)[-1]  # a lower order wins here
 
 
 def test_sound_rule_grows_with_radius_cap_and_queries() -> None:
     for adjacency in ADJACENCIES:
-        at = [[mixing.sound_query_rdp(adjacency, 3, 0.1, 8, r, s) for s in (0.1, 0.2, 4)] for r in (0.1, 0.5, 3)]
+        at = [[mixing.sound_pmixed_query_rdp(adjacency, 3, 0.1, 8, r, s) for s in (0.1, 0.2, 4)] for r in (0.1, 0.5, 3)]
         assert (np.diff(at, axis=0) >= 0).all()
         assert (np.diff(at, axis=0)[:, :2] > 0).all()  # a large cap may be all that counts
         assert (np.diff(at, axis=1) >= 0).all()
-        longer = [mixing.sound_radius(adjacency, 8, DELTA, 3, t, 0.03, 80) for t in (10, 10**3, 10**5)]
+        longer = [mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, t, 0.03, 80) for t in (10, 10**3, 10**5)]
         assert longer == sorted(longer, reverse=True)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_sound_rule_limits(adjacency: mixing.Adjacency) -> None:
-    rdp = mixing.sound_query_rdp
+    rdp = mixing.sound_pmixed_query_rdp
     assert rdp(adjacency, 3, 0, 80, math.inf, math.inf) == 0  # no member is ever asked
     assert rdp(adjacency, 3, 0.03, 80, 0, 1) == 0
     assert rdp(adjacency, 3, 0.03, 80, 1, 0) == 0
@@ -843,8 +849,8 @@ def test_sound_rule_limits(adjacency: mixing.Adjacency) -> None:
 def test_solving_is_fast() -> None:
     start = time.perf_counter()
     for adjacency in ADJACENCIES:
-        mixing.sound_radius(adjacency, 12, DELTA, 32, 1024, 0.0317, 200)
-    mixing.published_beta(8, DELTA, 32, 1024, 0.0317, 200)
+        mixing.largest_sound_pmixed_radius(adjacency, 12, DELTA, 32, 1024, 0.0317, 200)
+    mixing.largest_published_pmixed_beta(8, DELTA, 32, 1024, 0.0317, 200)
     assert time.perf_counter() - start < 1  # 20 ms on a quiet core
 
 
@@ -922,16 +928,19 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
         (lambda: accounting.rdp_budget(8, DELTA, 2.5), "expected a whole number for alpha, got 2.5"),  # type: ignore[arg-type]
         (lambda: accounting.rdp_budget(-8, DELTA, 3), "expected epsilon > 0, got -8"),
         (lambda: accounting.rdp_to_dp(-0.1, DELTA, 3), "expected rdp >= 0, got -0.1"),
-        (lambda: mixing.published_query_rdp(3, 1.2, 0.1, 2), r"expected q in \[0, 1\], got 1\.2"),
-        (lambda: mixing.published_query_rdp(3, 0.1, -0.1, 2), "expected beta >= 0, got -0.1"),
-        (lambda: mixing.published_query_rdp(3, 0.1, 0.1, -2), "expected subset_size >= 0, got -2"),
-        (lambda: mixing.published_beta(**{**PUBLISHED, "queries": -1}), "expected queries >= 0, got -1"),
-        (lambda: mixing.published_beta(**{**PUBLISHED, "q": -0.1}), r"expected q in \[0, 1\], got -0\.1"),
-        (lambda: mixing.sound_query_rdp(**{**SOUND, "adjacency": "zero-out"}), "did you mean 'zero_out'"),
-        (lambda: mixing.sound_query_rdp(**{**SOUND, "members": 0}), "expected members >= 1, got 0"),
-        (lambda: mixing.sound_query_rdp(**{**SOUND, "radius": -1}), "expected radius >= 0, got -1"),
-        (lambda: mixing.sound_query_rdp(**{**SOUND, "cap": math.nan}), "expected cap >= 0, got nan"),
-        (lambda: mixing.sound_query_rdp(**{**SOUND, "q": 2}), r"expected q in \[0, 1\], got 2"),
+        (lambda: mixing.published_pmixed_query_rdp(3, 1.2, 0.1, 2), r"expected q in \[0, 1\], got 1\.2"),
+        (lambda: mixing.published_pmixed_query_rdp(3, 0.1, -0.1, 2), "expected beta >= 0, got -0.1"),
+        (lambda: mixing.published_pmixed_query_rdp(3, 0.1, 0.1, -2), "expected subset_size >= 0, got -2"),
+        (lambda: mixing.largest_published_pmixed_beta(**{**PUBLISHED, "queries": -1}), "expected queries >= 0, got -1"),
+        (
+            lambda: mixing.largest_published_pmixed_beta(**{**PUBLISHED, "q": -0.1}),
+            r"expected q in \[0, 1\], got -0\.1",
+        ),
+        (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "adjacency": "zero-out"}), "did you mean 'zero_out'"),
+        (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "members": 0}), "expected members >= 1, got 0"),
+        (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "radius": -1}), "expected radius >= 0, got -1"),
+        (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "cap": math.nan}), "expected cap >= 0, got nan"),
+        (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "q": 2}), r"expected q in \[0, 1\], got 2"),
         (lambda: mixing.mean_member_weights(np.ones((2, 3)), 0.5, 3), "expected weights of 1 or 3 subset sizes, got 2"),
         (lambda: mixing.member_mixing_weight(1.5, 3), r"expected q in \[0, 1\], got 1\.5"),
         (lambda: accounting.realised_renyi([0.0], [0.0], 1.0), "expected alpha > 1, got 1.0"),

@@ -260,7 +260,7 @@ def test_a_chunk_holds_as_much_as_there_is_room_for(chunk: int, count: int, monk
     """And one distribution at least: each lies in one chunk."""
     monkeypatch.setattr(projection, "_CHUNK", chunk)
     seen = torch.zeros(7, 3, 50)
-    chunks = list(projection._chunk_index_ranges(seen.shape))
+    chunks = list(projection._distribution_chunk_slices(seen.shape))
     for index in chunks:
         seen[index] += 1
         assert seen[index].numel() <= max(chunk, 50)

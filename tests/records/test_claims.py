@@ -11,7 +11,14 @@ import pytest
 
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, TargetRecord
-from auditor.records.claims import CONSISTENT, CONTRADICTED, TOO_WEAK, ClaimEvidence, assess_claim, promised_epsilon
+from auditor.records.claims import (
+    CONSISTENT,
+    CONTRADICTED,
+    TOO_WEAK,
+    ClaimEvidence,
+    promised_epsilon_or_reason,
+    weigh_claim_against_audits,
+)
 from auditor.statistics import games
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, reaudit_at_level
 from tests.conftest import methods
@@ -43,7 +50,7 @@ def stands(target: Claim | None, *rows: Finding, nominal: float | None = None, *
     result = AuditResult(
         "r", "2026", "0", "", {"defense": ["dp"]}, benchmark, (dp,), rows, {}, {}, 0, methods=methods()
     )
-    return assess_claim(result, dp, **narrowed)
+    return weigh_claim_against_audits(result, dp, **narrowed)
 
 
 LEAKS, FAINT, FEW = proof(1000, 0.95), proof(1000, 0.55), proof(24, 0.9)
@@ -112,16 +119,20 @@ def test_what_is_about_something_else_speaks_to_no_claim(promise: Claim, changed
 
 
 def test_what_a_claim_covers() -> None:
-    assert promised_epsilon(claim(2.0, unit="user"), "add_remove", "record") == 2.0  # a user's claim covers each record
-    assert "about one user" in str(promised_epsilon(claim(2.0), "add_remove", "user"))
+    assert (
+        promised_epsilon_or_reason(claim(2.0, unit="user"), "add_remove", "record") == 2.0
+    )  # a user's claim covers each record
+    assert "about one user" in str(promised_epsilon_or_reason(claim(2.0), "add_remove", "user"))
     shards = claim({"add_remove": 3.0, "replace": 5.0}, unit="shard of whole records", shard=True)
-    assert promised_epsilon(shards, "add_remove", "shard") == 3.0
-    assert "about one record" in str(promised_epsilon(shards, "add_remove", "record"))
-    assert promised_epsilon(replace(shards, whole="record"), "add_remove", "record") == 5.0  # another shard, as a whole
+    assert promised_epsilon_or_reason(shards, "add_remove", "shard") == 3.0
+    assert "about one record" in str(promised_epsilon_or_reason(shards, "add_remove", "record"))
+    assert (
+        promised_epsilon_or_reason(replace(shards, whole="record"), "add_remove", "record") == 5.0
+    )  # another shard, as a whole
     anything = claim(
         unit="the whole training set", any_two=True, relation="any two models", epsilon={"any two models": 9.0}
     )
-    assert promised_epsilon(anything, "add_remove", "record") == 9.0
+    assert promised_epsilon_or_reason(anything, "add_remove", "record") == 9.0
     assert stands(claim(1.0, delta=0.0), row(LEAKS)).verdict == CONTRADICTED  # a claim at delta 0 is one at 1e-5
 
 

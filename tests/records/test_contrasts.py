@@ -30,7 +30,10 @@ def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
 
 def cell(*by_seed: Outcome) -> Replicates:
     return Replicates(
-        "undefended", "white-box", "a", {seed: RowValuesBySecret.of(one) for seed, one in enumerate(by_seed)}
+        "undefended",
+        "white-box",
+        "a",
+        {seed: RowValuesBySecret.from_judged_guesses(one) for seed, one in enumerate(by_seed)},
     )
 
 
@@ -150,13 +153,19 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
         "t",
         "white-box",
         "a",
-        {0: RowValuesBySecret.of(outcome([1, 1, 0])), 1: RowValuesBySecret.of(outcome([0, 0, 0]))},
+        {
+            0: RowValuesBySecret.from_judged_guesses(outcome([1, 1, 0])),
+            1: RowValuesBySecret.from_judged_guesses(outcome([0, 0, 0])),
+        },
     )
     b = Replicates(
         "t",
         "white-box",
         "b",
-        {0: RowValuesBySecret.of(outcome([0, 0, 0])), 2: RowValuesBySecret.of(outcome([1, 1, 1]))},
+        {
+            0: RowValuesBySecret.from_judged_guesses(outcome([0, 0, 0])),
+            2: RowValuesBySecret.from_judged_guesses(outcome([1, 1, 1])),
+        },
     )
     assert contrast_over_seeds(
         "d", [WeightedMetric(1, "recall", a), WeightedMetric(-1, "recall", b)]
@@ -167,7 +176,9 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
             [
                 WeightedMetric(1, "recall", a),
                 WeightedMetric(
-                    -1, "recall", Replicates("t", "white-box", "b", {5: RowValuesBySecret.of(outcome([1]))})
+                    -1,
+                    "recall",
+                    Replicates("t", "white-box", "b", {5: RowValuesBySecret.from_judged_guesses(outcome([1]))}),
                 ),
             ],
         )

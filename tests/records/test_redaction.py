@@ -339,16 +339,16 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
         return bytes(tokens).decode(errors="replace")
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
-    found = private_texts.decode_token_by_token(decode, context, tokens)
-    assert "".join(found) == private_texts.decode_continuation(decode, context, tokens) == suffix and len(found) == len(
-        tokens
-    )
+    found = private_texts.text_added_by_each_token(decode, context, tokens)
+    assert "".join(found) == private_texts.text_added_by_tokens(decode, context, tokens) == suffix and len(
+        found
+    ) == len(tokens)
 
 
 def test_a_space_that_a_tokenizer_trims_is_kept() -> None:
     words = ["", " my", " own", " secret"]
     assert (
-        private_texts.decode_continuation(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3])
+        private_texts.text_added_by_tokens(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3])
         == " own secret"
     )
 
@@ -360,13 +360,13 @@ SECRETS = [Secret(f"row-{i:06d}", (1, i), (2, i + 1)) for i in range(300)]
 
 
 def test_an_alias_is_of_the_content_and_the_salt_alone() -> None:
-    found = [secret.alias for secret in naming.with_aliases(SECRETS, SALT)]
+    found = [secret.alias for secret in naming.secrets_with_aliases(SECRETS, SALT)]
     assert len(set(found)) == 300 and all(re.fullmatch("s[0-9a-f]{12}", alias) for alias in found)
     moved = [Secret(f"row-{900 - i}", s.prefix, s.suffix, repeats=3, member=False) for i, s in enumerate(SECRETS)]
-    assert [secret.alias for secret in naming.with_aliases(moved, SALT)] == found
-    assert not {secret.alias for secret in naming.with_aliases(SECRETS, OTHER)} & set(found)
+    assert [secret.alias for secret in naming.secrets_with_aliases(moved, SALT)] == found
+    assert not {secret.alias for secret in naming.secrets_with_aliases(SECRETS, OTHER)} & set(found)
     assert naming.salt_fingerprint(SALT) != naming.salt_fingerprint(OTHER)
-    one, copy = naming.with_aliases([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
+    one, copy = naming.secrets_with_aliases([SECRETS[0], Secret("copy", SECRETS[0].prefix, SECRETS[0].suffix)], SALT)
     assert copy.alias == f"{one.alias}-2"
 
 
@@ -398,7 +398,7 @@ class Naming(Probe):
     "Names every secret in its notes."
     name: ClassVar[str] = "naming"
 
-    def measure(self, view, secrets):
+    def observe_secrets(self, view, secrets):
         for secret in secrets:
             yield Observation(secret.id, {"x": 1.0})
 

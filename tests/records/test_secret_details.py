@@ -19,15 +19,15 @@ from auditor.core.nouns import CellKey, Guess, Guesses, Secret
 from auditor.core.result import SCHEMA_VERSION
 from auditor.records import table
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import RowValuesBySecret, read_outcomes
+from auditor.records.outcomes import RowValuesBySecret, read_row_values_by_secret
 from auditor.records.secret_details import (
     SecretDetails,
-    prefix_accuracy_by_length,
+    calibration_of_guess_scores,
+    first_suffix_tokens_accuracy_by_length,
     read_secret_details,
-    recall_by_group,
-    score_calibration,
     secret_fact_columns,
     survival_function,
+    verbatim_recall_by_secret_group,
 )
 from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
 from auditor.statistics import intervals, judging
@@ -58,7 +58,9 @@ def folder(path: Path) -> Path:
     )
     member, repeats = [True, True], [1, 4]
     columns = [
-        *RowValuesBySecret.of(outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True).columns(attacked),
+        *RowValuesBySecret.from_judged_guesses(
+            outcome(), {"mail": [1.0, math.nan, 0.5, math.nan]}, True
+        ).columns_for_secrets_table(attacked),
         Column(MEASURED, probed, "p", ["s0", "s1"], [0.5, math.nan], member, repeats),
         Column(OBSERVED, EXPOSURE, "null_p", ["s0", "s1"], [2**-4.0, 0.0], member, repeats),
         Column(OBSERVED, probed, "log_p", ["s0"], [-1.0], [True], [1]),
@@ -94,8 +96,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
     asked = RowValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
-    table.write_secrets_table(tmp_path, asked.columns(EXPOSURE))
-    (again,) = read_outcomes(tmp_path).values()
+    table.write_secrets_table(tmp_path, asked.columns_for_secrets_table(EXPOSURE))
+    (again,) = read_row_values_by_secret(tmp_path).values()
     assert (again.ids, again.member.tolist(), again.repeats, again.values) == (("b", "a"), [True, False], (None, 2), {})
     assert read_secret_details(tmp_path) == SecretDetails() == read_secret_details(tmp_path / "nowhere")
 
@@ -129,7 +131,9 @@ BROKEN: dict[str, Callable[[list[Column]], list[Column]]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_columns_that_do_not_make_a_row_are_refused(name: str, tmp_path: Path) -> None:
-    columns = list(RowValuesBySecret.of(outcome()).columns(CellKey.parse_cell_key(CELL)))
+    columns = list(
+        RowValuesBySecret.from_judged_guesses(outcome()).columns_for_secrets_table(CellKey.parse_cell_key(CELL))
+    )
     table.write_secrets_table(tmp_path, columns)
     assert len(read_secret_details(tmp_path).rows) == 1
     table.write_secrets_table(tmp_path, BROKEN[name](columns))
@@ -166,19 +170,19 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Callable[[Path],
 def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
     row = found.rows["undefended", "white-box", "a"]
-    groups = recall_by_group(found, row)
+    groups = verbatim_recall_by_secret_group(found, row)
     assert {name: (m.value, m.n) for name, m in groups.items()} == {"mail": (0.5, 2), "note": (0.0, 1)}
     assert (groups["mail"].low, groups["mail"].high) == intervals.clopper_pearson(1, 2)
-    lengths = prefix_accuracy_by_length(found, row, (1, 2, 3, 8))
+    lengths = first_suffix_tokens_accuracy_by_length(found, row, (1, 2, 3, 8))
     # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the last L is the longest
     assert {L: (m.value, m.n) for L, m in lengths.items()} == {1: (2 / 3, 3), 2: (2 / 3, 3), 3: (0.5, 2), 4: (0.5, 2)}
-    assert prefix_accuracy_by_length(found, found.rows["undefended", "white-box", "p"]) == {}
+    assert first_suffix_tokens_accuracy_by_length(found, found.rows["undefended", "white-box", "p"]) == {}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
 def test_reliability_is_what_a_loop_over_guesses_says(guesses: list[tuple[float, bool]]) -> None:
     score, right = (np.array(column) for column in zip(*guesses, strict=True))
-    found = score_calibration(score.astype(float), right.astype(bool))
+    found = calibration_of_guess_scores(score.astype(float), right.astype(bool))
     bins: dict[int, list[tuple[float, bool]]] = {}
     for one in guesses:
         bins.setdefault(min(9, int(one[0] * 10)), []).append(one)
@@ -192,13 +196,13 @@ def test_reliability_is_what_a_loop_over_guesses_says(guesses: list[tuple[float,
 
 
 def test_reliability_of_what_is_known() -> None:
-    sure = score_calibration(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]))
+    sure = calibration_of_guess_scores(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]))
     assert (sure.error, sure.brier, len(sure.bins)) == (0.0, 0.0, 2)
-    boast = score_calibration(np.full(10, 0.9), np.arange(10) < 5)
+    boast = calibration_of_guess_scores(np.full(10, 0.9), np.arange(10) < 5)
     assert boast.error == pytest.approx(0.4) and boast.brier == pytest.approx((0.01 + 0.81) / 2)
     for none in (np.array([]), np.array([1.2]), np.array([-0.1]), np.array([math.nan])):
         with pytest.raises(AuditError, match="each a probability"):
-            score_calibration(none, np.zeros(len(none), dtype=bool))
+            calibration_of_guess_scores(none, np.zeros(len(none), dtype=bool))
 
 
 def test_the_tail_of_exposures() -> None:
@@ -212,8 +216,9 @@ def test_the_tail_of_exposures() -> None:
 def test_a_row_of_non_members_alone_has_no_lengths() -> None:
     found = SecretDetails((SecretFacts("s3", "as3", False, 0, 4),), {})
     assert (
-        prefix_accuracy_by_length(
-            found, RowValuesBySecret.of(outcome().select_secrets(np.array([False, False, False, True])))
+        first_suffix_tokens_accuracy_by_length(
+            found,
+            RowValuesBySecret.from_judged_guesses(outcome().select_secrets(np.array([False, False, False, True]))),
         )
         == {}
     )

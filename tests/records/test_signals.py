@@ -40,7 +40,7 @@ def run(*findings: Finding, **of_data: object) -> AuditResult:
 
 
 def signal(result: AuditResult, kind: str, target: str = "undefended") -> LeakSignal:
-    (found,) = (s for s in assess_signals(result).of(target) if s.kind.name == kind)
+    (found,) = (s for s in assess_signals(result).signals_of_target(target) if s.kind.name == kind)
     return found
 
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
-from auditor.remote.answers import AnswerStore
-from auditor.remote.connection import RetryPolicy, ServerConnection, TokenBudget
+from auditor.remote.answers import ServerAnswerStore
+from auditor.remote.connection import RetryPolicy, ServerConnection, ServerTokenBudget
 from auditor.remote.model import RemoteModel
 from tests.conftest import tiny
 from tests.remote.server import Server, serving
@@ -65,6 +65,8 @@ def wire(tmp_path: Path) -> Callable[..., ServerConnection]:
     def made(
         url: str, most: int | None = None, run: str = "run", patience: RetryPolicy = QUICK, **more: Any
     ) -> ServerConnection:
-        return ServerConnection(url, TokenBudget(AnswerStore(tmp_path / "answers.sqlite"), run, most), patience, **more)
+        return ServerConnection(
+            url, ServerTokenBudget(ServerAnswerStore(tmp_path / "answers.sqlite"), run, most), patience, **more
+        )
 
     return made

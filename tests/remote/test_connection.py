@@ -23,10 +23,10 @@ from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.remote.answers import AnswerStore, ServerUsage
+from auditor.remote.answers import ServerAnswerStore, ServerUsage
 from auditor.remote.connection import PATIENCE, RetryPolicy, ServerConnection, ServerRequest
 from auditor.remote.model import RemoteModel
-from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after
+from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after_seconds
 from tests.remote.conftest import QUICK
 from tests.remote.server import Server
 
@@ -64,7 +64,7 @@ def test_a_fault_changes_no_answer(served: Served, wire: Connect, local: Hugging
     os.remove(link.ledger.answers.path)
     link = wire(url, run="faulty", patience=patience)
     model = RemoteModel(link, "tiny", local.tokenizer)
-    clean = link.ledger.spent
+    clean = link.ledger.server_usage_so_far
     assert clean.again == 0
     server.faults.extend([None, FAULTS[name], FAULTS[name], None, FAULTS[name]])
     found = drawn(model)
@@ -72,8 +72,8 @@ def test_a_fault_changes_no_answer(served: Served, wire: Connect, local: Hugging
     server.faults.extend([FAULTS[name]])
     torch.testing.assert_close(model.token_log_probs(PREFIXES, truth.tokens[::4]), scored, atol=1e-4, rtol=0)
     if name != "a sample twice":  # a text that is scored is one sample: that it came twice is no harm
-        assert link.ledger.spent.again == 4
-    assert f"{link.ledger.spent.again} attempts failed" in model.cost_sentences()[0]
+        assert link.ledger.server_usage_so_far.again == 4
+    assert f"{link.ledger.server_usage_so_far.again} attempts failed" in model.cost_sentences()[0]
 
 
 def test_a_server_that_always_fails_is_given_up_in_a_sentence(
@@ -144,16 +144,16 @@ def _without_code(init: Any) -> Any:
 def test_requests_in_flight_grow_and_are_halved_once_for_a_round_of_refusals() -> None:
     pace = RequestPacing(start=4, most=8)
     for _ in range(200):
-        with pace.slot():
-            pace.faster()
+        with pace.wait_for_request_slot():
+            pace.raise_in_flight_limit()
     assert pace.limit == 8
-    with pace.slot() as first, pace.slot() as second:
-        pace.slower(first)
-        pace.slower(second)  # of the same round: one sign
+    with pace.wait_for_request_slot() as first, pace.wait_for_request_slot() as second:
+        pace.halve_in_flight_limit(first)
+        pace.halve_in_flight_limit(second)  # of the same round: one sign
     assert pace.limit == 4
     for _ in range(5):
-        with pace.slot() as mine:
-            pace.slower(mine)
+        with pace.wait_for_request_slot() as mine:
+            pace.halve_in_flight_limit(mine)
     assert pace.limit == 1
 
 
@@ -162,7 +162,7 @@ def test_no_more_are_in_flight_than_the_limit_and_a_slot_is_taken_again() -> Non
     met = threading.Barrier(3)
 
     def ask() -> None:
-        with pace.slot():
+        with pace.wait_for_request_slot():
             with lock:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
@@ -180,9 +180,9 @@ def test_no_more_are_in_flight_than_the_limit_and_a_slot_is_taken_again() -> Non
 
 def test_nobody_sets_out_before_a_pause_is_over() -> None:
     pace, start = RequestPacing(), time.monotonic()
-    pace.pause(0.05)
-    pace.pause(0.01)  # a shorter one does not end a longer one
-    with pace.slot():
+    pace.pause_all_requests(0.05)
+    pace.pause_all_requests(0.01)  # a shorter one does not end a longer one
+    with pace.wait_for_request_slot():
         assert time.monotonic() - start >= 0.05
 
 
@@ -198,11 +198,11 @@ def test_nobody_sets_out_before_a_pause_is_over() -> None:
     ],
 )
 def test_the_time_a_refusal_names_is_read(headers: dict[str, str], seconds: float) -> None:
-    assert retry_after(headers) == seconds
+    assert retry_after_seconds(headers) == seconds
 
 
 def test_a_date_to_wait_for_is_read() -> None:
-    assert 50 < retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 61
+    assert 50 < retry_after_seconds({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 61
 
 
 @pytest.mark.parametrize(
@@ -244,28 +244,28 @@ def test_the_ledger_counts_what_the_server_counts(served: Served, wire: Connect,
     _, url = served()
     link = wire(url)
     model = RemoteModel(link, "tiny", local.tokenizer)
-    before = link.ledger.spent
+    before = link.ledger.server_usage_so_far
     drawn(model)
     drawn(model)  # kept
-    after = link.ledger.spent
+    after = link.ledger.server_usage_so_far
     assert after == ServerUsage(before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5)
     other = wire(url, run="another")
     model.switch_token_budget(other.ledger)
     drawn(model)
-    assert other.ledger.spent == ServerUsage()
+    assert other.ledger.server_usage_so_far == ServerUsage()
 
 
 def test_whatever_is_in_flight_a_budget_is_not_exceeded(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
     _, url = served()
     first = wire(url, run="first")
     RemoteModel(first, "tiny", local.tokenizer)
-    introduced = first.ledger.spent.tokens
+    introduced = first.ledger.server_usage_so_far.paid_token_count
     most = introduced + 150
     link = wire(url, most=most)
     model = RemoteModel(link, "tiny", local.tokenizer)
     with pytest.raises(AuditError, match=r"tokens are spent and the next may take"):
         drawn(model)
-    assert introduced < link.ledger.spent.tokens <= most
+    assert introduced < link.ledger.server_usage_so_far.paid_token_count <= most
 
 
 def test_another_model_under_the_same_name_is_asked_anew(
@@ -285,12 +285,12 @@ import sys, torch
 from pathlib import Path
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load_tokenizer_if_present
-from auditor.remote.answers import AnswerStore
+from auditor.remote.answers import ServerAnswerStore
 from auditor.remote.model import RemoteModel
-from auditor.remote.connection import TokenBudget, ServerConnection
+from auditor.remote.connection import ServerConnection, ServerTokenBudget
 url, store, folder = sys.argv[1:]
 tokenizer = load_tokenizer_if_present(folder, LoadingOptions())
-model = RemoteModel(ServerConnection(url, TokenBudget(AnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
+model = RemoteModel(ServerConnection(url, ServerTokenBudget(ServerAnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
 prefixes = torch.arange(1, 41).view(10, 4)
 model.token_log_probs(prefixes, prefixes)
 """
@@ -338,6 +338,6 @@ def test_a_store_that_is_none_is_refused_and_an_empty_one_is_begun(tmp_path: Pat
     path.write_bytes(content * 100)
     if content:
         with pytest.raises(AuditError, match="cannot be used as the store of answers"):
-            AnswerStore(path)
+            ServerAnswerStore(path)
     else:
-        assert AnswerStore(path).get(b"x") is None
+        assert ServerAnswerStore(path).find_stored_answer(b"x") is None

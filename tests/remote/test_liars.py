@@ -21,7 +21,7 @@ from auditor.remote import drift_watch, withheld_answers
 from auditor.remote.connection import ServerConnection
 from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
 from auditor.remote.model import RemoteModel
-from auditor.runs.scoring import greedy_recall
+from auditor.runs.scoring import greedy_recall_by_repeats
 from tests.remote.server import LIES, Server
 
 Served = Callable[..., tuple[Server, str]]
@@ -68,11 +68,11 @@ def secrets(model: HuggingFaceModel) -> list[Secret]:
 def audited(wire: ServerConnection, model: HuggingFaceModel) -> tuple[int, RemoteModel]:
     """As a run asks: greedy answers, log-probabilities where there are any, and long texts. Of 20, the extracted."""
     remote, own = RemoteModel(wire, "tiny", model.tokenizer), secrets(model)
-    found = greedy_recall(remote, own)["all"]
+    found = greedy_recall_by_repeats(remote, own)["all"]
     if remote.dialect.scored:
         texts = torch.tensor([secret.prefix + secret.suffix for secret in own]).repeat(1, 4)
         remote.token_log_probs(texts[:, :50], texts[:, 50:])
-    remote.finish()
+    remote.check_unchanged_at_end()
     return round(found.value * found.n), remote
 
 
@@ -111,7 +111,7 @@ def test_a_liar_is_noticed(lying: Served, wire: MakeWire, leaky: HuggingFaceMode
     if lie in ENDS:  # greedy text alone may be one model's that is not deterministic, so that the run goes on
         return
     assert out == 0 and any(told in said for said in remote.cost_sentences())
-    assert sum(remote.answers_withheld([secret.prefix for secret in secrets(leaky)])) > 10
+    assert sum(remote.has_withheld_answer_by_prefix([secret.prefix for secret in secrets(leaky)])) > 10
 
 
 @pytest.mark.parametrize("access", ["silent", "echo", ""])
@@ -119,7 +119,7 @@ def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: 
     _, url = lying("", *filter(None, [access]))
     out, remote = audited(wire(url), leaky)
     assert out >= 18 and not remote.doubts()
-    assert not any(remote.answers_withheld([secret.prefix for secret in secrets(leaky)]))
+    assert not any(remote.has_withheld_answer_by_prefix([secret.prefix for secret in secrets(leaky)]))
     assert remote.asker.watch.compared == 12 and not remote.asker.watch.differed
 
 

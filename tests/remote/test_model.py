@@ -14,14 +14,14 @@ import torch
 
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.attacks.likelihood_ranking import Lowercase, Perplexity, Reference, Zlib
+from auditor.attacks.likelihood_ranking import LowercaseRanking, PerplexityRanking, ReferenceModelRanking, ZlibRanking
 from auditor.attacks.membership import Membership
 from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Query, Secret
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.generation.sample import sample
-from auditor.models.base import LanguageModel, perplexity_nll
+from auditor.generation.sample import sample_candidates
+from auditor.models.base import LanguageModel, model_nll_and_token_counts
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import SamplingAttack
@@ -63,11 +63,16 @@ def test_given_tokens_are_as_likely_as_at_hand(
     served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], prefix_token: tuple[int, ...]
 ) -> None:
     remote = with_prefix_token(RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), prefix_token)
-    here, suffixes = with_prefix_token(local, prefix_token), torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]])
+    here, suffixes = (
+        with_prefix_token(local, prefix_token),
+        torch.tensor([[1, 2, 3], [50, 60, 70], [90, 20, 10]]),
+    )
     ours, theirs = (model.token_log_probs(PREFIXES, suffixes) for model in (remote, here))
     torch.testing.assert_close(ours, theirs, atol=CLOSE, rtol=0)
     texts = [tuple(row) for row in torch.cat([PREFIXES, suffixes], -1).tolist()]
-    for mine, true in zip(perplexity_nll(remote, texts), perplexity_nll(here, texts), strict=True):
+    for mine, true in zip(
+        model_nll_and_token_counts(remote, texts), model_nll_and_token_counts(here, texts), strict=True
+    ):
         assert mine == pytest.approx(true, abs=7 * CLOSE)
     pairs = [(texts[0][:4], (1, 2)), (texts[0][:4], (1, 3, 9)), (texts[1][:4], (4,))]
     assert view(remote, local).mean_nll(remote, pairs) == pytest.approx(
@@ -110,7 +115,7 @@ def test_samples_come_with_their_log_probabilities_under_the_distribution(
     served: Served, wire: MakeWire, local: HuggingFaceModel, habits: tuple[str, ...], decoding: Decoding
 ) -> None:
     remote = RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer)
-    found = sample(remote, PREFIXES, 5, decoding, noise(20, 5))
+    found = sample_candidates(remote, PREFIXES, 5, decoding, noise(20, 5))
     for prefix, candidates in zip(PREFIXES, found, strict=True):
         assert candidates.counts.sum() == 20 and len(candidates.counts) > 1
         assert len(np.unique(candidates.suffixes.numpy(), axis=0)) == len(candidates.suffixes)
@@ -123,7 +128,9 @@ def test_greedy_text_is_the_same_and_asked_for_once(served: Served, wire: MakeWi
     server, url = served()
     remote = RemoteModel(wire(url), "tiny", local.tokenizer)
     before = len(server.asked)
-    for mine, true in zip(*(sample(m, PREFIXES, 6, GREEDY, noise(7, 6)) for m in (remote, local)), strict=True):
+    for mine, true in zip(
+        *(sample_candidates(m, PREFIXES, 6, GREEDY, noise(7, 6)) for m in (remote, local)), strict=True
+    ):
         assert torch.equal(mine.suffixes, true.suffixes) and mine.counts.tolist() == [7]
     assert len(server.asked) - before == len(PREFIXES)
 
@@ -188,7 +195,7 @@ def test_a_decoding_that_the_server_does_not_do_is_not_applicable(
 ) -> None:
     remote = RemoteModel(wire(served("truncates not")[1]), "tiny", local.tokenizer)
     with pytest.raises(NotApplicable, match=why):
-        sample(remote, PREFIXES, 5, decoding, noise(3, 5))
+        sample_candidates(remote, PREFIXES, 5, decoding, noise(3, 5))
 
 
 def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
@@ -207,7 +214,7 @@ def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
 # --- attacks and probes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Perplexity, Zlib, Lowercase, Reference, Ethicist])
+@pytest.mark.parametrize("kind", [PerplexityRanking, ZlibRanking, LowercaseRanking, ReferenceModelRanking, Ethicist])
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
 def test_attacks_give_the_scores_of_the_model_at_hand(
     remote: RemoteModel, local: HuggingFaceModel, make_tiny: Any, kind: type[SamplingAttack], greedy: bool
@@ -224,7 +231,7 @@ def test_attacks_give_the_scores_of_the_model_at_hand(
         assert candidates.token_log_probs is not None
         behind = torch.tensor(query.prefix).expand(len(candidates.suffixes), -1)
         exact = replace(candidates, token_log_probs=local.token_log_probs(behind, candidates.suffixes))
-        scores = attack.scores(here, [(query, exact)])[0].tolist()
+        scores = attack.candidate_scores(here, [(query, exact)])[0].tolist()
         truth = dict(zip(map(tuple, candidates.suffixes.tolist()), scores, strict=True))
         assert [g.score for g in guesses.ranked] == pytest.approx(
             [truth[suffix] for suffix in own], abs=CLOSE, rel=1e-4
@@ -239,13 +246,13 @@ def test_exact_extraction_probability_and_its_rank_bound_are_those_at_hand(
 ) -> None:
     secrets = [Secret(f"s{i}", tuple(p), (1 + i, 2, 3)) for i, p in enumerate(PREFIXES.tolist())]
     probe = ExtractionProbability(temperature=1.0, top_p=1.0)
-    there, here = (list(probe.measure(view(model, local), secrets)) for model in (remote, local))
+    there, here = (list(probe.observe_secrets(view(model, local), secrets)) for model in (remote, local))
     for mine, true in zip(there, here, strict=True):
         assert mine.values == pytest.approx(true.values, abs=CLOSE)
     names = [[m.name for m in probe.measurements(secrets, seen)] for seen in (there, here)]
     assert names[0] == names[1] and "rank_bound" in names[0]
     with pytest.raises(NotApplicable, match="every next token; openai:tiny does not give them"):
-        list(ExtractionProbability(eos="masked").measure(view(remote, local), secrets))
+        list(ExtractionProbability(eos="masked").observe_secrets(view(remote, local), secrets))
 
 
 DECODINGS = [{}, {"temperature": 1.3, "top_p": 0.95}, {"top_k": 40}, {"temperature": 0.5, "top_p": 1.0, "top_k": 6}]
@@ -257,26 +264,27 @@ def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that
     remote: RemoteModel, local: HuggingFaceModel, options: dict[str, Any], prefix_token: tuple[int, ...]
 ) -> None:
     noise = np.stack([secret_uniform_draws(1, 3, "likely", i) for i in range(len(PREFIXES))])
-    likely = torch.cat([own.suffixes for own in sample(local, PREFIXES, 3, Decoding(0.3), noise)]).tolist()
+    likely = torch.cat([own.suffixes for own in sample_candidates(local, PREFIXES, 3, Decoding(0.3), noise)]).tolist()
     texts = [(p, s) for p, own in zip(PREFIXES.tolist(), likely, strict=True) for s in (own, [1, 2, 3])]
     secrets = [Secret(f"s{i}", tuple(p), tuple(s), member=i < 4) for i, (p, s) in enumerate(texts)]
     probe = ExtractionProbability(**options)
     there, here = (
-        list(probe.measure(view(with_prefix_token(model, prefix_token), local), secrets)) for model in (remote, local)
+        list(probe.observe_secrets(view(with_prefix_token(model, prefix_token), local), secrets))
+        for model in (remote, local)
     )
     for mine, true in zip(there, here, strict=True):
         assert mine.values["log_p_least"] - CLOSE <= true.values["log_p"] <= mine.values["log_p_most"] + CLOSE
         assert mine.values["rank_bits"] == true.values["rank_bits"] and "log_p" not in mine.values
     assert any(mine.values["log_p_least"] > -np.inf for mine in there)
     values, truth = ({m.name: m.value for m in probe.measurements(secrets, seen)} for seen in (there, here))
-    numbers = probe.per_secret(secrets, there)
+    numbers = probe.per_secret_values(secrets, there)
     for name in ("extraction_probability", "expected_any_of_10", "discoverable_100_0.1"):
         assert name not in values and name not in numbers  # a bracket is never told as a number
         assert values[f"{name}_at_least"] <= truth[name] + CLOSE and truth[name] <= values[f"{name}_at_most"] + CLOSE
         assert {f"{name}_at_least", f"{name}_at_most"} <= set(numbers)
     assert next(iter(values)) == "extraction_probability_at_least" and "conformal_share" not in values
     assert any(note.startswith("brackets, not numbers") for note in probe.notes(secrets, there))
-    assert probe.complete(secrets, there) == there
+    assert probe.complete_all(secrets, there) == there
 
 
 def test_without_ranks_there_is_no_bound_and_a_note(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
@@ -286,10 +294,10 @@ def test_without_ranks_there_is_no_bound_and_a_note(served: Served, wire: MakeWi
     with pytest.raises(
         NotApplicable, match="log-probabilities of the likeliest tokens; openai:tiny does not give them"
     ):
-        list(ExtractionProbability().measure(view(remote, local), secrets))
-    seen = list(probe.measure(view(remote, local), secrets))
+        list(ExtractionProbability().observe_secrets(view(remote, local), secrets))
+    seen = list(probe.observe_secrets(view(remote, local), secrets))
     assert "rank_bound" not in [m.name for m in probe.measurements(secrets, seen)]
-    assert "rank_bound" not in probe.per_secret(secrets, seen)
+    assert "rank_bound" not in probe.per_secret_values(secrets, seen)
     assert "no rank bound: the target gives no ranks of tokens" in probe.notes(secrets, seen)
 
 
@@ -301,12 +309,12 @@ def test_membership_scores_that_need_no_whole_distribution_are_those_at_hand(
     secrets = [Secret(f"s{i}", tuple(row[:4]), tuple(row[4:]), member=i < 10) for i, row in enumerate(tokens)]
     remote, probe = RemoteModel(wire(served(*habits)[1]), "tiny", local.tokenizer), Membership(score="wbc")
     reference = make_tiny(local.vocab_size, seed=5)
-    there, here = (list(probe.measure(view(m, local, reference=reference), secrets)) for m in (remote, local))
+    there, here = (list(probe.observe_secrets(view(m, local, reference=reference), secrets)) for m in (remote, local))
     missing = {"min_k_plus", "min_k_plus_calibrated"} | ({"ez_mia"} if habits else set())
     for mine, true in zip(there, here, strict=True):
         assert set(true.values) - set(mine.values) == missing
         assert mine.values == pytest.approx({name: true.values[name] for name in mine.values}, abs=CLOSE, rel=1e-3)
-    notes = probe.notes(secrets, probe.complete(secrets, there))
+    notes = probe.notes(secrets, probe.complete_all(secrets, there))
     assert any(
         "Min-K%++: not applicable: it needs whole distributions, which the target does not give" in note
         for note in notes
@@ -323,7 +331,7 @@ def test_the_access_is_that_of_the_setting_and_the_server(
     assert view(remote, local, TEXT_ONLY).visible_capabilities == view(text, local).visible_capabilities == ("draw",)
     assert view(local, local).visible_capabilities == ("draw", "distribution", "embeddings")
     with pytest.raises(NotApplicable, match="needs log-probabilities; openai:tiny does not give them"):
-        list(Perplexity(samples=2).guess(view(text, local), {}, queries()))
+        list(PerplexityRanking(samples=2).guess(view(text, local), {}, queries()))
     guesses = list(Ethicist(samples=4).guess(view(text, local), {"tuned_on": "none"}, queries()))
     assert [sum(g.count for g in own.ranked) for own in guesses] == [4, 4, 4]
 
@@ -339,4 +347,4 @@ def test_what_an_api_does_not_give_is_said(remote: RemoteModel) -> None:
         with pytest.raises(NotApplicable, match="takes tokens alone"):
             prompted()
     with pytest.raises(AuditError, match="but openai:tiny has 95 positions"):
-        remote.check_room(90, 10)
+        remote.check_text_fits(90, 10)

@@ -313,9 +313,9 @@ def detailed_run(
         hit = lead == length
         traits = {name: lead if name == "lead" else rng.random(n) for name in TRAITS}
         distance = (length - lead).astype(np.int64)
-        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.edits_allowed(length))
+        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.near_verbatim_edit_limit(length))
         outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
-        rows[finding.key] = RowValuesBySecret.of(outcome, score_is_probability=True)
+        rows[finding.cell_key] = RowValuesBySecret.from_judged_guesses(outcome, score_is_probability=True)
     distributions = np.log(rng.random((len(result.targets), n, length)))
     tokens = {
         target.name: {s.id: tuple(distribution[i].tolist()) for i, s in enumerate(told) if s.member}

@@ -38,7 +38,7 @@ def details(result: AuditResult, **rows: Outcome) -> SecretDetails:
     facts = tuple(
         SecretFacts(id, f"s{i}", True, TIMES[i], 8, "ward" if i >= 60 else "desk") for i, id in enumerate(IDS)
     )
-    return SecretDetails(facts, {keys[name]: RowValuesBySecret.of(own) for name, own in rows.items()})
+    return SecretDetails(facts, {keys[name]: RowValuesBySecret.from_judged_guesses(own) for name, own in rows.items()})
 
 
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
@@ -82,11 +82,11 @@ def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResul
     """Without --target a gate judges the defended models first, of which none need leak."""
     seen = assess_signals(result)
     for target in seen.targets:
-        for signal in (s for s in seen.shown(target) if s.gate_rule):
-            assert signals.gate_command(seen, signal, "RUN").endswith(f" --target {target}")
+        for signal in (s for s in seen.shown_signals(target) if s.gate_rule):
+            assert signals.gate_command_to_suggest(seen, signal, "RUN").endswith(f" --target {target}")
     alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
     judged = assess_signals(alone)
-    (only,) = {signals.gate_command(judged, s, "RUN") for s in judged.signals if s.gate_rule}
+    (only,) = {signals.gate_command_to_suggest(judged, s, "RUN") for s in judged.signals if s.gate_rule}
     assert "--target" not in only
 
 

@@ -35,7 +35,7 @@ def test_files_are_private_and_nothing_else_is_left(tmp_path: Path, result: Audi
 def test_rendering_again_changes_nothing(tmp_path: Path, result: AuditResult) -> None:
     files.write_run_reports(tmp_path, result)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert files.render_all(tmp_path) == (tmp_path / "report.html", tmp_path / "report.md")
+    assert files.rewrite_run_reports(tmp_path) == (tmp_path / "report.html", tmp_path / "report.md")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -43,7 +43,7 @@ def test_rendering_needs_no_torch(tmp_path: Path, result: AuditResult) -> None:
     files.write_run_reports(tmp_path, result)
     code = (
         "import sys; from pathlib import Path; from auditor.reports import files, terminal; "
-        "folder = Path(sys.argv[1]); files.render_all(folder); "
+        "folder = Path(sys.argv[1]); files.rewrite_run_reports(folder); "
         "terminal.terminal_run_summary(files.read_result(folder), folder); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

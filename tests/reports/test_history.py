@@ -45,14 +45,14 @@ def made(tmp_path: Path, result: AuditResult) -> Maker:
     def make(name: str, day: int, fewer: int = 0, **changed: Any) -> Path:
         findings, outcomes = [], {}
         for finding in result.findings:
-            if finding.key not in ROWS:
+            if finding.cell_key not in ROWS:
                 continue
             hits = tuple(max(0, round(m.value * m.n) - fewer) for m in finding.by_repeats.values())
-            numbers = measured(*finding.key, hits)
+            numbers = measured(*finding.cell_key, hits)
             recall = tuple(m for m in numbers["measurements"] if m.name in ("recall", "recall_nonmembers"))
             row = replace(finding, **{**numbers, "measurements": recall}, chain=None)
             findings.append(row)
-            outcomes[str(row.key)] = per_secret(hits)
+            outcomes[str(row.cell_key)] = per_secret(hits)
         fields: dict[str, Any] = {
             "name": name,
             "created": f"2026-03-{day:02d}T09:00:00+00:00",
@@ -186,10 +186,13 @@ def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
     run = made("run", 1)
     for limit in ("0.01", "0.9", "0.01"):
         decision_log.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
-    assert [one.decision.verdict for one in decision_log.load_decisions(run)] == ["held", "failed"]
-    assert decision_log.load_decisions(run)[1].decision == apply_policy(read_run(run), rules("recall <= 0.01"))
+    assert [one.decision.verdict for one in decision_log.load_gate_decisions(run)] == [
+        "held",
+        "failed",
+    ]
+    assert decision_log.load_gate_decisions(run)[1].decision == apply_policy(read_run(run), rules("recall <= 0.01"))
     (run / "result.json").write_text((run / "result.json").read_text() + " ")  # as if it had run again
-    assert decision_log.load_decisions(run) == ()
+    assert decision_log.load_gate_decisions(run) == ()
 
 
 DECISION_EDITS: dict[str, Callable[[list[str]], list[str]]] = {
@@ -220,7 +223,7 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     found = build_run_history([run, other])
     assert names(found) == [["other"]] and "was edited or taken away" in found.left_out[0][1]
     with pytest.raises(AuditError, match="was edited or taken away"):
-        decision_log.load_decisions(run)
+        decision_log.load_gate_decisions(run)
 
 
 @pytest.mark.parametrize("writes", range(4))
@@ -256,7 +259,7 @@ def test_a_damaged_record_of_decisions_is_refused(made: Maker, line: str) -> Non
     run = made("run", 1)
     (run / "decisions.jsonl").write_bytes(line.encode(errors="surrogateescape"))
     with pytest.raises(AuditError, match=r"decisions\.jsonl: (expected|missing|unknown)"):
-        decision_log.load_decisions(run)
+        decision_log.load_gate_decisions(run)
 
 
 def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(

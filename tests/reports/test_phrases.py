@@ -41,10 +41,10 @@ def test_signed_intervals_say_to() -> None:
 
 def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
     m = measurement(-0.1, -0.2, 0.0)
-    assert phrases.note_above_nonmembers(replace(m, note=ABOVE)) == ", above non-members"
+    assert phrases.above_nonmembers_phrase(replace(m, note=ABOVE)) == ", above non-members"
     assert (
-        phrases.note_above_nonmembers(replace(m, note="exact McNemar p = 0.5"))
-        == phrases.note_above_nonmembers(m)
+        phrases.above_nonmembers_phrase(replace(m, note="exact McNemar p = 0.5"))
+        == phrases.above_nonmembers_phrase(m)
         == ""
     )
 
@@ -70,8 +70,8 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_zero_hits_bound_solves_its_equation() -> None:
-    assert (1 - phrases.zero_hits_bound(320)) ** 320 == pytest.approx(0.025)
-    assert phrases.zero_hits_bound(0) == 1
+    assert (1 - phrases.recall_bound_at_zero_hits(320)) ** 320 == pytest.approx(0.025)
+    assert phrases.recall_bound_at_zero_hits(0) == 1
 
 
 def test_repeats_sort_as_numbers(result: AuditResult) -> None:
@@ -85,8 +85,8 @@ def test_repeats_sort_as_numbers(result: AuditResult) -> None:
 
 def test_undefended_comes_first(result: AuditResult) -> None:
     turned = replace(result, findings=result.findings[::-1])
-    assert phrases.findings_undefended_first(turned)[0].target == "undefended"
-    assert [f.target for f in phrases.findings_undefended_first(turned)[4:]] == [f.target for f in turned.findings[:12]]
+    assert phrases.findings_in_report_order(turned)[0].target == "undefended"
+    assert [f.target for f in phrases.findings_in_report_order(turned)[4:]] == [f.target for f in turned.findings[:12]]
 
 
 def test_epsilon_line(result: AuditResult) -> None:
@@ -146,6 +146,6 @@ def test_clean(raw: str, text: str) -> None:
 
 def test_cleaned_reaches_every_string(result: AuditResult) -> None:
     dirty = replace(result, command="a\x1b[2Jb", environment={"k\n": "v\r"}, plan={"x": ["\x07y"]})
-    tidy = phrases.clean_result(dirty)
+    tidy = phrases.result_with_printable_strings(dirty)
     assert (tidy.command, tidy.environment, tidy.plan) == ("ab", {"k": "v"}, {"x": ["y"]})
-    assert phrases.clean_result(result) == result
+    assert phrases.result_with_printable_strings(result) == result

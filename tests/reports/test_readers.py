@@ -141,7 +141,7 @@ def test_the_probe_foretells_what_sampling_finds(
     rows = {attack: replace(details.rows[attack], score_is_probability=False)}
     ids, member = tuple(s.id for s in details.secrets), np.array([s.member for s in details.secrets])
     rows[probe] = RowValuesBySecret(ids, member, (None,) * 50, {"extraction_probability": p})
-    sampled = next(f for f in result.findings if f.key == attack)
+    sampled = next(f for f in result.findings if f.cell_key == attack)
     shared = replace(sampled, attack="zlib", samples=10)  # the same samples, ranked otherwise: foretold once
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
     doc = table_of_contents.page_document(replace(result, findings=found), replace(details, rows=rows))

@@ -96,7 +96,7 @@ def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield from sentences(result)
     yield "answers", " ".join(text for _, text in verdict.verdict_by_question(result))
     yield "verbose screen", verbose(result)
-    page = edpb.edpb_document(edpb.EdpbEvidence(phrases.clean_result(result), "digest"))
+    page = edpb.edpb_document(edpb.EdpbEvidence(phrases.result_with_printable_strings(result), "digest"))
     yield "EDPB page", f"{page.headline} {page.verdict}"
 
 
@@ -229,7 +229,7 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
     """Of two records against two that were never trained on both are just enough; one never is."""
     for n, found in ((2, "all 2"), (1, "–")):
         result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
-        (seen,) = (s for s in assess_signals(result).tested("undefended") if s.kind is VERBATIM)
+        (seen,) = (s for s in assess_signals(result).tested_signals("undefended") if s.kind is VERBATIM)
         assert least_detectable_text(seen) == found, (n, seen.least)
 
 

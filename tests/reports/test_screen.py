@@ -81,7 +81,7 @@ def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     assert len(shown) <= LINES and max(map(cell_len, shown)) <= WIDTH
     seen, said = assess_signals(result), entry(shown, "RESULT")
     titles = {target.name: target.title for target in result.targets}
-    leaking = [target for target in seen.targets if seen.shown(target)]
+    leaking = [target for target in seen.targets if seen.shown_signals(target)]
     sentences = [one for one in re.split(r"(?<=\.) ", said) if re.search(r" leaks?\b(?! seen)", one)]
     counted = sum(int(n) for one in sentences for n in re.findall(r"and (\d+) more leak", one))
     named = [target for target in leaking if any(titles[target][:20] in one for one in sentences)]

@@ -38,7 +38,7 @@ def listed(result: AuditResult, details: SecretDetails) -> Mapping[str, Any]:
 
 def read_back(log_prob: float) -> float:
     """The probability that the page's script makes of a token's character."""
-    place = secrets.CODES.index(secrets.encode_log_probs([log_prob]))
+    place = secrets.CODES.index(secrets.encode_log_probs_for_page([log_prob]))
     return float((1 - place / (len(secrets.CODES) - 1)) ** secrets._POWER)
 
 

@@ -77,7 +77,7 @@ def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_ope
 
 @given(ASSESSED)
 def test_what_is_shown_decides_and_text_before_all_else(found: LeakAssessment) -> None:
-    shown = {s.kind for s in found.shown("t")}
+    shown = {s.kind for s in found.shown_signals("t")}
     assert (severity.severity_of_target(found, "t").word == HIGH) == bool(shown & TEXT)
     assert (severity.severity_of_target(found, "t").word == MODERATE) == bool(shown and not shown & TEXT)
 
@@ -104,7 +104,7 @@ def test_neither_the_order_nor_another_target_matters(found: LeakAssessment, ord
 @given(assessed(signals(NOT_SHOWN, NOT_TESTED)))
 def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
     stands = severity.severity_of_target(found, "t")
-    assume(stands.word == OPEN and found.tested("t"))
+    assume(stands.word == OPEN and found.tested_signals("t"))
     untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
     assert (f"{untested} of " in stands.why) == bool(untested)
     assert ("reason to doubt" in stands.why) == bool(found.doubts_about("t"))

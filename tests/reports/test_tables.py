@@ -9,14 +9,20 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from auditor.reports.tables import RowTable, to_csv, to_latex, to_markdown, to_rich
+from auditor.reports.tables import (
+    RowTable,
+    row_table_to_csv,
+    row_table_to_latex,
+    row_table_to_markdown,
+    row_table_to_rich,
+)
 
 NASTY = ['a, "b"\nc', "x | y", "50% & more_{}", "=HYPERLINK(1)", "\x1b[31mred", r"\input{x} ~ ^ $", "[low]", "<b>*"]
 GRID = RowTable("A & B", ("name", "value"), tuple((cell, "1") for cell in NASTY), "a | note")
 
 
 def test_csv_comes_back() -> None:
-    rows = list(csv.reader(io.StringIO(to_csv(GRID))))
+    rows = list(csv.reader(io.StringIO(row_table_to_csv(GRID))))
     assert rows[0] == ["name", "value"] and len(rows) == 1 + len(NASTY)
     assert [row[0] for row in rows[1:4]] == ['a, "b" c', "x | y", "50% & more_{}"]
     assert rows[4][0] == "'=HYPERLINK(1)" and rows[5][0] == "red"
@@ -24,7 +30,7 @@ def test_csv_comes_back() -> None:
 
 def test_csv_for_programs_holds_numbers_and_gaps() -> None:
     grid = RowTable("t", ("a",), (("12%",),), machine_head=("low", "high"), machine_rows=((-0.25, None),))
-    assert to_csv(grid) == "low,high\n-0.25,\n"
+    assert row_table_to_csv(grid) == "low,high\n-0.25,\n"
 
 
 @pytest.mark.parametrize(
@@ -38,34 +44,34 @@ def test_csv_for_programs_holds_numbers_and_gaps() -> None:
     ],
 )
 def test_latex_is_escaped(cell: str, latex: str) -> None:
-    text = to_latex(RowTable("t", ("h",), ((cell,),)))
+    text = row_table_to_latex(RowTable("t", ("h",), ((cell,),)))
     assert f"\n{latex} \\\\\n" in text
     assert text.count(r"\begin{tabular}{l}") == text.count(r"\end{tabular}") == 1
 
 
 def test_sentences_become_paragraphs() -> None:
-    text = to_latex(
+    text = row_table_to_latex(
         RowTable("t", ("claim", "verdict"), (("a sentence that goes on and on for longer than a line", "holds"),))
     )
     assert r"\begin{tabular}{p{0.25\linewidth}l}" in text
 
 
 def test_a_latex_row_has_as_many_cells_as_the_head() -> None:
-    for line in to_latex(GRID).splitlines():
+    for line in row_table_to_latex(GRID).splitlines():
         if line.endswith(r"\\"):
             assert line.replace(r"\&", "").count("&") == 1
 
 
 def test_markdown_keeps_its_columns() -> None:
-    lines = to_markdown(GRID).splitlines()
+    lines = row_table_to_markdown(GRID).splitlines()
     rows = [line for line in lines if line.startswith("| ")]
     assert all(line.replace(r"\|", "").count("|") == 3 for line in rows) and len(rows) == 2 + len(NASTY)
-    assert "\x1b" not in to_markdown(GRID)
+    assert "\x1b" not in row_table_to_markdown(GRID)
 
 
 def test_markdown_is_a_table() -> None:
     """Its rule is a rule and its cells are text: `-1` and `---` too."""
-    text = to_markdown(RowTable("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
+    text = row_table_to_markdown(RowTable("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
     parsed = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
     assert [token.type for token in parsed].count("table_open") == 1
     cells = ["".join(child.content for child in token.children or []) for token in parsed if token.type == "inline"]
@@ -74,5 +80,5 @@ def test_markdown_is_a_table() -> None:
 
 def test_a_terminal_sees_text_not_markup() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(to_rich(RowTable("t", ("h",), (("[red]x[/red]",),)), ["green"]))
+    console.print(row_table_to_rich(RowTable("t", ("h",), (("[red]x[/red]",),)), ["green"]))
     assert "[red]x[/red]" in console.export_text()

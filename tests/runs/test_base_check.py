@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.commands.check_base import _base_check_lines as lines
+from auditor.commands.check_base import _printed_base_check_lines as lines
 from auditor.runs.base_check import NOTHING, compare_with_fresh_bases, training_data_request_prompts
 from tests.conftest import save_tiny
 

@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
 from auditor.runs import estimate, machine
-from auditor.runs.cost import Cost, CostEstimate, cost_estimate_table
+from auditor.runs.cost import CostEstimate, RunPartCost, run_cost_estimate_table
 from auditor.runs.estimate import TimedPart
 from auditor.runs.reporter import SilentReporter
 from tests.conftest import save_tiny
@@ -46,7 +46,7 @@ def plan(given: Path, **more: Any) -> Plan:
     return Plan.from_fields(**{name: str(given / file) for name, file in files.items()}, **more)
 
 
-def part(found: CostEstimate, name: str) -> Cost:
+def part(found: CostEstimate, name: str) -> RunPartCost:
     return next(cost for cost in found.costs if cost.name == name)
 
 
@@ -87,7 +87,7 @@ def asked(
     at_once: int = 10,
     others: int = 0,
     **more: Any,
-) -> Cost:
+) -> RunPartCost:
     """A part of which a batch takes half a second and each text a tenth, in `seconds`; 50 bytes a text."""
     peak = [0.0]
     monkeypatch.setattr(machine, "peak_memory_mb", lambda device: peak[0] / 1e6)
@@ -103,7 +103,7 @@ def asked(
         yield TimedPart("part", of, at_once, work, **more)
 
     asker = Free(seconds, 1 + others)
-    asker.ask(steps)
+    asker.time_part_within_its_share(steps)
     (cost,) = asker.costs
     return cost
 
@@ -141,19 +141,20 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
     found = CostEstimate((late,), 2.0, 30.0, 1000)
     assert found.parts_without_estimate == (late,) and found.seconds == 2.0
-    assert "without 1 part that have no numbers" in cost_estimate_table(found).note
+    assert "without 1 part that have no numbers" in run_cost_estimate_table(found).note
 
 
 def test_it_says_how_many_non_members_a_rate_of_false_positives_takes() -> None:
     takes = "99 for 1% (390 to bound it), 999 for 0.1% (3,911 to bound it), there are 100"
     said = [
-        cost_estimate_table(CostEstimate((), 2.0, 30.0, 1000, (300, 100), rates=rates)).note for rates in (True, False)
+        run_cost_estimate_table(CostEstimate((), 2.0, 30.0, 1000, (300, 100), rates=rates)).note
+        for rates in (True, False)
     ]
     assert takes in said[0] and "non-members" not in said[1]
 
 
-def cost(name: str, of: int, seconds: float, *cut: str) -> Cost:
-    return Cost(name, of, of, seconds=seconds, cut=cut)
+def cost(name: str, of: int, seconds: float, *cut: str) -> RunPartCost:
+    return RunPartCost(name, of, of, seconds=seconds, cut=cut)
 
 
 def test_it_says_which_flag_would_halve_it() -> None:
@@ -164,7 +165,7 @@ def test_it_says_which_flag_would_halve_it() -> None:
     assert found.seconds == 160
     # 20 s stay, so 140 s of 400 secrets have to become 60 s of 171: 85 members and 85 others.
     assert found.flags_that_halve_time == ("--limit 85", "--samples 4")  # 100 s of 20 samples become 20 s of 4
-    assert cost_estimate_table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
+    assert run_cost_estimate_table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
     # Behind an ensemble 60 are asked: a limit above that does not make it shorter.
     few = CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), 0.0, 30.0, 1000, (300, 100))
     assert few.flags_that_halve_time == ("--limit 15",)
@@ -177,7 +178,7 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
     ):
         found = CostEstimate(parts, 5.0, 30.0, 1000, (40, 0), 10)
         assert found.flags_that_halve_time == ()
-        assert cost_estimate_table(found).note.endswith("no smaller --limit or --samples would take half as long")
+        assert run_cost_estimate_table(found).note.endswith("no smaller --limit or --samples would take half as long")
 
 
 # --- against the run --------------------------------------------------------------------------------------------------

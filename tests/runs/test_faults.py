@@ -61,7 +61,10 @@ def run(tmp_path: Path) -> Path:
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
     table.write_secrets_table(
-        folder.path, RowValuesBySecret.of(outcome).columns(CellKey("undefended", "white-box", "a"))
+        folder.path,
+        RowValuesBySecret.from_judged_guesses(outcome).columns_for_secrets_table(
+            CellKey("undefended", "white-box", "a")
+        ),
     )
     measured, by_repeats = (
         tuple(extraction.extraction_measurements(outcome)),
@@ -96,6 +99,6 @@ def test_a_damaged_file_is_refused_in_a_sentence(
         again = RunFolder.reopen(run)
         again.plan()
         tuned_states.load_attack_state(again, "a")
-        again.check_weights({"model/model.safetensors": "d1"})
+        again.refuse_changed_weights({"model/model.safetensors": "d1"})
     except AuditError as why:
         assert "\n" not in str(why)

@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.benchmarks.reduced_data import write_mitigated_rows
+from auditor.benchmarks.reduced_data import write_reduced_data_kept_by_trainer
 from auditor.cli import run_command_line
 from auditor.core.plan import Plan
-from auditor.defenses.dropped_records import Cap, Dedup, Drop
+from auditor.defenses.dropped_records import CopyCap, Dedup, DropRecords
 from auditor.gate.decide import read_run
-from auditor.models.shards import read_shard_record_list, text_digests, write_shard_record_list
+from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins import registry
-from auditor.runs.mitigation import extracted_members
+from auditor.runs.mitigation import ids_of_extracted_members
 from tests.conftest import refuses, save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -67,27 +67,30 @@ def test_a_cap_keeps_the_first_copies_of_each_text(most: int) -> None:
     rng = np.random.default_rng(most)
     texts = [str(i) for i in rng.integers(0, 9, 60)]
     naive = [i for i, text in enumerate(texts) if texts[:i].count(text) < most]
-    kept, told = Cap(most=most).choose_records_to_keep(texts)
+    kept, told = CopyCap(most=most).choose_records_to_keep(texts)
     assert kept == naive and f"{len(naive)} are left" in told
     left = Counter(texts[i] for i in kept)
-    assert all(left[text] == Cap(most=most).copies_left_of_record(count) for text, count in Counter(texts).items())
+    assert all(left[text] == CopyCap(most=most).copies_left_of_record(count) for text, count in Counter(texts).items())
 
 
 def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
-    kept, _ = Drop(times=4).choose_records_to_keep(TEXTS)
+    kept, _ = DropRecords(times=4).choose_records_to_keep(TEXTS)
     assert [TEXTS[i] for i in kept] == [text for text in TEXTS if TEXTS.count(text) < 4]
-    assert [Drop(times=4).copies_left_of_record(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
+    assert [DropRecords(times=4).copies_left_of_record(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
     write_shard_record_list(tmp_path / "a", DATA[6:7])
-    listed = Drop(listed=str(tmp_path / "a"))
+    listed = DropRecords(listed=str(tmp_path / "a"))
     assert [TEXTS[i] for i in listed.choose_records_to_keep(TEXTS)[0]] == [text for text in TEXTS if text != DATA[6]]
     write_shard_record_list(
         tmp_path / "b", DATA[6:7]
     )  # the same list elsewhere trains the same model, another one does not
-    assert listed.options() == Drop(listed=str(tmp_path / "b")).options()
+    assert listed.options() == DropRecords(listed=str(tmp_path / "b")).options()
     write_shard_record_list(tmp_path / "b", DATA[5:7])
-    assert listed.options() != Drop(listed=str(tmp_path / "b")).options() and listed.copies_left_of_record(3) is None
+    assert (
+        listed.options() != DropRecords(listed=str(tmp_path / "b")).options()
+        and listed.copies_left_of_record(3) is None
+    )
     with refuses("shard.json"):
-        Drop(listed=str(tmp_path / "c")).options()
+        DropRecords(listed=str(tmp_path / "c")).options()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
@@ -103,7 +106,7 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(name: str, counted: boo
     write = {".jsonl": "to_json", ".json": "to_json", ".csv": "to_csv", ".parquet": "to_parquet"}[path.suffix]
     more: dict[str, Any] = {"index": False} if write != "to_json" else {"orient": "records", "lines": name == "a.jsonl"}
     getattr(frame, write)(path, **more)
-    write_mitigated_rows(Cap(most=2), str(path), to)
+    write_reduced_data_kept_by_trainer(CopyCap(most=2), str(path), to)
     read: Any = {".csv": lambda p: pd.read_csv(p, dtype=str), ".parquet": pd.read_parquet}.get(
         path.suffix, lambda p: pd.read_json(p, lines=name == "a.jsonl", dtype=False)
     )
@@ -118,9 +121,9 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(name: str, counted: boo
 def test_nothing_to_leave_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DATA))
     with refuses("cap", "8"):
-        write_mitigated_rows(Cap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+        write_reduced_data_kept_by_trainer(CopyCap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     with refuses("drop", "32"):
-        write_mitigated_rows(Drop(times=2), _repeated(tmp_path), tmp_path / "b.jsonl")
+        write_reduced_data_kept_by_trainer(DropRecords(times=2), _repeated(tmp_path), tmp_path / "b.jsonl")
     assert not (tmp_path / "b.jsonl").exists()
 
 
@@ -157,11 +160,11 @@ def test_what_advice_names_is_done_and_audited_again(world: Path, tmp_path: Path
 
 
 def test_what_was_extracted_is_dropped(world: Path, tmp_path: Path) -> None:
-    found = extracted_members(read_run(world / "run"))
+    found = ids_of_extracted_members(read_run(world / "run"))
     assert found
     assert run_command_line(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")]) == 0
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
-    assert read_shard_record_list(tmp_path / "out" / "dropped") == text_digests(gone)
+    assert read_shard_record_list(tmp_path / "out" / "dropped") == record_digests(gone)
     assert {row["text"] for row in rows(tmp_path / "out" / "data.jsonl")} == set(TEXTS) - set(gone)
 
 
@@ -259,7 +262,7 @@ def test_the_lab_trains_by_its_own_recipe(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_mitigation_is_listed_and_stands_among_the_defenses() -> None:
-    found = registry.mitigations()
+    found = registry.mitigations_by_name()
     assert {"dedup", "cap", "drop", "early-stop", "dp-sgd", "adp"} <= set(found)
     assert not {"none", "npo", "gradient-ascent", "pmixed"} & set(found)
     assert {kind.__module__.rpartition(".")[0] for kind in found.values()} == {"auditor.defenses"}

@@ -13,8 +13,8 @@ from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe
 from auditor.records.folder import RunFolder
-from auditor.runs.chain_steps import mean_difference_between_rows
-from auditor.runs.per_secret_results import Collector
+from auditor.runs.chain_steps import paired_mean_difference_of_run_rows
+from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.statistics.compare import ABOVE
 
 SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 4) for i in range(8))
@@ -26,7 +26,9 @@ class Likely(Probe):
 
     name: ClassVar[str] = "likely"
 
-    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+    def per_secret_values(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> dict[str, list[float]]:
         return {"likely": [observation.values["p"] for observation in observations]}
 
 
@@ -34,9 +36,9 @@ class OfCanaries(Likely):
     of = "canaries"
 
 
-def collected(folder: RunFolder, probe: Probe, members: float, others: float) -> Collector:
+def collected(folder: RunFolder, probe: Probe, members: float, others: float) -> PerSecretCollector:
     """Two rows: nothing is left of either in the second, and members vary a little."""
-    collector = Collector(folder)
+    collector = PerSecretCollector(folder)
     for target, scale in (("undefended", 1.0), ("defended", 0.0)):
         values = [scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)]
         seen = [Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)]
@@ -45,10 +47,10 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
     return collector
 
 
-def change(collector: Collector) -> Measurement:
+def change(collector: PerSecretCollector) -> Measurement:
     new, base = (collector.answers[CellKey(name, "white-box", "likely")] for name in ("defended", "undefended"))
     own, others = (sorted(base.values_by_secret("likely", members)) for members in (True, False))
-    return mean_difference_between_rows("likely", "probability", new, base, own, others)
+    return paired_mean_difference_of_run_rows("likely", "probability", new, base, own, others)
 
 
 @pytest.mark.parametrize(("members", "others", "shown"), [(0.3, 0.3, False), (0.9, 0.1, True)])

@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.result import KindCount
 from auditor.runs import personal_data
-from auditor.runs.per_secret_results import Collector, make_token_decoder
+from auditor.runs.per_secret_results import PerSecretCollector, make_token_decoder
 from auditor.statistics import judging
 from auditor.statistics.intervals import clopper_pearson
 from tests.benchmarks.test_files import BYTES, build, write
@@ -43,14 +43,16 @@ def measured(benchmark: Files, *texts: str) -> tuple[dict[str, Any], dict[str, A
     ]
     by_id = {secret.id: secret for secret in benchmark.secrets}
     found, kept = (
-        personal_data.count_personal_data(benchmark).extracted_shares(guesses, by_id, make_token_decoder(BYTES)),
-        Collector(None),
+        personal_data.find_personal_data_of_secrets(benchmark).extracted_share_by_kind_and_secret(
+            guesses, by_id, make_token_decoder(BYTES)
+        ),
+        PerSecretCollector(None),
     )  # type: ignore[arg-type]
     row = kept.collect_attack_outcome(
         CellKey("undefended", "white-box", "a"), judging.judge_guesses(guesses, by_id), False, found
     )
     whose = ("recall", "recall_nonmembers")
-    members, others = ({kind: m for kind in found if (m := row.measure(name, kind=kind))} for name in whose)
+    members, others = ({kind: m for kind in found if (m := row.remeasure_metric(name, kind=kind))} for name in whose)
     return members, others
 
 
@@ -71,14 +73,14 @@ def test_what_the_prefix_holds_or_a_cut_goes_through_is_not_counted_and_said(tmp
         ("mail", " cat@example.com"),
     ]
     benchmark = files(tmp_path, pairs)
-    found = personal_data.count_personal_data(benchmark)
+    found = personal_data.find_personal_data_of_secrets(benchmark)
     assert found.counts == {"email": KindCount(members=1, held=1, cut=1)}
     assert list(found.of.values()) == [(("email", "cat@example.com"),)]
     texts = [{"text": "write to ann@example.community and to all of them"}]
     length = len(BYTES("write to ann@example.com")["input_ids"])
     short = build(write(tmp_path / "t.jsonl", texts), prefix_length=4, suffix_length=length - 4)
     assert short.secrets[0].wording is not None and short.secrets[0].wording.suffix.endswith("ann@example.com")
-    assert personal_data.count_personal_data(short).counts == {
+    assert personal_data.find_personal_data_of_secrets(short).counts == {
         "email": KindCount(cut=1)
     }  # the record goes on: it is no shorter address
 
@@ -87,7 +89,7 @@ def test_the_floor_is_of_what_nobody_trained_on(tmp_path: Path) -> None:
     members = [("one: write to", " ann@example.com"), ("two: write to", " bob@example.com")]
     others = [("three: write to", " cat@example.com"), ("four: write to", " bob@example.com")]
     benchmark = files(tmp_path, members, others)
-    assert personal_data.count_personal_data(benchmark).counts == {
+    assert personal_data.find_personal_data_of_secrets(benchmark).counts == {
         "email": KindCount(members=2, nonmembers=1, trained=1)
     }
     own, floor = measured(benchmark, " x", " bob@example.com", " cat@example.com", " bob@example.com")
@@ -110,21 +112,21 @@ def test_several_of_a_secret_are_one_share_of_it(tmp_path: Path) -> None:
 def test_token_ids_without_a_text_are_read_as_their_tokenizer_writes_them(tmp_path: Path) -> None:
     benchmark = files(tmp_path, [("write to", f" {mail}") for mail in MAILS[:2]])
     benchmark.secrets = tuple(replace(secret, wording=None) for secret in benchmark.secrets)
-    assert personal_data.count_personal_data(benchmark).counts == {"email": KindCount(members=2)}
+    assert personal_data.find_personal_data_of_secrets(benchmark).counts == {"email": KindCount(members=2)}
     benchmark.tokenizer = None
-    assert personal_data.count_personal_data(benchmark).counts == {}
+    assert personal_data.find_personal_data_of_secrets(benchmark).counts == {}
 
 
 def test_without_the_extra_what_is_marked_is_followed_and_the_rest_is_said(tmp_path: Path, monkeypatch: Patch) -> None:
     rows = [{"prefix": "Dear", "suffix": f" Jane Doe, {MAILS[0]}", "pii": {"name": "Jane Doe"}}]
     benchmark = build(write(tmp_path / "d.jsonl", rows))
-    assert set(personal_data.count_personal_data(benchmark).counts) == {"name", "email"}
+    assert set(personal_data.find_personal_data_of_secrets(benchmark).counts) == {"name", "email"}
     monkeypatch.setattr(pii, "find_spec", lambda name: None)
-    found = personal_data.count_personal_data(benchmark)
+    found = personal_data.find_personal_data_of_secrets(benchmark)
     assert set(found.counts) == {"name"}
     assert any("only what the data mark is followed (pip install 'audit-lm[pii]'" in said for said in found.said)
     with pytest.raises(AuditError, match="pip install"):
-        personal_data.count_personal_data(benchmark, ["DE"])
+        personal_data.find_personal_data_of_secrets(benchmark, ["DE"])
 
 
 def test_a_run_shows_kinds_and_counts_in_every_report_and_never_a_text(tmp_path: Path, capsys: Said) -> None:

@@ -65,7 +65,12 @@ FILES = 'model = "m"\ndata = "d"\n'
 
 @pytest.mark.parametrize(("name", "zero"), [("seed", 0), ("known_fraction", 0.0), ("trust_remote_code", False)])
 def test_a_flag_that_is_zero_was_given(name: str, zero: Any) -> None:
-    assert make_plan({**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}).values()[name] == zero
+    assert (
+        make_plan({**OUTSIDE, name: 1 if name != "trust_remote_code" else True}, {name: zero}).values_by_field_name()[
+            name
+        ]
+        == zero
+    )
 
 
 def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
@@ -79,9 +84,12 @@ def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
 
 def test_automatic_batches_win_over_the_files_size() -> None:
     """`--batch-size auto` is a flag like any other."""
-    from auditor.commands.options import parse_batch_size
+    from auditor.commands.options import parse_batch_size_flag
 
-    assert make_plan({**OUTSIDE, "batch_size": 7}, {"batch_size": parse_batch_size("auto")}).compute.batch_size is None
+    assert (
+        make_plan({**OUTSIDE, "batch_size": 7}, {"batch_size": parse_batch_size_flag("auto")}).compute.batch_size
+        is None
+    )
 
 
 @given(

@@ -22,17 +22,17 @@ from auditor.core.nouns import Canary, Pair, Secret
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
-from auditor.generation.sample import sample
-from auditor.generation.tries import encode_texts
-from auditor.models.base import LanguageModel, Rows, perplexity_nll
+from auditor.generation.sample import sample_candidates
+from auditor.generation.tries import encode_without_special_tokens
+from auditor.models.base import LanguageModel, Rows, model_nll_and_token_counts
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 from auditor.runs.plan import make_plan
 from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
-from auditor.runs.scoring import greedy_recall
-from auditor.utility.scored_models import CausalSubject, ScoringOptions
+from auditor.runs.scoring import greedy_recall_by_repeats
+from auditor.utility.scored_models import CausalUtilitySubject, ScoringOptions
 from tests.commands.test_cli import assert_same_guesses, finding, result, run_command_line, value
 from tests.conftest import fits_schema, tiny
 
@@ -138,8 +138,8 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
     model = HuggingFaceModel(reciting("gemma"), tokenizer(bos_token="<bos>", eos_token="<eos>"))
     chosen = resolve_prefix_token("auto", model, KNOWN)
     assert chosen.tokens == (BOS,)
-    assert greedy_recall(with_prefix_token(model, chosen.tokens), SECRETS)["all"].value > 0.9
-    assert greedy_recall(model, SECRETS)["all"].value < 0.2
+    assert greedy_recall_by_repeats(with_prefix_token(model, chosen.tokens), SECRETS)["all"].value > 0.9
+    assert greedy_recall_by_repeats(model, SECRETS)["all"].value < 0.2
 
 
 def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
@@ -192,7 +192,7 @@ class Partial(LanguageModel):
     """Recites, with some noise, behind the token that it likes; a Hugging Face model as far as `choose` looks."""
 
     name, vocab_size, max_positions, eos, device = "partial", FIRST + SYMBOLS, 16, (EOS,), torch.device("cpu")
-    special_token: Any = HuggingFaceModel.special_token  # as its configuration names it
+    special_token_id: Any = HuggingFaceModel.special_token_id  # as its configuration names it
 
     def __init__(self, likes: int | None, tokenizer: Any, **config: Any) -> None:
         self.likes, self.tokenizer = likes, tokenizer
@@ -256,7 +256,7 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
     spaces = (CanarySpace("w5 {name:3}", words), CanarySpace("w8 {name:4}", words))
     texts = [space.draw(np.random.default_rng(0)) for space in spaces]
     own = [
-        Secret(text, (), tuple(encode_texts(BOTH, [text])[0]), 1, canary=Canary(text, space))
+        Secret(text, (), tuple(encode_without_special_tokens(BOTH, [text])[0]), 1, canary=Canary(text, space))
         for text, space in zip(texts, spaces, strict=True)
     ]
     model: Any = Partial(EOS, BOTH)
@@ -354,14 +354,17 @@ WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)
 
 
 def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) -> None:
-    behind, prompt = with_prefix_token(neox, (7, 8)), torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    behind, prompt = (
+        with_prefix_token(neox, (7, 8)),
+        torch.randn(4, 32, generator=torch.Generator().manual_seed(0)),
+    )
     noise = np.stack([secret_uniform_draws(3, 4, "prefix_token", i) for i in range(3)])
     for soft in (None, prompt):
         assert torch.equal(behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft))
         mine = behind.token_log_probs(TEXTS[:, :5], TEXTS[:, 5:], prompt=soft)
         assert torch.equal(mine, neox.token_log_probs(WITH[:, :7], WITH[:, 7:], prompt=soft))
-        drawn = sample(behind, TEXTS, 4, ANCESTRAL, noise, prompt=soft)
-        for one, other in zip(drawn, sample(neox, WITH, 4, ANCESTRAL, noise, prompt=soft), strict=True):
+        drawn = sample_candidates(behind, TEXTS, 4, ANCESTRAL, noise, prompt=soft)
+        for one, other in zip(drawn, sample_candidates(neox, WITH, 4, ANCESTRAL, noise, prompt=soft), strict=True):
             assert torch.equal(one.suffixes, other.suffixes)
     assert torch.equal(
         behind.log_probs(TEXTS[:, :0], 1), neox.log_probs(WITH[:, :2], 1)
@@ -374,8 +377,8 @@ def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) 
     with pytest.raises(
         AuditError, match=r"^prefix token \(2\) \+ prefix \(40\) \+ suffix \(51\) \+ soft prompt \(4\) = 97"
     ):
-        behind.check_room(40, 51, prompt)
-    behind.check_room(40, 50, prompt)
+        behind.check_text_fits(40, 51, prompt)
+    behind.check_text_fits(40, 50, prompt)
 
 
 def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
@@ -385,20 +388,22 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
     for model in (pmixed, mixed):
         assert torch.allclose(with_prefix_token(model, (7, 8)).log_probs(TEXTS, 4), model.log_probs(WITH, 4))
         checks = zip(
-            with_prefix_token(model, (7, 8)).check_claim(TEXTS, 4, [0]), model.check_claim(WITH, 4, [0]), strict=True
+            with_prefix_token(model, (7, 8)).divergence_checks(TEXTS, 4, [0]),
+            model.divergence_checks(WITH, 4, [0]),
+            strict=True,
         )
         assert all(torch.allclose(mine.realised, own.realised) for mine, own in checks)
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (mine,) = with_prefix_token(pmixed, (7, 8)).paper_nll(texts, 0).values()
-    (longer,) = pmixed.paper_nll([(7, 8, *text) for text in texts], 0, given=3).values()
+    (mine,) = with_prefix_token(pmixed, (7, 8)).published_perplexity_nll(texts, 0).values()
+    (longer,) = pmixed.published_perplexity_nll([(7, 8, *text) for text in texts], 0, given=3).values()
     assert mine == longer and len(mine) == 3
-    (alone,) = pmixed.paper_nll(texts, 0).values()
+    (alone,) = pmixed.published_perplexity_nll(texts, 0).values()
     assert mine != alone
 
 
 def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel) -> None:
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (first, *_) = perplexity_nll(with_prefix_token(neox, (7, 8)), texts)
+    (first, *_) = model_nll_and_token_counts(with_prefix_token(neox, (7, 8)), texts)
     expected = -neox.token_log_probs(WITH[:1, :3], WITH[:1, 3:]).double().sum()
     assert first == (pytest.approx(float(expected), abs=1e-4), 8)
 
@@ -406,7 +411,7 @@ def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel
 def test_utility_is_measured_behind_the_lead(neox: HuggingFaceModel) -> None:
     words: Any = tokenizer(eos_token="<eos>")
     texts = ["w3 w4 w5 w6", "w9 w8 w7"]
-    subject = CausalSubject(neox, None, words, texts, ScoringOptions(), (7,))
+    subject = CausalUtilitySubject(neox, None, words, texts, ScoringOptions(), (7,))
     nll, _ = subject.nll_by_model_and_text([subject.undefended], lambda done, total: None)
     expected = -neox.token_log_probs(torch.tensor([[7, 3]]), torch.tensor([[4, 5, 6]])).double().sum()
     assert nll[0, 0, 0] == pytest.approx(float(expected), abs=1e-4) and subject.predicted_token_counts.tolist() == [

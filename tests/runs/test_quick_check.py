@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from auditor.attacks.likelihood_ranking import Perplexity
+from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.errors import AuditError
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.runs import quick_check, text_form
-from auditor.runs.quick_check import seconds_per_text
+from auditor.runs.quick_check import measure_seconds_per_text
 from auditor.runs.reporter import SilentReporter
-from auditor.runs.run import check_plan, run_audit
+from auditor.runs.run import check_plan_and_select_plugins, run_audit
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from tests.conftest import save_tiny, tiny
@@ -60,9 +60,9 @@ class Slow:
 def test_what_a_text_takes_is_told_by_many_and_by_few_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Slow(each=0.5, fixed=3.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    assert seconds_per_text(clock.work, 1, 6, 1000.0) == pytest.approx(0.5 + 3.0 / 6)
+    assert measure_seconds_per_text(clock.work, 1, 6, 1000.0) == pytest.approx(0.5 + 3.0 / 6)
     begun = clock.now
-    assert seconds_per_text(clock.work, 1, 6, 1.0) == pytest.approx(3.5) == clock.now - begun
+    assert measure_seconds_per_text(clock.work, 1, 6, 1.0) == pytest.approx(3.5) == clock.now - begun
 
 
 @pytest.mark.parametrize(("each", "rows"), [(1e-6, text_form.ROWS), (0.1, 15), (3.0, quick_check.FEWEST)])
@@ -72,7 +72,7 @@ def test_a_text_form_is_chosen_by_fewer_rows_of_a_slow_model(
     clock, model = Slow(each, fixed=0.0), tiny(1)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(model, "log_probs", lambda texts, last: clock.work(len(texts)))
-    assert quick_check._rows_readable_within_time(model, 6.0) == pytest.approx(rows, abs=1)
+    assert quick_check._count_of_rows_readable_in_time(model, 6.0) == pytest.approx(rows, abs=1)
 
 
 @pytest.mark.parametrize("nonmembers", [True, False])
@@ -96,7 +96,7 @@ def test_the_speed_that_rows_are_chosen_by_is_of_texts_that_are_read(
     given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that remembers what it read answers again at once, however slow it is."""
-    asked, rows = list[int](), quick_check._rows_readable_within_time
+    asked, rows = list[int](), quick_check._count_of_rows_readable_in_time
 
     def counted(model: HuggingFaceModel, seconds: float) -> int:
         before = traffic.tokens
@@ -104,7 +104,7 @@ def test_the_speed_that_rows_are_chosen_by_is_of_texts_that_are_read(
         asked.append(traffic.tokens - before)
         return found
 
-    monkeypatch.setattr(quick_check, "_rows_readable_within_time", counted)
+    monkeypatch.setattr(quick_check, "_count_of_rows_readable_in_time", counted)
     fitted(given)
     assert asked == [3 * quick_check._FORM_TOKENS]
 
@@ -123,13 +123,13 @@ def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> 
 
 
 def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(Perplexity):
+    class Mine(PerplexityRanking):
         name: ClassVar[str] = "mine"
         quick: ClassVar[Mapping[str, Any]] = {"samples": 2}
         least_nonmembers: ClassVar[int] = OTHERS + 1
 
-    known = registry.attacks_and_probes()
-    monkeypatch.setattr(registry, "attacks_and_probes", lambda: {**known, "mine": Mine})
+    known = registry.attacks_and_probes_by_name()
+    monkeypatch.setattr(registry, "attacks_and_probes_by_name", lambda: {**known, "mine": Mine})
     asked = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0)
     assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {"samples": 2}
     plan, limits = fitted(given)
@@ -144,7 +144,7 @@ def text_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Whatever the machine, a text takes so many seconds."""
 
     def set_to(each: float) -> None:
-        monkeypatch.setattr(quick_check, "seconds_per_text", lambda *given: each)
+        monkeypatch.setattr(quick_check, "measure_seconds_per_text", lambda *given: each)
 
     return set_to
 
@@ -154,7 +154,7 @@ def test_as_many_records_are_taken_as_fit(
     given: Path, text_takes: Callable[[float], None], held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text_takes(100.0)  # so that what loading takes does not matter
-    monkeypatch.setattr(HuggingFaceModel, "continues_read_texts", lambda self, tokens: held and tokens < 10**4)
+    monkeypatch.setattr(HuggingFaceModel, "keeps_read_texts", lambda self, tokens: held and tokens < 10**4)
     steps = (TEXT - 13) / quick_check._STEPS  # the suffix, by what is timed of it
     read = 24 + 3 * 3 + (0 if held else 24 * 13 / TEXT)  # each, known pairs behind three prefix tokens, prefixes again
     seconds = 100 * (read + 24 + 2 * 24 + steps * 24) / (1 - quick_check._AFTER) + 90  # and not a record more
@@ -182,10 +182,15 @@ def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
     shallow = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
     plan = quick_check.plan_of_slow_attacks(shallow)
-    methods = check_plan(plan).methods_by_name
+    methods = check_plan_and_select_plugins(plan).methods_by_name
     assert "ethicist" in methods and {"membership", "extraction-probability", "near-verbatim"} <= set(methods)
     assert methods["ethicist"].samples > 1  # type: ignore[union-attr]
-    changed = {name for name, value in plan.values().items() if value != shallow.values()[name]}
+    changed = {
+        name for name, value in plan.values_by_field_name().items() if value != shallow.values_by_field_name()[name]
+    }
     assert changed == {"attack", "attack_options", "setting", "known_fraction", "known_limit"}
-    usual = quick_check.Plan().values()
-    assert all(plan.values()[name] == usual[name] for name in ("setting", "known_fraction", "known_limit", "limit"))
+    usual = quick_check.Plan().values_by_field_name()
+    assert all(
+        plan.values_by_field_name()[name] == usual[name]
+        for name in ("setting", "known_fraction", "known_limit", "limit")
+    )

@@ -66,7 +66,9 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     assert told["recall"].value * 30 == pytest.approx(10) and told["recall_nonmembers"].value == 0
     assert told["near_verbatim_recall"].value * 30 == pytest.approx(12)
     assert result.findings[0].by_kind["email"].value * 30 == pytest.approx(12)
-    assert {"verbatim", "membership"} <= {signal.kind.name for signal in assess_signals(result).shown(UNDEFENDED)}
+    assert {"verbatim", "membership"} <= {
+        signal.kind.name for signal in assess_signals(result).shown_signals(UNDEFENDED)
+    }
     assert run_command_line(["gate", run, "--max", "recall=0.05"]) == 1
     assert run_command_line(["gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7"]) == 0
     capsys.readouterr()
@@ -79,10 +81,12 @@ def test_what_was_copied_is_found_and_a_gate_fails(
 
 
 def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> None:
-    manifest = audit_canaries.make_audit_manifest("words", audit_canaries.make_canary_texts("words", 120, 6, 0), 1, 0)
-    manifests.write_manifest(tmp_path / "canaries.json", manifest)
+    manifest = audit_canaries.make_audit_canary_manifest(
+        "words", audit_canaries.make_audit_canary_texts("words", 120, 6, 0), 1, 0
+    )
+    manifests.write_canary_manifest(tmp_path / "canaries.json", manifest)
     with open(tmp_path / "out.jsonl", "a") as file:
-        file.writelines(json.dumps({"text": one.text}) + "\n" for one in manifest.copies())
+        file.writelines(json.dumps({"text": one.text}) + "\n" for one in manifest.canary_copies_to_insert())
     assert run_command_line(["synthetic", *files, "--canaries", str(tmp_path / "canaries.json")]) == 0
     (main, *_) = read_result(tmp_path / "run").findings[-1].audits
     assert main.right == main.guesses == 120 and main.epsilon == main.best > 2.9 and main.level == 0.005

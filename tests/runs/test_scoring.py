@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from auditor.records.outcomes import RowValuesBySecret
-from auditor.runs.scoring import LIKELIHOOD, doubt_if_members_likelier, log_probs_per_secret
+from auditor.runs.scoring import LIKELIHOOD, doubt_if_members_likelier, likelihood_row_of_secrets
 
 
 def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> RowValuesBySecret:
@@ -13,7 +13,7 @@ def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> RowValu
     rng = np.random.default_rng(seed)
     members, rest = rng.normal(gap - 2, 0.5, n), rng.normal(-2, 0.5, others)
     own, floor = ({f"{name}{i}": float(x) for i, x in enumerate(x)} for name, x in (("m", members), ("n", rest)))
-    return log_probs_per_secret(own, floor)
+    return likelihood_row_of_secrets(own, floor)
 
 
 def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:

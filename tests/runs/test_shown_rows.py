@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from auditor.defenses.control_rows import Public
-from auditor.defenses.pmixed import PMixed, Unmixed
+from auditor.defenses.control_rows import PublicModelControl
+from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.plugins.defense import Cause, Defense
 from auditor.runs.shown_rows import defense_rows_with_controls, row_name_of_defense
 
@@ -28,7 +28,7 @@ class First(Defense):
     title: ClassVar[str] = "First"
     strength: int = 1
 
-    def chain(self) -> tuple[Cause, ...]:
+    def cause_chain(self) -> tuple[Cause, ...]:
         return (Cause("one", "its control", Control(self.strength)), Cause("other", "itself"))
 
 
@@ -54,7 +54,7 @@ def test_the_controls_of_pmixed_come_in_the_order_of_its_chain() -> None:
 
 
 def test_what_was_asked_for_by_name_is_no_companion() -> None:
-    both = {name: companion for name, _, companion in rows(PMixed(), Public(), Unmixed())}
+    both = {name: companion for name, _, companion in rows(PMixed(), PublicModelControl(), UnmixedEnsemble())}
     assert both == {"pmixed": False, "one-adapter": True, "public": False, "ensemble-unmixed": False}
 
 

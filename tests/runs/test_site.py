@@ -20,7 +20,7 @@ from auditor.runs import plan_weights
 from auditor.runs.own_site import OwnSite
 from auditor.runs.plan import make_plan
 from auditor.runs.reporter import SilentReporter
-from auditor.runs.run import check_plan, run_audit
+from auditor.runs.run import check_plan_and_select_plugins, run_audit
 from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
@@ -47,10 +47,10 @@ class Live(OwnSite):
 
     @property
     def model(self) -> HuggingFaceModel:  # type: ignore[override]
-        made: HuggingFaceModel = self.shared.get("model", "live", lambda: tiny(scale=8.0))
+        made: HuggingFaceModel = self.shared.get_or_make("model", "live", lambda: tiny(scale=8.0))
         return made
 
-    def data(self) -> Benchmark:
+    def load_benchmark_shared_by_runs(self) -> Benchmark:
         return Held()
 
 
@@ -73,16 +73,20 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
         return make_plan({"model": str(folder), "data": "in memory", **given}, {})
 
     held = site()
-    assert held.reference is not None and held.reference.name == str(base) and not held.reference_fault
+    assert (
+        held.reference_model is not None
+        and held.reference_model.name == str(base)
+        and not held.reference_fault_sentence
+    )
     tokens = torch.tensor([[4, 5, 6]])
-    assert float((held.reference.log_probs(tokens, 1) - held.model.log_probs(tokens, 1)).abs().max()) > 1e-3
-    (said,) = (note for note in held.notes() if note.startswith("reference: the adapter's base"))
+    assert float((held.reference_model.log_probs(tokens, 1) - held.model.log_probs(tokens, 1)).abs().max()) > 1e-3
+    (said,) = (note for note in held.notes_on_models() if note.startswith("reference: the adapter's base"))
     assert "saw no private data only if the adapter alone was trained on them" in said
     none = site(reference="none")
-    assert none.reference is None and not none.reference_fault and not none.notes()
-    digests = [plan_weights.file_digests_of_plan(asked(**given)) for given in ({"reference": "none"}, {})]
+    assert none.reference_model is None and not none.reference_fault_sentence and not none.notes_on_models()
+    digests = [plan_weights.weight_digests_of_plan_files(asked(**given)) for given in ({"reference": "none"}, {})]
     assert set(digests[0]) <= set(digests[1])  # no model is called so
-    assert site(model=str(base)).reference is None
+    assert site(model=str(base)).reference_model is None
 
 
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
@@ -91,7 +95,9 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.model_and_secrets_fields
     site = Live(*parts, SilentReporter(), shared)
     result = run_audit(asked, site, folder)
-    assert [finding.key for finding in result.findings] == check_plan(asked).cell_keys_in_order()
+    assert [finding.cell_key for finding in result.findings] == check_plan_and_select_plugins(
+        asked
+    ).cell_keys_in_order()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     held = folder.guesses.finished_secrets(CellKey("undefended", "white-box", "perplexity"))
     assert sorted(held) == sorted(secret.id for secret in Held().secrets)
@@ -100,7 +106,7 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
 class InFewBits(Live):
     @property
     def model(self) -> HuggingFaceModel:  # type: ignore[override]
-        made: HuggingFaceModel = self.shared.get(
+        made: HuggingFaceModel = self.shared.get_or_make(
             "model", "few", lambda: HuggingFaceModel(tiny(scale=8.0).model.to(torch.bfloat16))
         )
         return made
@@ -156,7 +162,7 @@ def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_a
         asked = make_plan({"data": "in memory", "attack": ["perplexity"], **given}, {})
         site = make_site(asked)
         select_and_check_plugins(asked, site)
-        return [one.model.dtype for one in (site.model, site.reference) if isinstance(one, HuggingFaceModel)]
+        return [one.model.dtype for one in (site.model, site.reference_model) if isinstance(one, HuggingFaceModel)]
 
     few, exact = str(tmp_path / "few"), str(tmp_path / "exact")
     assert dtypes(model=few, reference=exact) == [torch.bfloat16] * 2

@@ -19,8 +19,8 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import text_form
 from auditor.runs.own_data import load_own_benchmark
-from auditor.runs.prefix_token import usual_prefix_token, with_prefix_token
-from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
+from auditor.runs.prefix_token import tokenizer_default_prefix_token, with_prefix_token
+from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall_by_repeats
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from benchmarks.checks.trust import text_forms as forms
@@ -74,10 +74,11 @@ class World:
     def recall(self, found: Benchmark) -> int:
         """Answers of the kind of `self.answers` that greedy decoding says, of each record one."""
         target = with_prefix_token(
-            HuggingFaceModel(self.model, self.words, "tiny"), () if found.framed else usual_prefix_token(self.words)
+            HuggingFaceModel(self.model, self.words, "tiny"),
+            () if found.framed else tokenizer_default_prefix_token(self.words),
         )
         wanted = [s for s in found.secrets if s.wording is not None and s.wording.suffix.strip() in self.answers]
-        return sum(round(one.value * one.n) for one in greedy_recall(target, wanted).values())
+        return sum(round(one.value * one.n) for one in greedy_recall_by_repeats(target, wanted).values())
 
 
 CHOSEN = {  # as which form each case is read

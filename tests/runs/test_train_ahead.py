@@ -14,7 +14,7 @@ from auditor.core import threads
 from auditor.core.plan import Plan
 from auditor.runs import train_ahead
 from auditor.runs.lab_site import LabSite
-from auditor.runs.selection import Selection, select_and_check_plugins
+from auditor.runs.selection import PluginSelection, select_and_check_plugins
 from auditor.runs.sites import make_site
 
 TINY = {"layers": 1, "hidden": 32, "heads": 2, "public_records": 20, "public_epochs": 1, "vocab_size": 300}
@@ -45,7 +45,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     return found
 
 
-def asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LabSite, Selection]:
+def asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LabSite, PluginSelection]:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
     site = make_site(PLAN)
     assert isinstance(site, LabSite)
@@ -60,14 +60,14 @@ def test_another_process_trains_what_this_one_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_threads: list[int]
 ) -> None:
     site, selection = asked(tmp_path / "beside", monkeypatch)
-    with train_ahead.train_models_in_background(PLAN, site, selection) as settle:
+    with train_ahead.later_models_trained_in_background(PLAN, site, selection) as settle:
         assert two_threads[-1] == 1
         deadline = time.monotonic() + _PATIENCE
         while not site.lab.ensemble_folder.is_dir() and time.monotonic() < deadline:
             time.sleep(0.1)
         while two_threads[-1] == 1 and time.monotonic() < deadline:  # until it has ended
             settle()
-    assert not site.models_to_train(selection.defenses_by_row_name, selection.reference_models_of_probes)
+    assert not site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes)
     alone, _ = asked(tmp_path / "alone", monkeypatch)
     alone.lab.ensemble()
     assert weights(site) == weights(alone) and len(weights(site)) == 2
@@ -84,7 +84,7 @@ def test_it_is_done_where_there_is_room_for_it(
         monkeypatch.setattr(threads, "usable_processor_count", lambda: 1)
     else:
         monkeypatch.setattr(LabSite, "models_to_train", lambda *given: ())
-    with train_ahead.train_models_in_background(PLAN, site, selection):
+    with train_ahead.later_models_trained_in_background(PLAN, site, selection):
         assert not begun and not two_threads
 
 
@@ -92,7 +92,7 @@ def test_it_ends_with_a_run_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[subprocess.Popen[bytes]], two_threads: list[int]
 ) -> None:
     site, selection = asked(tmp_path, monkeypatch)
-    with pytest.raises(ZeroDivisionError), train_ahead.train_models_in_background(PLAN, site, selection):
+    with pytest.raises(ZeroDivisionError), train_ahead.later_models_trained_in_background(PLAN, site, selection):
         assert begun[0].poll() is None
         raise ZeroDivisionError
     assert begun[0].returncode is not None and two_threads[-1] == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from auditor.benchmarks.whole_texts import read_training_texts
+from auditor.benchmarks.whole_texts import read_texts_and_units
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.runs import training
@@ -69,17 +69,17 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
     frame = pd.DataFrame({"note": joined, "who": range(12), "repeats": [1] * 11 + [3]})
     frame.to_csv(tmp_path / "b.csv", index=False)
     frame.to_parquet(tmp_path / "c.parquet")
-    assert read_training_texts(str(tmp_path / "a.jsonl")) == (joined, None)
+    assert read_texts_and_units(str(tmp_path / "a.jsonl")) == (joined, None)
     who = [str(i) for i in range(12)]
     for name in ("b.csv", "c.parquet"):
         copies = (joined + joined[-1:] * 2, [*who, "11", "11"])  # `repeats` says how often it is trained on
-        assert read_training_texts(str(tmp_path / name), "note", "who") == copies
+        assert read_texts_and_units(str(tmp_path / name), "note", "who") == copies
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "adapter"
-    training.train_model(asked(world, out, model=str(world / kind), lora=True), silent)
+    training.train_model_into_folder(asked(world, out, model=str(world / kind), lora=True), silent)
     assert (out / "adapter_model.safetensors").is_file() and not (out / "model.safetensors").exists()
     base, tuned = weights(world / kind), weights(out)
     changed = {name for name in tuned if "lora_B" in name and float(tuned[name].abs().max()) > 0}
@@ -90,16 +90,16 @@ def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
 
 def test_an_interrupted_training_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tmp_path / "whole"
-    training.train_model(asked(world, whole), silent)
+    training.train_model_into_folder(asked(world, whole), silent)
 
     def stop(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train_model(asked(world, tmp_path / "cut"), stop)
+        training.train_model_into_folder(asked(world, tmp_path / "cut"), stop)
     assert (tmp_path / "cut" / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
     epochs = count_calls(monkeypatch, finetune, "causal_loss")
-    training.train_model(asked(world, tmp_path / "cut"), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "cut"), silent)
     blocks = sum(len(ids) + 1 for ids in tokens(world)) // 32 + 1
     assert epochs() == -(-blocks // 2)  # one epoch of the two
     for name, tensor in weights(whole).items():
@@ -158,14 +158,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]) -> None:
     more, sentence = case
     with pytest.raises(AuditError) as error:
-        training.train_model(asked(world, tmp_path / "out", **more), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    training.train_model(asked(world, out), silent)
+    training.train_model_into_folder(asked(world, out), silent)
     (tmp_path / "other.jsonl").write_text(json.dumps(ROWS[0]))
     for more, sentence in (
         ({"seed": 3}, "seed: 0 there, 3 now"),
@@ -174,18 +174,18 @@ def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path:
         ({"lora": True}, "lora: None there, [8, 16] now"),
     ):
         with pytest.raises(AuditError, match="another configuration") as error:
-            training.train_model(asked(world, out, **more), silent)
+            training.train_model_into_folder(asked(world, out, **more), silent)
         assert sentence in str(error.value)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("...")
     with pytest.raises(AuditError, match="new or empty folder"):
-        training.train_model(asked(world, tmp_path / "mine"), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "mine"), silent)
 
 
 def test_an_adapter_is_no_model_to_start_from(world: Path, tmp_path: Path) -> None:
-    training.train_model(asked(world, tmp_path / "adapter", lora=True), silent)
+    training.train_model_into_folder(asked(world, tmp_path / "adapter", lora=True), silent)
     with pytest.raises(AuditError, match="is an adapter: give its base, or merge"):
-        training.train_model(asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent)
 
 
 def test_a_frozen_model_is_refused() -> None:
@@ -198,5 +198,5 @@ def test_a_folder_whose_name_no_tokenizer_can_write_is_refused_before_anything_i
     world: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(AuditError):
-        training.train_model(asked(world, tmp_path / "model\udcff"), silent)
+        training.train_model_into_folder(asked(world, tmp_path / "model\udcff"), silent)
     assert not list(tmp_path.iterdir())

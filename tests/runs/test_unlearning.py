@@ -23,9 +23,9 @@ from auditor.runs.sites import make_site
 from auditor.runs.training import TrainingRequest
 from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.unlearning_baselines import UnlearningBaselines
-from auditor.statistics.unlearning import recall_by_model
+from auditor.statistics.unlearning import group_numbers_around_unlearning
 from auditor.training.finetune import causal_loss
-from auditor.training.unlearning import relearn
+from auditor.training.unlearning import fine_tune_copy_to_relearn
 from tests.conftest import fits_schema, save_tiny
 from tests.rows import read_rows
 
@@ -50,10 +50,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     learn: dict[str, Any] = {"block": 32, "options": {"epochs": 8, "batch": 4, "learning_rate": 0.01}}
     for name, data in (("before", "data"), ("retrained", "rest")):
         own = TrainingRequest("none", str(folder / "neox"), str(folder / f"{data}.jsonl"), folder / name, **learn)
-        training.train_model(own, lambda what, done, total: None)
+        training.train_model_into_folder(own, lambda what, done, total: None)
     forget: dict[str, Any] = {"block": 32, "options": {"epochs": 2, "batch": 2, "learning_rate": 1e-3}}
     given = (str(folder / "before"), str(folder / "data.jsonl"), folder / "after")
-    training.train_model(TrainingRequest("npo", *given, forget=str(folder / "forget.jsonl"), **forget), lambda *_: None)
+    training.train_model_into_folder(
+        TrainingRequest("npo", *given, forget=str(folder / "forget.jsonl"), **forget), lambda *_: None
+    )
     return folder
 
 
@@ -78,7 +80,7 @@ def test_what_is_to_be_forgotten_is_attacked_and_never_known(world: Path, seed: 
         r["prefix"] + r["suffix"] for r in ROWS[:4]
     ]
     known = {pair.prefix + pair.suffix for pair in told.known}
-    assert known and known == set(told.unattacked)
+    assert known and known == set(told.unattacked_training_tokens)
     assert not known & {secret.prefix + secret.suffix for secret in told.secrets}
     assert all(secret.member for secret in lost)
     assert len([s for s in told.secrets if s.member]) + len(known) == 14
@@ -99,7 +101,9 @@ def test_relearning_is_so_many_steps_on_a_copy(world: Path) -> None:
     model, texts = load_causal_lm(str(world / "after")), [tuple(range(1, 20)), tuple(range(40, 50))]
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     done: list[int] = []
-    one, other = (relearn(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2))
+    one, other = (
+        fine_tune_copy_to_relearn(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2)
+    )
     assert done == [1, 2, 3] * 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.model.state_dict().items())
     assert all(torch.equal(tensor, other.model.state_dict()[name]) for name, tensor in one.model.state_dict().items())
@@ -116,7 +120,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
         calls.append((model.name, list(texts), {name: more[name] for name in ("steps", "rate", "seed")}))
         return model
 
-    monkeypatch.setattr("auditor.runs.unlearning_baselines.relearn", seen)
+    monkeypatch.setattr("auditor.runs.unlearning_baselines.fine_tune_copy_to_relearn", seen)
     plan = asked(world, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)
@@ -128,7 +132,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
     assert beside.baseline_model_of_row(RetrainedBaseline(relearned=True)) is own.model_before_or_retrained("retrained")
     (first, second) = calls
     assert first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
-    assert first[2] == {"steps": 7, "rate": 0.002, "seed": 0} and first[1] == own.benchmark.unattacked
+    assert first[2] == {"steps": 7, "rate": 0.002, "seed": 0} and first[1] == own.benchmark.unattacked_training_tokens
 
 
 # --- the numbers ------------------------------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ def test_changes_by_hand() -> None:
     values = {"before": [0.8, 0.4], "after": [0.2, 0.0], "relearned": [0.5, 0.1]}
     values |= {"retrained": [0.0, 0.0], "retrained_relearned": [0.1, 0.1]}
     columns = {model: np.array(column * 10) for model, column in values.items()}
-    found = recall_by_model("probe", "extraction_probability", "forgotten", columns)
+    found = group_numbers_around_unlearning("probe", "extraction_probability", "forgotten", columns)
     means = {model: measured.value for model, measured in found.values.items()}
     assert means == pytest.approx({name: np.mean(column) for name, column in values.items()})
     changes = {name: measured.value for name, measured in found.changes.items()}
@@ -146,11 +150,15 @@ def test_changes_by_hand() -> None:
     assert changes == pytest.approx(expected)
     assert all(m.low <= m.value <= m.high for m in found.changes.values())
     assert {m.unit for name, m in found.changes.items() if name != "share_back"} == {"probability"}
-    alone = recall_by_model("probe", "recall", "retained", {"before": np.array([1.0, 0]), "after": np.array([1.0, 0])})
+    alone = group_numbers_around_unlearning(
+        "probe", "recall", "retained", {"before": np.array([1.0, 0]), "after": np.array([1.0, 0])}
+    )
     assert set(alone.changes) == {"unlearned"} and alone.values["after"].unit == "share"
-    gained = recall_by_model("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
-    few = recall_by_model("p", "exposure", "forgotten", {model: column[:9] for model, column in columns.items()})
-    nothing = recall_by_model("p", "exposure", "forgotten", {**columns, "relearned": columns["after"]})
+    gained = group_numbers_around_unlearning("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
+    few = group_numbers_around_unlearning(
+        "p", "exposure", "forgotten", {model: column[:9] for model, column in columns.items()}
+    )
+    nothing = group_numbers_around_unlearning("p", "exposure", "forgotten", {**columns, "relearned": columns["after"]})
     assert not any("share_back" in one.changes for one in (gained, few, nothing))
 
 

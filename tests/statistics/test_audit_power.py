@@ -12,20 +12,20 @@ from auditor.core.result import Audited
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
     Sampling,
-    epsilon_of_noise,
+    canary_likelihood_ratio_distribution,
+    epsilon_of_canary_shape_noise,
     largest_passing_noise,
-    subsampled_gaussian_law,
 )
 from auditor.statistics.audit_power import SURE, USUAL, detectable_epsilon, detection_power_sentence
 from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.statistics.games import audit_games
-from auditor.statistics.one_run import guess_counts, one_run_p_value, refuting_right_counts
+from auditor.statistics.one_run import guess_counts_looked_at, one_run_p_value, refuting_right_counts
 
 DELTA, SAMPLED = 1e-5, (0.084, 48)
 
 
 def audit(m: int, noise: float, sampling: Sampling, seed: int, copies: int = 1) -> Audited:
-    rng, own = np.random.default_rng(seed), subsampled_gaussian_law(noise, sampling)
+    rng, own = np.random.default_rng(seed), canary_likelihood_ratio_distribution(noise, sampling)
     coins = rng.random(m) < 0.5
     drawn = rng.random(m)
     inside, out = (own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out))
@@ -38,7 +38,7 @@ def test_played_audits_catch_it_so_often(sampling: Sampling, limit: float, power
     """At least so often: any number of guesses may refute, and it goes by one. Hardly oftener: it is no mere bound."""
     m, runs = 300, 150
     found = detectable_epsilon(audit(m, 1.0, sampling, 0), limit, power)
-    noise = largest_passing_noise(lambda noise: epsilon_of_noise(noise, sampling, DELTA) >= found - 1e-4)
+    noise = largest_passing_noise(lambda noise: epsilon_of_canary_shape_noise(noise, sampling, DELTA) >= found - 1e-4)
     assert noise is not None
     caught = sum(audit(m, noise, sampling, 1 + seed).epsilon > limit for seed in range(runs)) / runs
     spread = math.sqrt(power * (1 - power) / runs)
@@ -47,7 +47,7 @@ def test_played_audits_catch_it_so_often(sampling: Sampling, limit: float, power
 
 def test_so_many_right_refute_alone_and_one_fewer_does_not() -> None:
     for m, epsilon, delta in [(100, 1.0, 0.0), (1000, 2.0, 1e-5), (1000, 0.5, 1e-3)]:
-        needed, counts = refuting_right_counts(m, epsilon, delta, 0.05), guess_counts(m)
+        needed, counts = refuting_right_counts(m, epsilon, delta, 0.05), guess_counts_looked_at(m)
         for i, (r, v) in enumerate(zip(counts, needed, strict=True)):
             for right, refuted in ((v, True), (v - 1, False)):
                 if right <= r:

@@ -15,7 +15,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import Audited
 from auditor.statistics import metrics
-from auditor.statistics.audit_by_shape import epsilon_shape
+from auditor.statistics.audit_by_shape import epsilon_by_canary_shape
 from auditor.statistics.audited import (
     audit_epsilon_bounds,
     audit_measurements,
@@ -23,7 +23,7 @@ from auditor.statistics.audited import (
     canaries_needed,
     reaudit_at_level,
 )
-from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, guess_counts
+from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, guess_counts_looked_at
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 
@@ -39,16 +39,16 @@ def naive_rights(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> tu
     middle = (ordered[len(scores) // 2 - 1] + ordered[len(scores) // 2]) / 2
     surest = sorted(range(len(scores)), key=lambda i: -abs(scores[i] - middle))
     right = [bool(included[i]) == bool(scores[i] > middle) for i in surest]
-    return tuple(sum(right[:r]) for r in guess_counts(len(scores)))
+    return tuple(sum(right[:r]) for r in guess_counts_looked_at(len(scores)))
 
 
 def test_the_bounds_are_of_the_right_guesses_at_every_count() -> None:
     scores, included = game(600, 1.5)
-    right, counts = naive_rights(scores, included), guess_counts(600)
+    right, counts = naive_rights(scores, included), guess_counts_looked_at(600)
     one_run, fdp, shape = audit_epsilon_bounds(scores, included, 1e-5, 0.1)
     assert one_run.epsilon == epsilon_one_run(600, right, 1e-5, 0.1) > 0
     assert fdp.epsilon == epsilon_fdp(600, right, 1e-5, 0.1) > 0
-    assert shape.epsilon == epsilon_shape(600, right, 1e-5, 0.1) > 0
+    assert shape.epsilon == epsilon_by_canary_shape(600, right, 1e-5, 0.1) > 0
     for found in (one_run, fdp, shape):
         assert found.rights == right and found.right == right[counts.index(found.guesses)]
         assert (found.canaries, found.delta, found.level) == (600, 1e-5, 0.1)
@@ -56,7 +56,7 @@ def test_the_bounds_are_of_the_right_guesses_at_every_count() -> None:
 
 
 def test_the_numbers_of_guesses_depend_on_m_alone() -> None:
-    assert [guess_counts(m) for m in (5, 31, 32, 130)] == [(5,), (31,), (32, 16), (130, 65, 32, 16)]
+    assert [guess_counts_looked_at(m) for m in (5, 31, 32, 130)] == [(5,), (31,), (32, 16), (130, 65, 32, 16)]
 
 
 def test_the_middle_lies_between_two_scores() -> None:
@@ -102,7 +102,10 @@ def test_what_could_be_proved_at_best_is_what_all_right_guesses_prove(delta: flo
         included = np.arange(m) % 2 == 0
         found = audit_epsilon_bounds(included.astype(float), included, delta)[0]
         assert (
-            best_provable_epsilon(m, delta) == found.best == epsilon_one_run(m, guess_counts(m), delta) == found.epsilon
+            best_provable_epsilon(m, delta)
+            == found.best
+            == epsilon_one_run(m, guess_counts_looked_at(m), delta)
+            == found.epsilon
         )
 
 

@@ -16,9 +16,9 @@ def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) ->
 
 def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None) -> tuple[float, float]:
     """AUC of the blind baseline and the low end of its interval."""
-    group = blind_classifier.near_duplicate_groups(rows)
+    group = blind_classifier.near_duplicate_fold_groups(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
-    scores = blind_classifier.blind_scores(rows, sizes, member, group)
+    scores = blind_classifier.blind_membership_scores(rows, sizes, member, group)
     widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group))
     found = roc.auc_with_interval("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
@@ -50,7 +50,7 @@ def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
     for i in range(120):
         text = [word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))]
         rows.append(tuple([*text, 999] if i < 60 else text))
-    scores = blind_classifier.blind_scores(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
+    scores = blind_classifier.blind_membership_scores(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
     assert roc.auc(scores[:60], scores[60:]) > 0.75
 
 
@@ -59,33 +59,33 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     base = texts(100)
     copies = [(*row[:10], 999, *row[11:]) for row in base]
     rows = [*base, *copies]
-    group = blind_classifier.near_duplicate_groups(rows)
+    group = blind_classifier.near_duplicate_fold_groups(rows)
     assert (group[:100] == group[100:]).all() and len(set(group.tolist())) == 100
     half = keyed_random_generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
-    leaky = blind_classifier.blind_scores(rows, np.empty((200, 0)), member, np.arange(200))
+    leaky = blind_classifier.blind_membership_scores(rows, np.empty((200, 0)), member, np.arange(200))
     assert roc.auc(leaky[member], leaky[~member]) > 0.8
 
 
 def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
     one = tuple(range(20))
     rows = [one, (*one[:16], 90, 91, 92, 93), (*one[:12], 94, 95, 96, 97, 90, 91, 92, 93), (5,), (5,), (6,)]
-    assert blind_classifier.near_duplicate_groups(rows).tolist() == [0, 0, 0, 1, 1, 2]
+    assert blind_classifier.near_duplicate_fold_groups(rows).tolist() == [0, 0, 0, 1, 1, 2]
 
 
 def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     """A column for each record would give every label away to whoever was fitted to it."""
     noise = keyed_random_generator("stacked")
     member = np.arange(120) < 60
-    own = blind_classifier.stacked_scores(np.eye(120), member, np.arange(120))
+    own = blind_classifier.stacked_membership_scores(np.eye(120), member, np.arange(120))
     assert np.ptp(own) < 1e-9  # what is left is rounding, in which one processor sees an order and another none
     features = np.column_stack([member + noise.normal(0, 0.3, 120), noise.normal(size=120)])
-    found = blind_classifier.stacked_scores(features, member, np.arange(120))
+    found = blind_classifier.stacked_membership_scores(features, member, np.arange(120))
     assert roc.auc(found[member], found[~member]) > 0.85
 
 
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
-    assert np.isnan(blind_classifier.stacked_scores(np.ones((4, 2)), member, np.arange(4))).all()
+    assert np.isnan(blind_classifier.stacked_membership_scores(np.ones((4, 2)), member, np.arange(4))).all()
     assert blind_classifier.cross_fit_deviation_factor(5) == pytest.approx(1.5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.nouns import Secret
-from auditor.statistics.documents import DocumentPart, document_recall, longest_extracted_blocks
+from auditor.statistics.documents import DocumentPart, document_recall_measurements, longest_extracted_block_lengths
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6), st.booleans()), max_size=8))
@@ -17,7 +17,7 @@ def test_blocks_are_those_of_marked_tokens(spans: list[tuple[int, int, bool]]) -
     for token in range(40):
         run = run + 1 if token in marked else 0
         longest = max(longest, run)
-    found = longest_extracted_blocks(DocumentPart("d", at, length, out) for at, length, out in spans)
+    found = longest_extracted_block_lengths(DocumentPart("d", at, length, out) for at, length, out in spans)
     assert found == ({"d": longest} if spans else {})
 
 
@@ -29,9 +29,9 @@ def test_documents_are_counted_rather_than_parts() -> None:
     secrets = [secret("a1", "a", 0), secret("a2", "a", 3), secret("b1", "b"), secret("b2", "b", 9)]
     others = [secret("n1", "n", member=False), secret("n2", "n", 3, member=False)]
     hit = {"a1": True, "a2": True, "b1": False, "b2": False, "n1": False, "n2": True}
-    recall, floor, longest = document_recall([*secrets, *others], hit)
+    recall, floor, longest = document_recall_measurements([*secrets, *others], hit)
     assert (recall.name, recall.value, recall.n) == ("document_recall", 0.5, 2)
     assert (floor.name, floor.value, floor.n) == ("document_recall_nonmembers", 1.0, 1)
     assert (longest.name, longest.value, longest.n) == ("longest_block", 6.0, 2)
-    assert document_recall([secret("x", None)], {"x": True}) == ()
-    assert len(document_recall(secrets, {"b1": False})) == 2  # a budget that covered one document
+    assert document_recall_measurements([secret("x", None)], {"x": True}) == ()
+    assert len(document_recall_measurements(secrets, {"b1": False})) == 2  # a budget that covered one document

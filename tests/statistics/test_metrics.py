@@ -112,7 +112,7 @@ def naive_levenshtein(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize(("length", "edits"), [(1, 0), (2, 1), (5, 1), (9, 1), (10, 2), (50, 10), (54, 10)])
 def test_the_tolerance_is_a_fifth_of_the_tokens(length: int, edits: int) -> None:
-    assert judging.edits_allowed(length) == edits
+    assert judging.near_verbatim_edit_limit(length) == edits
 
 
 def test_near_verbatim_recall_by_hand() -> None:
@@ -147,10 +147,10 @@ def test_near_duplicates_by_hand() -> None:
         "one token": (7,),  # one edit from (7, 7), but of a single token nothing may change
     }
     secrets = [Secret(name, (3,), suffix) for name, suffix in suffixes.items()]
-    assert judging.near_duplicates(secrets, known) == ("same", "two edits", "other prefix, short")
-    assert judging.near_duplicates(secrets, known, 3) == tuple(suffixes)
-    assert judging.near_duplicates(secrets, known, 0) == ("same",)
-    assert judging.near_duplicates(secrets, ()) == () == judging.near_duplicates((), known)
+    assert judging.near_duplicate_secret_ids(secrets, known) == ("same", "two edits", "other prefix, short")
+    assert judging.near_duplicate_secret_ids(secrets, known, 3) == tuple(suffixes)
+    assert judging.near_duplicate_secret_ids(secrets, known, 0) == ("same",)
+    assert judging.near_duplicate_secret_ids(secrets, ()) == () == judging.near_duplicate_secret_ids((), known)
 
 
 SUFFIX = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
@@ -164,14 +164,14 @@ def test_near_duplicates_equal_the_naive_search(
     expected = tuple(
         s.id
         for s in secrets
-        for limit in [judging.edits_allowed(len(s.suffix)) if distance is None else distance]
+        for limit in [judging.near_verbatim_edit_limit(len(s.suffix)) if distance is None else distance]
         if any(naive_levenshtein(s.suffix, other) <= limit for other in known)
     )
-    assert judging.near_duplicates(secrets, [Pair((), other) for other in known], distance) == expected
+    assert judging.near_duplicate_secret_ids(secrets, [Pair((), other) for other in known], distance) == expected
 
 
 def test_near_duplicates_of_more_secrets_than_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_pairs, "_ROWS", 3)
     secrets = [Secret(str(i), (), (i, i + 1, i + 2)) for i in range(10)]
     known = [Pair((), (i, i + 1, 99)) for i in (0, 4, 9)]
-    assert judging.near_duplicates(secrets, known) == ("0", "4", "9")
+    assert judging.near_duplicate_secret_ids(secrets, known) == ("0", "4", "9")

@@ -15,7 +15,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 
 
 def found(texts: Texts, others: Texts, limits: list[int]) -> list[tuple[int, int]]:
-    pairs = near_pairs.near_pairs(texts, others, limits)
+    pairs = near_pairs.index_pairs_within_edit_limits(texts, others, limits)
     return sorted((i, j) for at, of in pairs for i, j in zip(at.tolist(), of.tolist(), strict=True))
 
 

@@ -117,7 +117,7 @@ def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -
     own, others = scores(50, n, 1.0)
     found = roc.tpr_with_interval("tpr", own, others, rate)
     assert (found is not None) == measured
-    assert roc.nonmembers_for_rate(0.01) == 99 and roc.nonmembers_for_rate(0.001) == 999
+    assert roc.fewest_nonmembers_for_fpr_threshold(0.01) == 99 and roc.fewest_nonmembers_for_fpr_threshold(0.001) == 999
     assert [roc.allowed_false_positives(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
     if not measured:
         assert roc.tpr_at_fpr(own, others, rate).found == 0
@@ -192,9 +192,9 @@ def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
 
 def test_few_non_members_bound_a_rate_from_above_alone() -> None:
     assert (
-        roc.nonmembers_for_lower_bound(0.01, 0.025),
-        roc.nonmembers_for_lower_bound(0.01, 0.05),
-        roc.nonmembers_for_lower_bound(0.001, 0.025),
+        roc.fewest_nonmembers_for_fpr_lower_bound(0.01, 0.025),
+        roc.fewest_nonmembers_for_fpr_lower_bound(0.01, 0.05),
+        roc.fewest_nonmembers_for_fpr_lower_bound(0.001, 0.025),
     ) == (390, 321, 3911)
     for n in (389, 390):
         own, others = np.full(500, 9.0), keyed_random_generator("few", n).random(n)

@@ -51,11 +51,13 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         members = one.select_secrets(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
         assert phrases.metric_label(new.name) == "No guess right" and isinstance(
-            decide.one_sided_bounds(measured), BinomialCount
+            decide.one_sided_bounds_for_gate_rule(measured), BinomialCount
         )
-        kept = outcomes.RowValuesBySecret.of(one)
-        assert recompute_metric(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
-        assert outcomes.paired_metric_difference(new.name, None, kept, kept) == DiscordantPairs(0, 0, 30)
+        kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
+        assert recompute_metric(
+            new, kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
+        ) == (measured.value, 30)
+        assert outcomes.paired_row_difference_or_reason(new.name, None, kept, kept) == DiscordantPairs(0, 0, 30)
         seeds = Replicates("t", "s", "a", {0: kept})
         found = contrasts.contrast_over_seeds("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
@@ -65,8 +67,8 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
-    kept = outcomes.RowValuesBySecret.of(one)
-    sides = kept.chosen(True, None), kept.chosen(False, None)
+    kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
+    sides = kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
     again = {
         m.name: recompute_metric(metrics.find_metric(m.name), *sides) for m in extraction.extraction_measurements(one)
     }
@@ -90,9 +92,9 @@ def observed() -> tuple[list[Secret], list[Observation]]:
 @pytest.mark.parametrize("probe", [ExtractionProbability(), NearVerbatim(), Exposure()], ids=lambda probe: probe.name)
 def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     secrets, observations = observed()
-    observations = probe.complete(secrets, observations)
+    observations = probe.complete_all(secrets, observations)
     measured = probe.measurements(secrets, observations)
-    kept = probe.per_secret(secrets, observations)
+    kept = probe.per_secret_values(secrets, observations)
     for m in measured:
         entry = metrics.find_metric(m.name)
         assert entry.unit == m.unit, m.name  # a plug-in's has none
@@ -122,12 +124,12 @@ def test_titles(name: str, title: str) -> None:
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
-    assert isinstance(decide.one_sided_bounds(m), RecordedInterval)
+    assert isinstance(decide.one_sided_bounds_for_gate_rule(m), RecordedInterval)
     kept = outcomes.RowValuesBySecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
-    found = outcomes.paired_metric_difference("taste", None, kept, kept)
+    found = outcomes.paired_row_difference_or_reason("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
-    assert phrases.main_number_and_baseline(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
+    assert phrases.main_baseline_excess_table_cells(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
     assert (metrics.find_metric("difference_of_taste").signed, metrics.find_metric("taste").signed) == (True, False)
 
 

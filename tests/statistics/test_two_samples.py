@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import beta, binom, norm
 
 from auditor.core.errors import AuditError
-from auditor.statistics.one_run import gaussian_delta
+from auditor.statistics.one_run import delta_of_gaussian_tradeoff
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_epsilon_estimate
 
 # tp of P, fp of N, level, delta, forward, reverse (formulas.md B5): jax_privacy's `epsilon_clopper_pearson`, 9 digits.
@@ -83,7 +83,7 @@ def test_the_gaussian_estimate_is_that_of_the_mechanism_through_the_bounds() -> 
     found = gaussian_epsilon_estimate(90, 10, 10, 90, 1e-5)
     tpr, fpr = beta.ppf(0.025, 90, 11), beta.isf(0.025, 11, 90)
     mu = norm.ppf(tpr) - norm.ppf(fpr)
-    assert gaussian_delta(found, mu) == pytest.approx(1e-5, rel=1e-6)
+    assert delta_of_gaussian_tradeoff(found, mu) == pytest.approx(1e-5, rel=1e-6)
     assert found > epsilon_clopper_pearson(90, 10, 10, 90, 1e-5)
     assert gaussian_epsilon_estimate(50, 50, 50, 50, 1e-5) == gaussian_epsilon_estimate(0, 100, 100, 0, 1e-5) == 0
 

@@ -7,13 +7,15 @@ import pytest
 from numpy.typing import NDArray
 
 from auditor.core.result import GroupRecall
-from auditor.statistics.unlearning import recall_by_model
+from auditor.statistics.unlearning import group_numbers_around_unlearning
 
 Floats = NDArray[np.float64]
 
 
 def of(name: str, **columns: list[float]) -> GroupRecall:
-    return recall_by_model("attack", name, "forgotten", {model: np.array(values) for model, values in columns.items()})
+    return group_numbers_around_unlearning(
+        "attack", name, "forgotten", {model: np.array(values) for model, values in columns.items()}
+    )
 
 
 def values(found: GroupRecall) -> dict[str, float]:

@@ -19,11 +19,15 @@ from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
 from auditor.core.result import Frontier
 from auditor.plugins.view import View
-from auditor.records.frontier import build_frontiers, frontier_models_of_runs, merge_grid_models
-from auditor.records.outcomes import read_outcomes
+from auditor.records.frontier import (
+    build_leakage_frontiers_of_models,
+    frontier_models_of_runs,
+    merge_frontier_models_of_grid_points,
+)
+from auditor.records.outcomes import read_row_values_by_secret
 from auditor.records.result_file import read_result
 from auditor.runs.lab_site import build_lab_recipe
-from auditor.runs.run import check_plan
+from auditor.runs.run import check_plan_and_select_plugins
 from auditor.statistics.roc import auc
 from tests.conftest import fits_schema, tiny
 from tests.rows import read_rows
@@ -107,7 +111,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
     assert perplexity["mine"] and perplexity["undefended"]
     assert mine.ratio.value == pytest.approx(perplexity["mine"].value / perplexity["undefended"].value)
     assert (mine.epsilon, mine.tokens, copy.epsilon) == (pytest.approx(0.809, abs=1e-3), 1, None)  # filled, and hollow
-    main = next(f for f in result.findings if f.key == ("mine", "white-box", "extraction-probability")).main
+    main = next(f for f in result.findings if f.cell_key == ("mine", "white-box", "extraction-probability")).main
     assert main is not None and mine.leak.value == pytest.approx(main.value) and mine.leak.n == main.n == 38
     assert (mine.leak, mine.ratio, mine.least) == (
         copy.leak,
@@ -122,7 +126,7 @@ def test_a_run_with_several_defenses_has_its_picture(single: Path) -> None:
 
 
 def test_aucs_are_those_of_the_scores_that_were_kept(single: Path) -> None:
-    row = read_outcomes(single)[CellKey("mine", "white-box", "membership")]
+    row = read_row_values_by_secret(single)[CellKey("mine", "white-box", "membership")]
     scores, member = row.values["membership_score"], row.member
     found = read_result(single).frontiers[1].points[1].leak.value
     value = auc(scores[member], scores[~member])
@@ -145,13 +149,13 @@ def test_every_point_of_a_grid_asks_the_undefended_model_the_same_and_it_answers
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    measure = ExtractionProbability.measure
+    measure = ExtractionProbability.observe_secrets
 
     def counted(self: ExtractionProbability, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         asked.append(len(secrets))
         return measure(self, view, secrets)
 
-    monkeypatch.setattr(ExtractionProbability, "measure", counted)
+    monkeypatch.setattr(ExtractionProbability, "observe_secrets", counted)
     out = tmp_path / "run"
     flags = ["--sweep", "mine.weight=0.9,0.02", "--defense", "mine", "--limit", "10", "-o", str(out)]
     assert run_command_line([*command(world), *flags]) == 0
@@ -213,7 +217,11 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
 
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
     models = frontier_models_of_runs({0: (read_result(single), single)})
-    assert build_frontiers(models) and build_frontiers(models[:2]) == () and build_frontiers([]) == ()
+    assert (
+        build_leakage_frontiers_of_models(models)
+        and build_leakage_frontiers_of_models(models[:2]) == ()
+        and build_leakage_frontiers_of_models([]) == ()
+    )
 
 
 def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
@@ -222,9 +230,9 @@ def test_points_of_different_models_have_none_together(single: Path, swept: Path
     held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
     other = [replace(base, cells={row: replace(cell, heldout=held) for row, cell in base.cells.items()}), *defended]
     assert (
-        len(merge_grid_models([models, models])) == 3
-        and merge_grid_models([models, other]) == []
-        and merge_grid_models([]) == []
+        len(merge_frontier_models_of_grid_points([models, models])) == 3
+        and merge_frontier_models_of_grid_points([models, other]) == []
+        and merge_frontier_models_of_grid_points([]) == []
     )
 
 
@@ -241,7 +249,7 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
     third = replace(copy, line="Third", label="Third")
     for why, changed in cases.items():
         other = replace(copy, cells={row: replace(copy.cells[row], **changed)})
-        found = build_frontiers([base, mine, third, other])[0]
+        found = build_leakage_frontiers_of_models([base, mine, third, other])[0]
         assert why in found.missing[COPY] and len(found.points) == 3
 
 
@@ -252,7 +260,7 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
     held = cell.rows[0]
     few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})
     fewer = replace(models[2], cells={row: replace(cell, rows={0: few})})
-    found = build_frontiers([*models[:2], fewer])[0]
+    found = build_leakage_frontiers_of_models([*models[:2], fewer])[0]
     assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
     assert found.points[1].leak == found.points[2].leak
 
@@ -265,7 +273,7 @@ def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
 
 def test_without_controls_a_defense_stands_alone() -> None:
     rows = [
-        [row.name for row in check_plan(Plan.from_fields(defense=("pmixed",), controls=on)).rows]
+        [row.name for row in check_plan_and_select_plugins(Plan.from_fields(defense=("pmixed",), controls=on)).rows]
         for on in (True, False)
     ]
     assert rows == [["pmixed", "ensemble-unmixed", "public"], ["pmixed"]]

@@ -19,12 +19,12 @@ from auditor.studies.ledger import (
     REFUTED,
     UNDECIDED,
     Place,
-    check_claim_names_planned_places,
-    format_seed_ranges,
-    judge_claim,
-    ledger_row,
-    parse_claim_statements,
-    parse_expectation,
+    check_paper_claim_places_are_planned,
+    judge_paper_claim,
+    ledger_row_of_paper_claim,
+    parse_paper_claim_expectation,
+    parse_paper_claim_statements,
+    study_seed_ranges_label,
 )
 
 
@@ -51,20 +51,20 @@ def m(low: float, high: float) -> Measurement:
     ],
 )
 def test_the_verdict_rule(expect: Any, low: float, high: float, ruling: str) -> None:
-    assert judge_claim(m(low, high), parse_expectation(expect, "here")) == ruling
+    assert judge_paper_claim(m(low, high), parse_paper_claim_expectation(expect, "here")) == ruling
 
 
 @pytest.mark.parametrize("bad", ["0", "=> 0", ">= 0", [1], [2, 1], [0, "1"], 3])
 def test_other_expectations_are_refused(bad: Any) -> None:
     with pytest.raises(AuditError, match="here: expected `expect` like"):
-        parse_expectation(bad, "here")
+        parse_paper_claim_expectation(bad, "here")
 
 
 def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, RowValuesBySecret]:
     hit = np.arange(n) < hits
     ids = tuple(f"s{i:03d}" for i in range(n))
     one = Outcome(ids, hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0)
-    return dict.fromkeys(range(seeds), RowValuesBySecret.of(one))
+    return dict.fromkeys(range(seeds), RowValuesBySecret.from_judged_guesses(one))
 
 
 def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:
@@ -76,23 +76,25 @@ def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any)
 
 def claim(**more: Any) -> Any:
     raw = {"id": "c", "text": "a beats b", "paper": "9 > 8", "metric": "recall", "expect": "> 0", **more}
-    return parse_claim_statements([raw], "lab", "paper/plan")[0]
+    return parse_paper_claim_statements([raw], "lab", "paper/plan")[0]
 
 
 def test_a_claim_from_its_places() -> None:
     places = [place("a", 60), place("b", 30)]
-    ruled = ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "b"}), places)
+    ruled = ledger_row_of_paper_claim("t", claim(of={"variant": "a"}, minus={"variant": "b"}), places)
     assert ruled.verdict == HOLDS and ruled.ours is not None and ruled.ours.value == pytest.approx(0.3)
     assert ruled.setting == "lab; n 100; K 10; seeds 0, 1"
-    assert ledger_row("t", claim(of={"variant": "b"}, minus={"variant": "a"}), places).verdict == REFUTED
-    assert ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "a"}), places).verdict == UNDECIDED
+    assert ledger_row_of_paper_claim("t", claim(of={"variant": "b"}, minus={"variant": "a"}), places).verdict == REFUTED
+    assert (
+        ledger_row_of_paper_claim("t", claim(of={"variant": "a"}, minus={"variant": "a"}), places).verdict == UNDECIDED
+    )
 
 
 def test_ends_of_a_sweep_and_sums() -> None:
     places = [place("v", hits, n=i) for i, hits in enumerate((10, 40, 50))]
 
     def value(of: Any, minus: Any = ()) -> float:
-        ruled = ledger_row("t", claim(of=of, minus=minus or []), places)
+        ruled = ledger_row_of_paper_claim("t", claim(of=of, minus=minus or []), places)
         assert ruled.ours is not None
         return ruled.ours.value
 
@@ -105,16 +107,18 @@ def test_ends_of_a_sweep_and_sums() -> None:
 
 def test_no_numbers_no_verdict() -> None:
     failed = Place("b", {}, ("a",), failure="it broke")
-    ruled = ledger_row("t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed])
+    ruled = ledger_row_of_paper_claim("t", claim(of={"variant": "a"}, minus={"variant": "b"}), [place("a", 60), failed])
     assert (ruled.verdict, ruled.note, ruled.ours) == (NOT_RUN, "it broke", None)
     row = Place("b", {}, ("a",), (Replicates("undefended", "white-box", "a", not_applicable="no reference"),))
-    ruled = ledger_row("t", claim(of={"variant": "b"}), [row])
+    ruled = ledger_row_of_paper_claim("t", claim(of={"variant": "b"}), [row])
     assert (ruled.verdict, ruled.note) == (NOT_RUN, "not applicable: no reference")
 
 
 def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
     places = [place("v", 10, n=1), place("v", 40, n=2), Place("v", {"n": 3}, ("a",), failure="out of memory")]
-    assert ledger_row("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note == "out of memory"
+    assert (
+        ledger_row_of_paper_claim("t", claim(of={"at": "last"}, minus={"at": "first"}), places).note == "out of memory"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,7 @@ def test_the_last_of_a_sweep_is_the_planned_one_even_if_it_failed() -> None:
 def test_claims_about_what_is_not_planned_are_refused(term: dict[str, Any], message: str) -> None:
     places = [place("a", 60, n=1), place("two", 30, ("x", "y"), n=2)]
     with pytest.raises(AuditError, match=message):
-        check_claim_names_planned_places(claim(of=term), places)
+        check_paper_claim_places_are_planned(claim(of=term), places)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +152,12 @@ def test_malformed_claims_are_refused(raw: dict[str, Any], message: str) -> None
 
 def test_missing_fields_and_ids_used_twice_are_refused() -> None:
     with pytest.raises(AuditError, match="missing field 'text'"):
-        parse_claim_statements([{"id": "c"}], "lab", "here")
+        parse_paper_claim_statements([{"id": "c"}], "lab", "here")
     raw = {"id": "c", "text": "t", "paper": "p", "metric": "recall", "of": {}, "expect": "> 0"}
     with pytest.raises(AuditError, match="two claims are called 'c'"):
-        parse_claim_statements([raw, raw], "lab", "here")
-    assert [s.id for s in parse_claim_statements([{**raw, "scale": "paper"}, raw], "lab", "here")] == ["c"]
+        parse_paper_claim_statements([raw, raw], "lab", "here")
+    assert [s.id for s in parse_paper_claim_statements([{**raw, "scale": "paper"}, raw], "lab", "here")] == ["c"]
 
 
 def test_ranges() -> None:
-    assert [format_seed_ranges(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == ["0-2", "0, 2", "3", ""]
+    assert [study_seed_ranges_label(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == ["0-2", "0, 2", "3", ""]

@@ -26,7 +26,7 @@ from auditor.records import replicates
 from auditor.records.folder import RunFolder
 from auditor.runs import run as running
 from auditor.runs.plan import make_plan
-from auditor.runs.plan_grid import GridPoint, expand_grid
+from auditor.runs.plan_grid import GridPoint, expand_plan_grid
 from auditor.statistics.metrics import METRICS
 from auditor.studies import ledger, papers, reproduce, sweep
 from auditor.utility import measure
@@ -358,7 +358,7 @@ def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
 
 ALL = [
     pytest.param(paper, plan, scale, id=f"{name}-{plan}-{scale}")
-    for name, paper in ((name, papers.load_paper(name)) for name in papers.bundled_papers())
+    for name, paper in ((name, papers.load_paper(name)) for name in papers.bundled_paper_folders())
     for scale in paper.scales
     for plan in paper.plans_at_scale(scale)
     if papers.PUBLISHED not in paper.plans[plan]  # they have no points: test_published.py
@@ -399,13 +399,13 @@ def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> lis
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
 def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, plan: str, scale: str) -> None:
-    statements = reproduce.claim_statements_of_plan(paper, plan, scale)
+    statements = reproduce.paper_claim_statements_of_plan(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
     of_guesses = {metric.name for metric in METRICS if metric.is_of_member_guesses}
     known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.RunStudy) else set(reproduce.UTILITY_METRICS)
     for statement in statements:
-        ledger.check_claim_names_planned_places(statement, kind.planned())
+        ledger.check_paper_claim_places_are_planned(statement, kind.planned_places())
         for _, term in statement.signed_terms():
             named = parse_rule(f"{term.metric} <= 1").metric
             assert named in known, (statement.id, term.metric)
@@ -414,10 +414,10 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
 def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scale: str) -> None:
-    assert asked(paper, plan, scale).planned()
+    assert asked(paper, plan, scale).planned_places()
     for point in grid(paper, plan, scale):
         made = make_plan(point.plan, {})
-        running.check_plan(made)
+        running.check_plan_and_select_plugins(made)
 
 
 def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_is_refused() -> None:
@@ -431,20 +431,20 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
         "claim": [claim("long", "long"), claim("short", "short"), claim("misspelt", "shrot")],
     }
     paper = papers.Paper("mine", "Mine", {"scale": {"small": {}, "large": {}}}, {"table": plan})
-    small = reproduce.claim_statements_of_plan(paper, "table", "small")
+    small = reproduce.paper_claim_statements_of_plan(paper, "table", "small")
     assert [statement.id for statement in small] == ["short", "misspelt"]
-    assert [statement.id for statement in reproduce.claim_statements_of_plan(paper, "table", "large")] == [
+    assert [statement.id for statement in reproduce.paper_claim_statements_of_plan(paper, "table", "large")] == [
         "long",
         "short",
         "misspelt",
     ]
-    places = reproduce.make_study(paper, "table", "small", {}).planned()
+    places = reproduce.make_study(paper, "table", "small", {}).planned_places()
     with pytest.raises(AuditError, match="shrot"):
-        ledger.check_claim_names_planned_places(small[-1], places)
+        ledger.check_paper_claim_places_are_planned(small[-1], places)
 
 
 def test_ids_are_unique_in_a_paper() -> None:
-    for name in papers.bundled_papers():
+    for name in papers.bundled_paper_folders():
         paper = papers.load_paper(name)
         ids = [claim["id"] for plan in paper.plans.values() for claim in plan.get("claim", [])]
         assert len(set(ids)) == len(ids)
@@ -455,7 +455,7 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
 
     def options(plan: str, scale: str) -> dict[str, Any]:
         made = make_plan(grid(papers.load_paper("ethicist"), plan, scale, model=True)[0].plan, {})
-        (attack, *_) = running.check_plan(made).attacks
+        (attack, *_) = running.check_plan_and_select_plugins(made).attacks
         return vars(attack)
 
     lab = options("table2", "lab")
@@ -565,7 +565,7 @@ def test_table_2_ablates_what_it_says() -> None:
         "w/o prompt tuning": {"tune_on": "none"},
         "baselines": {},
     }
-    assert expand_grid({})[0].plan["attack"] == ["ethicist"]
+    assert expand_plan_grid({})[0].plan["attack"] == ["ethicist"]
 
 
 def test_a_defense_without_options_has_its_place() -> None:
@@ -573,5 +573,5 @@ def test_a_defense_without_options_has_its_place() -> None:
     names = {"undefended": {}, "public": {}, "uniform-mixing": {"weight": 0.5}}
     rows = [measure.UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()]
     found = SimpleNamespace(rows=rows, plan={"seed": 3}, model="m", kind="causal", data="d", vocab_size=7)
-    made = reproduce._utility_places(found)  # type: ignore[arg-type]
+    made = reproduce._study_places_of_utility(found)  # type: ignore[arg-type]
     assert [cell.target for place in made for cell in place.cells] == ["public", "uniform-mixing"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from auditor.core.errors import AuditError
 from auditor.training import clipping
-from auditor.training.clipping import MOST_PARAMETERS, ROUNDING, check_clipping, dense_test_gradient
+from auditor.training.clipping import MOST_PARAMETERS, ROUNDING, dense_test_gradient, self_test_gradient_clipping
 from auditor.training.dp_loop import PoissonSampler, ScaledOptimizer, fit_privately
 from tests.training.test_dp_loop import EXAMPLES, neox, recipe
 
@@ -70,10 +70,10 @@ def test_the_noise_is_of_the_sensitivity_with_its_rounding(monkeypatch: pytest.M
         asked.append(deviation)
         return total
 
-    monkeypatch.setattr("auditor.training.dp_loop.add_noise", noise)
+    monkeypatch.setattr("auditor.training.dp_loop.add_secret_gaussian_noise_on_grid", noise)
     own = optimizer((3,), clip=0.5)
     own.stream = None
-    own.release_noisy_mean()
+    own.step_by_noisy_mean_gradient()
     assert asked == [0.5 * (1 + 2**-20)]
 
 
@@ -83,19 +83,19 @@ def naive_norms(samples: Any) -> Tensor:
 
 def test_clipping_by_float32_norms_is_refused_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one-hot canaries cannot see: their float32 norms are exact."""
-    check_clipping([torch.zeros(1024, 1024)], 0.3, 8)
-    check_clipping([torch.zeros(1024, 1024)], math.inf, 8)
+    self_test_gradient_clipping([torch.zeros(1024, 1024)], 0.3, 8)
+    self_test_gradient_clipping([torch.zeros(1024, 1024)], math.inf, 8)
     one_hot = torch.zeros(1, 1024, 1024)
     one_hot[0, 5, 7] = 300.0
-    assert naive_norms([one_hot]) == clipping.per_sample_norms([one_hot])
-    monkeypatch.setattr(clipping, "per_sample_norms", naive_norms)
+    assert naive_norms([one_hot]) == clipping.per_sample_gradient_norms([one_hot])
+    monkeypatch.setattr(clipping, "per_sample_gradient_norms", naive_norms)
     with pytest.raises(AuditError, match=r"a dense gradient to be clipped to 0.3, got 0.301"):
-        check_clipping([torch.zeros(1024, 1024)], 0.3, 8)
+        self_test_gradient_clipping([torch.zeros(1024, 1024)], 0.3, 8)
 
 
 def test_what_the_proof_is_not_of_is_refused() -> None:
     with pytest.raises(AuditError, match="at most 8,589,934,592 trained parameters, for which rounding is bounded"):
-        check_clipping([torch.zeros(1).expand(MOST_PARAMETERS + 1)], 1.0, 8)
+        self_test_gradient_clipping([torch.zeros(1).expand(MOST_PARAMETERS + 1)], 1.0, 8)
     with pytest.raises(AuditError, match="batches of at most 32,768 units, whose sums are exact, got 40,000"):
         many = EXAMPLES[:1] * 50_000
         fit_privately(neox(), many, PoissonSampler(50_000, 0.8, "n"), recipe(), pad=0)

@@ -17,10 +17,10 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LM
 
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.plugins.trainer import Checkpoint
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import per_sample
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import make_untrained_model, trainable_parameters
+from auditor.training.finetune import make_untrained_gpt_neox, trainable_parameters
 from tests.conftest import tiny
 from tests.training.naive_noise import NaiveNoise
 
@@ -33,7 +33,7 @@ def gpt2() -> Any:
 
 def neox() -> Any:
     """Tied embeddings, as the lab's."""
-    return make_untrained_model(vocab_size=61, layers=2, hidden=16, heads=2, positions=64, end=0, seed=0)
+    return make_untrained_gpt_neox(vocab_size=61, layers=2, hidden=16, heads=2, positions=64, end=0, seed=0)
 
 
 def neox_untied() -> Any:
@@ -112,10 +112,12 @@ def single_gradients(model: Any, examples: list[tuple[int, ...]]) -> list[dict[s
 @pytest.mark.parametrize("ghost", [False, True])
 def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool) -> None:
     model = make()
-    per_sample._disable_dropout(model)
+    per_sample._disable_dropout_for_private_training(model)
     expected = single_gradients(model.train(), EXAMPLES[:5])
     wrapped = per_sample.wrap_with_opacus(model, ghost)
-    per_sample.record_losses(wrapped, *per_sample.pad_tokens_and_labels(EXAMPLES[:5], 0)).sum().backward()
+    per_sample.mean_nll_of_each_padded_record(
+        wrapped, *per_sample.pad_training_tokens_and_labels(EXAMPLES[:5], 0)
+    ).sum().backward()
     named = trainable_parameters(model)
     assert set(expected[0]) == set(named)
     # A small entry is a sum of large ones: its rounding is that of the largest, not its own.
@@ -180,7 +182,7 @@ def test_short_records_are_tried_beside_long_ones() -> None:
     layer.mlp.dense_4h_to_h = _Scaled(layer.mlp.dense_4h_to_h)
     with pytest.raises(AuditError, match=r"beside a record of 10 tokens, those of .* are not what single records give"):
         fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "n"), recipe(), pad=0)
-    pairs = per_sample.pairs_to_check([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
+    pairs = per_sample.example_pairs_for_gradient_check([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
     assert [tuple(map(len, pair)) for pair in pairs] == [(2, 100), (5, 100), (9, 100), (70, 100), (100, 100)]
 
 
@@ -293,7 +295,7 @@ def test_killed_and_resumed_is_the_same_training(tmp_path: Path, killed_at: int)
     sampler = PoissonSampler(12, 0.4, "e")
     whole = neox()
     expected = fit_privately(whole, EXAMPLES, sampler, how, pad=0)
-    checkpoint, seen = Checkpoint(tmp_path / "checkpoint.pt"), []
+    checkpoint, seen = TrainerCheckpoint(tmp_path / "checkpoint.pt"), []
 
     def kill(done: int, loss: float) -> None:
         seen.append(done)
@@ -315,7 +317,7 @@ def test_killed_and_resumed_is_the_same_training(tmp_path: Path, killed_at: int)
 
 
 def test_a_checkpoint_with_another_key_is_refused(tmp_path: Path) -> None:
-    more: Any = {"pad": 0, "checkpoint": Checkpoint(tmp_path / "checkpoint.pt")}
+    more: Any = {"pad": 0, "checkpoint": TrainerCheckpoint(tmp_path / "checkpoint.pt")}
     fit_privately(neox(), EXAMPLES, PoissonSampler(12, 0.4, "e"), recipe(), **more)
     with pytest.raises(AuditError, match="another key"):
         fit_privately(neox(), EXAMPLES, PoissonSampler(12, 0.4, "f"), recipe(), **more)

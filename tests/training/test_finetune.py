@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
 
 SIZES: dict[str, Any] = {"vocab_size": 17, "layers": 1, "hidden": 8, "heads": 2, "positions": 16, "end": 0}
 
 
 def test_an_untrained_model_reads_and_writes_by_one_matrix_that_its_seed_makes() -> None:
-    model, again, other = (make_untrained_model(**SIZES, seed=seed) for seed in (1, 1, 2))
+    model, again, other = (make_untrained_gpt_neox(**SIZES, seed=seed) for seed in (1, 1, 2))
     own = model.get_input_embeddings().weight
     assert own is model.get_output_embeddings().weight and own.shape == (17, 8)
     assert torch.equal(own, again.get_input_embeddings().weight)
@@ -34,7 +34,7 @@ def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
         return found
 
     fine_tune_on_packed_blocks(
-        make_untrained_model(**SIZES, seed=0),
+        make_untrained_gpt_neox(**SIZES, seed=0),
         sequences,
         epochs=3,
         rate=1e-3,

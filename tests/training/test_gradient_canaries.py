@@ -14,8 +14,8 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.plugins.trainer import Checkpoint
-from auditor.training.clipping import add_clipped
+from auditor.plugins.trainer import TrainerCheckpoint
+from auditor.training.clipping import add_clipped_gradients_on_grid
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, PrivateRecipe, ScaledOptimizer, fit_privately
 from auditor.training.finetune import trainable_parameters
 from auditor.training.gradient_canaries import (
@@ -23,7 +23,7 @@ from auditor.training.gradient_canaries import (
     AssumedMechanism,
     CanaryWatch,
     PlantedCanaries,
-    inclusion_log_likelihood_ratio,
+    canary_inclusion_log_likelihood_ratio,
 )
 from auditor.training.noise import NoiseStream
 from tests.training.naive_noise import NaiveNoise
@@ -62,8 +62,10 @@ def test_the_score_is_the_likelihood_ratio_of_the_subsampled_gaussian(noise: flo
     for rate in (1e-3, 0.4, 1.0):
         mixture = (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, 1, noise)
         expected = np.log(mixture / norm.pdf(x, 0, noise))
-        np.testing.assert_allclose(inclusion_log_likelihood_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12)
-    silent = inclusion_log_likelihood_ratio(np.array([0.0, 1.0]), 0.0, 0.1)
+        np.testing.assert_allclose(
+            canary_inclusion_log_likelihood_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12
+        )
+    silent = canary_inclusion_log_likelihood_ratio(np.array([0.0, 1.0]), 0.0, 0.1)
     assert silent[0] == pytest.approx(math.log(0.9)) and 1e5 < silent[1] < math.inf
 
 
@@ -162,7 +164,9 @@ class MeanClipped(ScaledOptimizer):
         mean = torch.stack([sample.mean(0).norm() for sample in self.grad_samples]).norm()
         factors = (self.max_grad_norm / mean).clamp(max=1.0).double().expand(len(shares))
         for p in self.params:
-            p.summed_grad = add_clipped(p.summed_grad, self._get_flat_grad_sample(p), factors, math.inf)
+            p.summed_grad = add_clipped_gradients_on_grid(
+                p.summed_grad, self._get_flat_grad_sample(p), factors, math.inf
+            )
             p.grad_sample = None
         return factors
 
@@ -219,14 +223,16 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
         if done == killed_at:
             raise _Killed
 
-    more: Any = {"checkpoint": Checkpoint(tmp_path / "checkpoint.pt"), "seconds_between": 0.0}
+    more: Any = {"checkpoint": TrainerCheckpoint(tmp_path / "checkpoint.pt"), "seconds_between": 0.0}
     with pytest.raises(_Killed):
         fit(recipe(), progress=kill, **more)
     again = fit(recipe(), **more).watch
     np.testing.assert_allclose(again.scores, expected.scores, atol=1e-4)
     np.testing.assert_allclose(again.sums, expected.sums, atol=1e-4)
     np.testing.assert_array_equal(again.drawn, expected.drawn)
-    assert again.releases == STEPS and again.noise_statistics() == pytest.approx(expected.noise_statistics(), rel=1e-3)
+    assert again.releases == STEPS and again.noise_count_size_and_largest_correlation() == pytest.approx(
+        expected.noise_count_size_and_largest_correlation(), rel=1e-3
+    )
 
 
 # --- what the steps are ---
@@ -234,12 +240,12 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
 
 def test_steps_that_are_what_they_are_said_to_be() -> None:
     watch = fit(recipe()).watch
-    values, size, repeated = watch.noise_statistics()
+    values, size, repeated = watch.noise_count_size_and_largest_correlation()
     assert watch.releases == STEPS and abs(watch.draw_unevenness_z) < 4
     witnesses = (~PlantedCanaries(COUNT).included).sum()
     assert values == STEPS * witnesses and size == pytest.approx(1, abs=5 / math.sqrt(2 * values)) and repeated < 0.8
     np.testing.assert_array_equal(watch.drawn * watch.included, taken().sum(0))
-    assert fit(recipe(noise_multiplier=0.0)).watch.noise_statistics() == (0, 1.0, 0.0)
+    assert fit(recipe(noise_multiplier=0.0)).watch.noise_count_size_and_largest_correlation() == (0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
@@ -259,7 +265,9 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     for trial in range(200):
         watch = CanaryWatch(PlantedCanaries(300), parameters, 0, AssumedMechanism(1.0, 1.0, rate))
         for step in range(steps):
-            watch.drop_units_left_out(PoissonSampler(300, rate, f"trial {trial}").units_in_batch(step))
+            watch.count_draws_and_drop_excluded_canaries(
+                PoissonSampler(300, rate, f"trial {trial}").units_in_batch(step)
+            )
         watch.releases = steps
         found.append(watch.draw_unevenness_z)
     assert abs(np.mean(found)) < 4 / math.sqrt(200) and 0.6 < np.std(found) < 1
@@ -269,4 +277,4 @@ def test_counts_are_held_against_poisson_sampling() -> None:
 
 def test_noise_that_is_the_same_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.training.dp_loop.NoiseStream", lambda key, step: NoiseStream(key, step % 5))
-    assert fit(recipe()).watch.noise_statistics()[2] == pytest.approx(1, abs=1e-3)
+    assert fit(recipe()).watch.noise_count_size_and_largest_correlation()[2] == pytest.approx(1, abs=1e-3)

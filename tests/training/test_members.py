@@ -21,21 +21,26 @@ from transformers import PreTrainedModel
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import read_shard_record_list, text_digests
-from auditor.plugins.trainer import Checkpoint
+from auditor.models.shards import read_shard_record_list, record_digests
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import members as members_module
-from auditor.training.finetune import FineTuningRecipe, Fitting, cast_frozen_linear_weights, fine_tune_on_packed_blocks
-from auditor.training.members import (
-    Adapter,
-    Layers,
-    Member,
-    add_lora_adapter,
-    assign_to_members,
-    member_folder,
-    merge_units_sharing_records,
-    train_members,
+from auditor.training.finetune import (
+    FineTuningRecipe,
+    StepwiseFineTuning,
+    cast_frozen_linear_weights,
+    fine_tune_on_packed_blocks,
 )
-from auditor.training.side_by_side import SideBySide, row_losses
+from auditor.training.members import (
+    Layers,
+    LoraAdapterRecipe,
+    MemberToTrain,
+    add_lora_adapter,
+    assign_records_to_member_shards,
+    folder_of_trained_member,
+    merge_units_sharing_records,
+    train_private_members,
+)
+from auditor.training.side_by_side import JointAdapterTraining, mean_training_nll_of_each_row
 from tests.zoo.families import tiny as tiny_of
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -44,7 +49,7 @@ TEXTS = st.text(alphabet="abcd", max_size=2)
 
 @given(st.lists(TEXTS, max_size=60), st.integers(1, 9))
 def test_shards_are_disjoint_and_complete_with_all_copies_together(units: list[str], members: int) -> None:
-    shards = assign_to_members(units, members)
+    shards = assign_records_to_member_shards(units, members)
     assert len(shards) == members
     assert sorted(index for chosen in shards for index in chosen) == list(range(len(units)))
     for unit in set(units):
@@ -58,7 +63,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
     left = [unit for unit in units if unit != gone]
 
     def named(records: list[str]) -> list[list[str]]:
-        return [[records[i] for i in chosen] for chosen in assign_to_members(records, members)]
+        return [[records[i] for i in chosen] for chosen in assign_records_to_member_shards(records, members)]
 
     assert sum(a != b for a, b in zip(named(units), named(left), strict=True)) == 1
 
@@ -66,7 +71,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40), st.integers(1, 9))
 def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, str]], members: int) -> None:
     users, records = [user for user, _ in rows], [record for _, record in rows]
-    shards = assign_to_members(merge_units_sharing_records(users, records), members)
+    shards = assign_records_to_member_shards(merge_units_sharing_records(users, records), members)
     for column in (users, records):
         held = Counter(value for chosen in shards for value in {column[i] for i in chosen})
         assert set(held.values()) <= {1}
@@ -102,17 +107,23 @@ SIZES = (9, 4, 0, 7, 1)  # records of each shard: batches of several sizes, and 
 Losses = dict[int, list[float]]
 
 
-def members_of(folder: Path, sizes: Sequence[int] = SIZES) -> list[Member]:
+def members_of(folder: Path, sizes: Sequence[int] = SIZES) -> list[MemberToTrain]:
     """Random records of 6 tokens."""
     noise = np.random.default_rng(5)
     made = []
     for index, size in enumerate(sizes):
         records = [tuple(noise.integers(1, 61, 6).tolist()) for _ in range(size)]
-        made.append(Member(member_folder(folder, index), [str(r) for r in records], records, 70 + index, ("t", index)))
+        made.append(
+            MemberToTrain(
+                folder_of_trained_member(folder, index), [str(r) for r in records], records, 70 + index, ("t", index)
+            )
+        )
     return made
 
 
-def one_by_one(base: Callable[[], PreTrainedModel], adapter: Adapter, members: Sequence[Member]) -> Losses:
+def one_by_one(
+    base: Callable[[], PreTrainedModel], adapter: LoraAdapterRecipe, members: Sequence[MemberToTrain]
+) -> Losses:
     """PEFT's layers and a forward each; the loss in the model's own precision."""
     losses: Losses = {}
     for index, member in enumerate(members):
@@ -150,21 +161,21 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
     """Of each step of each member that is trained together with others: its mean loss."""
     seen: Losses = {index: [] for index in range(len(SIZES))}
-    begin, real = members_module._MemberTraining.__init__, SideBySide.losses
+    begin, real = members_module._MemberTraining.__init__, JointAdapterTraining.adapter_losses_in_one_forward
     whose: dict[int, int] = {}
 
-    def begins(self: Any, member: Member, *more: Any) -> None:
+    def begins(self: Any, member: MemberToTrain, *more: Any) -> None:
         begin(self, member, *more)
         whose[id(self.model)] = int(member.folder.name[-3:])
 
-    def losses(self: SideBySide, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+    def losses(self: JointAdapterTraining, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
         found = real(self, adapters, rows)
         for model, loss in zip(adapters, found, strict=True):
             seen[whose[id(model)]].append(float(loss.detach()))
         return found
 
     monkeypatch.setattr(members_module._MemberTraining, "__init__", begins)
-    monkeypatch.setattr(SideBySide, "losses", losses)
+    monkeypatch.setattr(JointAdapterTraining, "adapter_losses_in_one_forward", losses)
     return seen
 
 
@@ -179,11 +190,11 @@ def test_together_is_one_by_one(
         model: PreTrainedModel = make_tiny(kind=kind).model.double()
         return model
 
-    adapter = Adapter(4, 8, layers)
+    adapter = LoraAdapterRecipe(4, 8, layers)
     expected = one_by_one(base, adapter, members_of(tmp_path / "one"))
     written: list[str] = []
     together = members_of(tmp_path / "together")
-    most = train_members(
+    most = train_private_members(
         base(), adapter, together, COURSE, together=5, written=lambda member: written.append(member.folder.name)
     )
     assert most == 5 and sorted(written) == [f"member-00{i}" for i in range(5)]
@@ -207,9 +218,9 @@ def test_together_is_one_by_one(
 def test_losses_in_single_precision_are_those_of_one_by_one(
     make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses
 ) -> None:
-    adapter = Adapter(4, 8, "all")
+    adapter = LoraAdapterRecipe(4, 8, "all")
     expected = one_by_one(lambda: make_tiny().model, adapter, members_of(tmp_path / "one"))
-    train_members(make_tiny().model, adapter, members_of(tmp_path / "together"), COURSE, together=5)
+    train_private_members(make_tiny().model, adapter, members_of(tmp_path / "together"), COURSE, together=5)
     for index, own in expected.items():
         np.testing.assert_allclose(losses_together[index], own, rtol=0, atol=1e-4)
 
@@ -219,28 +230,28 @@ def test_members_do_not_depend_on_who_is_trained_beside_them(
     make_tiny: MakeTiny, tmp_path: Path, together: int
 ) -> None:
     """GPT-2's dropout is off however many are trained at once."""
-    adapter = Adapter(2, 8, "attention")
+    adapter = LoraAdapterRecipe(2, 8, "attention")
     for out, count in (("all", 5), ("some", together)):
         torch.rand(count)
         base = make_tiny(kind="gpt2").model.double().train()
-        train_members(base, adapter, members_of(tmp_path / out), COURSE, together=count)
+        train_private_members(base, adapter, members_of(tmp_path / out), COURSE, together=count)
     for member in members_of(tmp_path / "all"):
         here, there = weights(member.folder), weights(tmp_path / "some" / member.folder.name)
         for name, found in here.items():
             torch.testing.assert_close(found, there[name], rtol=0, atol=1e-8)
-        assert read_shard_record_list(member.folder) == text_digests(member.texts)
+        assert read_shard_record_list(member.folder) == record_digests(member.texts)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
 def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: str) -> None:
     torch.manual_seed(0)
-    model = add_lora_adapter(tiny_of(architecture), Adapter(2, 4, "all"))
+    model = add_lora_adapter(tiny_of(architecture), LoraAdapterRecipe(2, 4, "all"))
     trained = [p for p in model.parameters() if p.requires_grad]
     rows = torch.randint(40, (2, 9))
 
     def gradients() -> list[Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = row_losses(model, rows).sum()
+            loss = mean_training_nll_of_each_row(model, rows).sum()
         return list(torch.autograd.grad(loss, trained))
 
     before = gradients()
@@ -254,14 +265,16 @@ def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: 
 def test_products_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, losses_together: Losses) -> None:
     """Beside others or alone: the losses are near those of single precision, and are not those."""
     adapter, exact = (
-        Adapter(4, 8, "all"),
-        one_by_one(lambda: make_tiny().model, Adapter(4, 8, "all"), members_of(tmp_path / "one")),
+        LoraAdapterRecipe(4, 8, "all"),
+        one_by_one(lambda: make_tiny().model, LoraAdapterRecipe(4, 8, "all"), members_of(tmp_path / "one")),
     )
-    train_members(make_tiny().model, adapter, members_of(tmp_path / "two"), COURSE, together=5, half=torch.bfloat16)
+    train_private_members(
+        make_tiny().model, adapter, members_of(tmp_path / "two"), COURSE, together=5, half=torch.bfloat16
+    )
     far = [abs(a - b) for i, own in exact.items() for a, b in zip(own, losses_together[i], strict=True)]
     assert 1e-4 < max(far) < 0.1
     (member,) = members_of(tmp_path / "alone", SIZES[:1])
-    train_members(make_tiny().model, adapter, [member], COURSE, half=torch.bfloat16)
+    train_private_members(make_tiny().model, adapter, [member], COURSE, half=torch.bfloat16)
     far = [
         float((w - weights(tmp_path / "two" / "member-000")[k]).abs().max()) for k, w in weights(member.folder).items()
     ]
@@ -270,7 +283,7 @@ def test_products_in_half_precision(make_tiny: MakeTiny, tmp_path: Path, losses_
 
 def test_a_member_of_an_empty_shard_is_the_public_model(make_tiny: MakeTiny, tmp_path: Path) -> None:
     (member,) = members_of(tmp_path, [0])
-    train_members(make_tiny().model, Adapter(2, 8, "all"), [member], COURSE)
+    train_private_members(make_tiny().model, LoraAdapterRecipe(2, 8, "all"), [member], COURSE)
     model = HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(member.folder)))
     context = torch.tensor([[3, 4, 5]])
     assert torch.equal(model.log_probs(context, 1), make_tiny().log_probs(context, 1))
@@ -286,32 +299,32 @@ def test_a_killed_training_goes_on_and_ends_as_it_would_have(
     make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
 ) -> None:
     """In the middle of an epoch of some, when others are written: with a checkpoint of every step, and without one."""
-    adapter, checkpoint = Adapter(2, 8, "all"), Checkpoint(tmp_path / "checkpoint.pt")
+    adapter, checkpoint = LoraAdapterRecipe(2, 8, "all"), TrainerCheckpoint(tmp_path / "checkpoint.pt")
     options: dict[str, Any] = {"together": 3, "checkpoint": checkpoint if saved else None, "seconds_between": 0.0}
 
     def base() -> PreTrainedModel:
         model: PreTrainedModel = make_tiny().model.double()
         return model
 
-    train_members(base(), adapter, members_of(tmp_path / "whole"), COURSE, together=5)
-    real, steps = Fitting.step, [0]
+    train_private_members(base(), adapter, members_of(tmp_path / "whole"), COURSE, together=5)
+    real, steps = StepwiseFineTuning.step, [0]
 
-    def dies(self: Fitting) -> None:
+    def dies(self: StepwiseFineTuning) -> None:
         if steps[0] == 9:
             raise Killed
         steps[0] += 1
         real(self)
 
-    monkeypatch.setattr(Fitting, "step", dies)
+    monkeypatch.setattr(StepwiseFineTuning, "step", dies)
     cut = members_of(tmp_path / "cut")
     with pytest.raises(Killed):
-        train_members(base(), adapter, cut, COURSE, **options)
+        train_private_members(base(), adapter, cut, COURSE, **options)
     kept = [member.folder.is_dir() for member in cut]
     assert True in kept and False in kept
     (tmp_path / "cut" / ".member-000.audit-scratch-x").mkdir(exist_ok=True)  # killed while it wrote
     steps[0] = -1000
     before = steps[0]
-    train_members(base(), adapter, cut, COURSE, **options)
+    train_private_members(base(), adapter, cut, COURSE, **options)
     needed = sum(2 * -(-len(m.sequences) * 7 // 32) for m, is_kept in zip(cut, kept, strict=True) if not is_kept)
     assert (steps[0] - before < needed) == saved
     assert not (tmp_path / "cut" / ".member-000.audit-scratch-x").exists()
@@ -323,9 +336,13 @@ def test_a_killed_training_goes_on_and_ends_as_it_would_have(
 def test_a_base_whose_rows_do_not_stay_apart_trains_one_member_at_a_time(tmp_path: Path) -> None:
     """Experts see the tokens of all rows in a line."""
     base = tiny_of("qwen2_moe")
-    assert train_members(base, Adapter(2, 8, "all"), members_of(tmp_path / "auto", [2, 2]), COURSE) == 1
+    assert (
+        train_private_members(base, LoraAdapterRecipe(2, 8, "all"), members_of(tmp_path / "auto", [2, 2]), COURSE) == 1
+    )
     with pytest.raises(AuditError, match=r"expected together=1 for qwen2_moe, whose layers do not read each row"):
-        train_members(base, Adapter(2, 8, "all"), members_of(tmp_path / "two", [2, 2]), COURSE, together=2)
+        train_private_members(
+            base, LoraAdapterRecipe(2, 8, "all"), members_of(tmp_path / "two", [2, 2]), COURSE, together=2
+        )
 
 
 def test_an_architecture_that_peft_does_not_know_is_refused(
@@ -334,5 +351,5 @@ def test_an_architecture_that_peft_does_not_know_is_refused(
     base = make_tiny().model
     monkeypatch.setattr(type(base.config), "model_type", "of-tomorrow")
     with pytest.raises(AuditError, match="cannot put a LoRA adapter on the attention of of-tomorrow"):
-        train_members(base, Adapter(2, 8, "attention"), members_of(tmp_path), COURSE)
+        train_private_members(base, LoraAdapterRecipe(2, 8, "attention"), members_of(tmp_path), COURSE)
     assert not list(tmp_path.iterdir())

@@ -16,8 +16,8 @@ from scipy import stats
 
 from auditor.training import dp_loop as loops
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import make_untrained_model
-from auditor.training.noise import NoiseStream, add_noise, noise_grid_spacing
+from auditor.training.finetune import make_untrained_gpt_neox
+from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid, noise_grid_spacing
 from tests.training.naive_noise import NaiveNoise, chacha20
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def test_sums_lie_on_a_grid_that_depends_on_the_deviation_only(deviation: float)
     assert 2.0**-17 <= grid / deviation <= 2.0**-16
     for shift in (0.0, 1e-3, 1 / 3):
         total = torch.randn(1000) * deviation + shift * deviation
-        noisy = add_noise(total, deviation, NoiseStream("k", 1))
+        noisy = add_secret_gaussian_noise_on_grid(total, deviation, NoiseStream("k", 1))
         assert noisy.dtype == torch.float32
         assert torch.equal((noisy.double() / grid).round() * grid, noisy.double())
         moved = (noisy.double() - total.double()) / deviation
@@ -92,13 +92,13 @@ def test_sums_lie_on_a_grid_that_depends_on_the_deviation_only(deviation: float)
 
 
 def test_a_sum_that_is_long_is_not_cut_into_other_noise() -> None:
-    long = add_noise(torch.zeros(3, 50_001), 2.0, NoiseStream("k", 1))
+    long = add_secret_gaussian_noise_on_grid(torch.zeros(3, 50_001), 2.0, NoiseStream("k", 1))
     np.testing.assert_allclose(long.flatten(), 2 * drawn("k", 1, 150_003), rtol=0, atol=2 * 2.0**-16)
 
 
 def test_no_deviation_is_no_noise() -> None:
     total = torch.arange(3.0)
-    assert torch.equal(add_noise(total, 0.0, NoiseStream("k", 1)), total)
+    assert torch.equal(add_secret_gaussian_noise_on_grid(total, 0.0, NoiseStream("k", 1)), total)
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def seeded(seed: int, step: int, count: int) -> torch.Tensor:
 
 def released(monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.Tensor] | None) -> Any:
     """What 8 steps of private SGD moved the weights by; noise (step, count): instead of the implementation's."""
-    model = make_untrained_model(vocab_size=31, layers=1, hidden=16, heads=2, positions=16, end=0, seed=0)
+    model = make_untrained_gpt_neox(vocab_size=31, layers=1, hidden=16, heads=2, positions=16, end=0, seed=0)
     examples = [tuple(1 + (i * j) % 30 for j in range(1, 9)) for i in range(1, 9)]
     steps, sizes = iter(range(8)), [p.numel() for p in model.parameters() if p.requires_grad]
     if noise is not None:
@@ -121,7 +121,7 @@ def released(monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.
                 whole.extend(noise(next(steps), sum(sizes)).split(sizes))
             return total + deviation * whole.pop(0).view(total.shape)
 
-        monkeypatch.setattr(loops, "add_noise", other)
+        monkeypatch.setattr(loops, "add_secret_gaussian_noise_on_grid", other)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     how = PrivateRecipe(1.0, 1.0, 8, 4.0, 0.1, optimizer="sgd")
     fit_privately(model, examples, PoissonSampler(8, 0.5, "a key nobody knows"), how, pad=0)

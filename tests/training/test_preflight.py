@@ -26,7 +26,7 @@ def secret(*tokens: int, member: bool = True) -> Secret:
 def said(*secrets: Secret) -> tuple[str, ...]:
     training = preflight.read_training_set(ROWS)
     assert training is not None and len(training.ids) == len(training.learnt)
-    return preflight.preflight_findings(training, secrets)
+    return preflight.preflight_sentences_about_secrets(training, secrets)
 
 
 def test_secrets_are_found_token_by_token_and_never_across_rows() -> None:
@@ -70,4 +70,4 @@ def test_tokens_whose_bytes_stand_askew_are_not_there() -> None:
     training = preflight.read_training_set([{"input_ids": [256] * 4}])
     assert training is not None
     with pytest.raises(AuditError, match="stand nowhere"):
-        preflight.preflight_findings(training, [secret(1, 1, 1)])
+        preflight.preflight_sentences_about_secrets(training, [secret(1, 1, 1)])

@@ -23,8 +23,14 @@ from auditor.privacy.accounting import uniform_mixing_epsilon
 from auditor.runs.plan import make_plan
 from auditor.studies import ledger
 from auditor.utility import tradeoff
-from auditor.utility.measure import Utility, UtilityPlan, UtilitySettings, corpus_perplexity, measure_utility_points
-from auditor.utility.scored_models import CausalSubject, MaskedSubject, ScoringOptions
+from auditor.utility.measure import (
+    Utility,
+    UtilityPlan,
+    UtilitySettings,
+    measure_utility_points,
+    utility_corpus_perplexity,
+)
+from auditor.utility.scored_models import CausalUtilitySubject, MaskedUtilitySubject, ScoringOptions
 from tests.conftest import tiny
 
 Said = pytest.CaptureFixture[str]
@@ -56,7 +62,7 @@ class Silent:
 
     def note(self, text: str) -> None: ...
 
-    def greedy(self, recall: Any) -> None: ...
+    def show_greedy_recall(self, recall: Any) -> None: ...
 
 
 def texts(count: int = 12) -> list[str]:
@@ -157,7 +163,7 @@ def test_causal_perplexity_is_a_naive_twins(world: Path) -> None:
 def test_masked_perplexity_is_a_naive_twins(world: Path) -> None:
     result = mixing(world, "masked", {"weight": [0.5]})
     model = load_masked(str(world / "masked"))
-    subject = MaskedSubject(model, None, model.tokenizer, texts(), ScoringOptions(restarts=2))
+    subject = MaskedUtilitySubject(model, None, model.tokenizer, texts(), ScoringOptions(restarts=2))
     found = []
     for restart in range(2):
         nll, count = 0.0, 0
@@ -186,12 +192,14 @@ def test_results_do_not_depend_on_the_batch_size_and_a_texts_masks_on_nothing_el
 
 def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = load_causal_lm(str(world / "causal")), []
-    forward = type(model).forward
-    monkeypatch.setattr(type(model), "forward", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k))
-    subject = CausalSubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
+    forward = type(model).log_probs_of_input
+    monkeypatch.setattr(
+        type(model), "log_probs_of_input", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k)
+    )
+    subject = CausalUtilitySubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
     wanted = UtilityPlan(make_plan({"defense": ["uniform-mixing"]}, {}), UtilitySettings(), {"weight": [0.1, 0.5, 0.9]})
     made = [point.defense for point in wanted.points_to_measure()]
-    defended = [subject.protect(defense, {})[0] for defense in made if defense]
+    defended = [subject.protected_model_and_claim(defense, {})[0] for defense in made if defense]
     subject.nll_by_model_and_text([subject.target], lambda done, total: None)
     alone = len(asked)
     subject.target.forget()  # type: ignore[attr-defined]
@@ -204,7 +212,7 @@ def test_what_is_given_of_a_text_is_read_and_not_predicted(world: Path) -> None:
     some = texts()[:4]
     ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in some]
     given = [len(own) // 2 for own in ids]
-    subject = CausalSubject(model, None, model.tokenizer, some, ScoringOptions(), given=given)
+    subject = CausalUtilitySubject(model, None, model.tokenizer, some, ScoringOptions(), given=given)
     nll, _ = subject.nll_by_model_and_text([subject.target], lambda done, total: None)
     for own, first, found in zip(ids, given, nll[0, 0], strict=True):
         with torch.no_grad():
@@ -216,12 +224,15 @@ def test_what_is_given_of_a_text_is_read_and_not_predicted(world: Path) -> None:
 def test_perplexities_are_paired_and_know_infinity() -> None:
     rng = np.random.default_rng(0)
     nll, tokens = rng.gamma(4, 1, (2, 200)), np.full(200, 2)
-    own, thrice = corpus_perplexity(nll, tokens), corpus_perplexity(nll + math.log(3) * tokens, tokens, nll)
+    own, thrice = (
+        utility_corpus_perplexity(nll, tokens),
+        utility_corpus_perplexity(nll + math.log(3) * tokens, tokens, nll),
+    )
     assert own.value == pytest.approx(np.exp(nll.sum(-1) / 400).mean()) and own.low < 0.97 * own.value < 0.97 * own.high
     assert (thrice.value, thrice.low, thrice.high) == pytest.approx((3, 3, 3))  # every text by as much
     possible = nll.copy()
     possible[0, 7] = math.inf
-    never = corpus_perplexity(possible, tokens, nll)
+    never = utility_corpus_perplexity(possible, tokens, nll)
     assert never.value == never.high == math.inf and 0 < never.low < math.inf  # a third of the resamples lack the text
 
 
@@ -340,7 +351,7 @@ def test_the_command_writes_table_plot_and_no_text(world: Path, tmp_path: Path, 
     )
     shown = said.readouterr().out + "".join(path.read_text(errors="replace") for path in out.iterdir())
     assert PLANTED not in shown and "ward" not in shown
-    assert tradeoff.read_utility(out).rows[1].at == {"weight": 0.1}
+    assert tradeoff.read_utility_result(out).rows[1].at == {"weight": 0.1}
 
 
 @pytest.mark.parametrize("kind", ["causal", "masked"])

@@ -40,5 +40,5 @@ def test_a_family_is_trained(family: str, method: str, data: Path, tmp_path: Pat
     own = {"pmixed": {"members": 2}, "dp-sgd": {"noise_multiplier": 1.0}, "adp": {"noise_multiplier": 1.0}}
     options: dict[str, Any] = {"epochs": 1, "batch": 4, "learning_rate": 0.01, **own.get(method, {})}
     asked = TrainingRequest(method, str(tmp_path / "model"), str(data), out=tmp_path / "out", block=48, options=options)
-    training.train_model(asked, lambda what, done, total: None)
+    training.train_model_into_folder(asked, lambda what, done, total: None)
     assert json.loads((tmp_path / "out" / "training.json").read_text())["finished"]

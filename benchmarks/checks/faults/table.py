@@ -89,7 +89,7 @@ def server(world: World) -> Iterator[None]:
                 scratch = url.with_suffix(".new")
                 scratch.write_text(address)
                 scratch.rename(url)
-                signal.pause()
+                signal.pause_all_requests()
         finally:
             os._exit(0)
     try:

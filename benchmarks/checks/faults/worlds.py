@@ -278,7 +278,7 @@ def repeatable() -> None:
     checkpoint at every step in place of one a minute, so that there is something to be cut off in.
     """
     private_training.secrets.token_hex = lambda _: _KEY  # type: ignore[attr-defined]
-    for function in (dp_loop.fit_privately, members.train_members):
+    for function in (dp_loop.fit_privately, members.train_private_members):
         assert function.__kwdefaults__ is not None
         function.__kwdefaults__["seconds_between"] = 0.0
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binom
 
-from auditor.gate.power import secrets_for_difference, secrets_to_fail_limit, secrets_to_hold_limit
-from auditor.statistics.anytime import look_sample_sizes, simulate_stopping_sizes
+from auditor.gate.power import secrets_to_fail_limit, secrets_to_gate_paired_difference, secrets_to_hold_limit
+from auditor.statistics.anytime import sample_sizes_at_looks, simulate_stopping_sizes
 from auditor.statistics.bounds import LEVEL
 from benchmarks.checks.harness import Page, run
 
@@ -35,7 +35,7 @@ def ever(values: Odds, odds: Odds, mean: float, runs: int, seed: int, level: flo
 
 def ever_exact(limit: float, runs: int, seed: int) -> float:
     """The share of runs in which the exact bound of a fixed size is beyond the truth at some look."""
-    at = np.array([*look_sample_sizes(MOST)])
+    at = np.array([*sample_sizes_at_looks(MOST)])
     hits = np.random.default_rng(seed).binomial(np.diff(at, prepend=0), limit, size=(runs, len(at))).cumsum(axis=1)
     return float((binom.sf(hits - 1, at, limit) <= LEVEL).any(axis=1).mean())
 
@@ -79,7 +79,7 @@ def off_the_limit(page: Page, runs: int, seed: int) -> None:
 
 def off_the_margin(page: Page, runs: int, seed: int) -> None:
     page.head("recall up by", "fixed size for 0.05", "stopping: mean", "nine in ten", "fewer")
-    fixed = secrets_for_difference(0.05, 0.0, 0.10, LEVEL, POWER)
+    fixed = secrets_to_gate_paired_difference(0.05, 0.0, 0.10, LEVEL, POWER)
     for up in (0.05, 0.1, 0.2, 0.4):
         differ = max(0.10, up + 0.02)
         won, lost = (differ + up) / 2, (differ - up) / 2

@@ -104,7 +104,7 @@ def _relative(both: Both, ask: Callable[[Bench], Tensor]) -> float:
 
 def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
     def scored(probe: Any, name: str) -> Callable[[Bench], list[float]]:
-        return lambda bench: [one.values[name] for one in probe.measure(bench.view(), bench.secrets[:count])]
+        return lambda bench: [one.values[name] for one in probe.observe_secrets(bench.view(), bench.secrets[:count])]
 
     @torch.no_grad()
     def distributions(bench: Bench) -> Tensor:
@@ -163,7 +163,7 @@ def drawn(bench: Bench, count: int, first: int = 0) -> Tensor:
 def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
     def released(bench: Bench) -> Tensor:
         like = torch.zeros(1_000_000, device=bench.model.device)
-        return noise.add_noise(like, 1.0, noise.NoiseStream("accelerator", 0))
+        return noise.add_secret_gaussian_noise_on_grid(like, 1.0, noise.NoiseStream("accelerator", 0))
 
     def tuned(bench: Bench) -> list[float]:
         method = Ethicist(epochs=2, prompt_length=20, batch=8, warmup_steps=0)
@@ -179,17 +179,17 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
         return moved(model) - before
 
     def members(bench: Bench) -> Tensor:
-        adapter, base = ensemble.Adapter(8, 16, "attention"), bench.model.model
+        adapter, base = ensemble.LoraAdapterRecipe(8, 16, "attention"), bench.model.model
         course = FineTuningRecipe(epochs=2, rate=1e-3, batch=2, block=PREFIX + SUFFIX, end=0)
         folder = Path(tempfile.mkdtemp(dir=scratch))
         every = [pair.prefix + pair.suffix for pair in bench.pairs[:16]]
-        waiting = [ensemble.Member(folder / f"m{i}", ["t"] * 8, every[i * 8 :][:8], i, (0, i)) for i in range(2)]
-        ensemble.train_members(base, adapter, waiting, course)
+        waiting = [ensemble.MemberToTrain(folder / f"m{i}", ["t"] * 8, every[i * 8 :][:8], i, (0, i)) for i in range(2)]
+        ensemble.train_private_members(base, adapter, waiting, course)
         return torch.cat([learnt(folder / f"m{i}") for i in range(2)])
 
     yield Agreement("secret noise, a million values", _others(both, released), 1e-4, "of values are others")
     for bench in both:  # raises where float64 is not what it should be
-        clipping.check_clipping([p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8)
+        clipping.self_test_gradient_clipping([p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8)
     yield Agreement("a tuned soft prompt's losses", _largest(both, tuned), 0.02, "nats")
     for sigma in (0.0, 1.0):
         what = f"DP-SGD, three steps, noise multiplier {sigma:g}"

@@ -122,13 +122,15 @@ def arrays(folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = V
 def members(folder: Path, size: int) -> dict[str, Any]:
     """PMixed over so many LoRA adapters of rank 2."""
     from auditor.defenses.pmixed import PMixed
-    from auditor.training.members import Adapter, add_lora_adapter, member_folder
+    from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, folder_of_trained_member
 
     asked = arrays(folder, 50)
     asked["model"].save_pretrained(folder / "model")
     for i in range(size):
-        add_lora_adapter(tiny(), Adapter(2, 4, "attention")).save_pretrained(member_folder(folder / "members", i))
-        path = member_folder(folder / "members", i) / "adapter_config.json"
+        add_lora_adapter(tiny(), LoraAdapterRecipe(2, 4, "attention")).save_pretrained(
+            folder_of_trained_member(folder / "members", i)
+        )
+        path = folder_of_trained_member(folder / "members", i) / "adapter_config.json"
         written = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**written, "base_model_name_or_path": str(folder / "model")}), encoding="utf-8")
     mixed = PMixed(ensemble=str(folder / "members"), q=0.5)
@@ -179,7 +181,7 @@ KNOBS = {
 
 def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts:
     """Seconds of each part of one audit, as `auditor.audit` does it."""
-    from auditor.api import prepare_audit
+    from auditor.api import open_prepared_audit
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs import run as runs
@@ -192,8 +194,8 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
         start, begun = time.process_time(), start
         parts[name] = parts.get(name, 0.0) + start - begun
 
-    with prepare_audit(model, tokenizer, **asked) as (plan, site, objects, _):
-        site.data()
+    with open_prepared_audit(model, tokenizer, **asked) as (plan, site, objects, _):
+        site.load_benchmark_shared_by_runs()
         clock("data")
         select_and_check_plugins(plan, site, objects)
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())

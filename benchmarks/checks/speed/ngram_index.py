@@ -58,7 +58,7 @@ def generations(text: NDArray[np.uint32], count: int, length: int) -> Asked:
 
 def by_index(text: NDArray[np.uint32], n: int) -> Callable[[Asked], int]:
     # Copies are kept as records of their own here: the texts of a user are first made one, which is other work.
-    found = ngrams.build_index(((row, 1) for row in text), ())  # type: ignore[misc]
+    found = ngrams.build_ngram_index(((row, 1) for row in text), ())  # type: ignore[misc]
     return lambda asked: sum(len(seen.at) for seen in found.match_ngrams(asked, n))
 
 

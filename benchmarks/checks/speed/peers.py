@@ -55,7 +55,7 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
 
     def scored(name: str) -> list[float]:
         probe = Membership(score="min_k_plus", lowercase=False, k=_K)
-        return [seen.values[name] for seen in probe.measure(bench.view(), secrets)]
+        return [seen.values[name] for seen in probe.observe_secrets(bench.view(), secrets)]
 
     def min_k_plus() -> list[float]:
         return [stats.min_k_plus_plus(one.gold_logprob, one.mu, one.sigma, 100 * _K) for one in signals()]

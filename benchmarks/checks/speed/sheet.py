@@ -154,7 +154,9 @@ class Bench:
         secrets, prefixes, suffixes = self.some(count)
         texts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         view = self.view()
-        return Phase(lambda: list(probe.measure(view, secrets)), partial(self.read, texts, SUFFIX), texts.numel())
+        return Phase(
+            lambda: list(probe.observe_secrets(view, secrets)), partial(self.read, texts, SUFFIX), texts.numel()
+        )
 
     def sampling(self, count: int = 4) -> Phase:
         return self._searched(Sampling(20, OWN), count)
@@ -204,7 +206,7 @@ class Bench:
         """Which takes no forward: beside it stands one of the texts that it looks at."""
         secrets, prefixes, suffixes = self.some(count)
         own: dict[str, Any] = {"tokenizer": self.model.tokenizer, "secrets": secrets, "known": [], "marks_all": False}
-        ours = partial(personal_data.count_personal_data, types.SimpleNamespace(**own))  # type: ignore[arg-type]
+        ours = partial(personal_data.find_personal_data_of_secrets, types.SimpleNamespace(**own))  # type: ignore[arg-type]
         texts = torch.cat([prefixes, suffixes], dim=1)
         return Phase(ours, partial(self.read, texts, 1), texts.numel())
 
@@ -251,11 +253,11 @@ class Bench:
         def ours() -> None:
             with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
                 waiting = [
-                    ensemble.Member(Path(folder) / f"member-{i:03d}", ["t"], [text], i, ("sheet", i))
+                    ensemble.MemberToTrain(Path(folder) / f"member-{i:03d}", ["t"], [text], i, ("sheet", i))
                     for i in range(count)
                 ]
-                adapter = ensemble.Adapter(8, 16, "attention")
-                ensemble.train_members(self.model.model, adapter, waiting, course)
+                adapter = ensemble.LoraAdapterRecipe(8, 16, "attention")
+                ensemble.train_private_members(self.model.model, adapter, waiting, course)
 
         bare = lambda: [causal_loss(model, some).backward() for _ in range(count) for some in tokens]  # noqa: E731
         return Phase(ours, bare, count * tokens.numel(), backward=True)
@@ -277,7 +279,7 @@ class Bench:
     def _adapted(self, seed: int = 0) -> Any:
         """The model under a new adapter of rank 8, over the same weights."""
         torch.manual_seed(seed)
-        adapter = ensemble.Adapter(8, 16, "attention")
+        adapter = ensemble.LoraAdapterRecipe(8, 16, "attention")
         return ensemble.add_lora_adapter(ensemble.copy_sharing_weights(self.model.model), adapter)
 
 
@@ -301,7 +303,7 @@ def conversations(
         return [(found.suffixes.tolist(), found.token_log_probs) for batch in batches for _, found in batch]
 
     def scored() -> list[Any]:
-        every = probe.measure(bench.view(), secrets)
+        every = probe.observe_secrets(bench.view(), secrets)
         return [(seen.secret, torch.tensor([seen.values["log_p"] / SUFFIX])) for seen in every]
 
     asked: dict[str, Callable[[], list[Any]]] = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from auditor.attacks.ethicist import Ethicist, paper_warmup_steps
+from auditor.attacks.ethicist import Ethicist, ethicist_paper_warmup_steps
 from auditor.core import threads
 from auditor.core.nouns import Pair
 from auditor.plugins.view import WHITE_BOX, View
@@ -28,14 +28,14 @@ def variants(pairs: int) -> Iterator[tuple[str, Ethicist]]:
         plain = Ethicist(epochs=epochs, patience=epochs, warmup_steps=500)
         yield f"{epochs} epochs, warm-up 500", plain
         steps = epochs * -(-round(pairs * (1 - VALIDATION)) // plain.batch)
-        yield f"{epochs} epochs, warm-up {paper_warmup_steps(steps)}", Ethicist(epochs=epochs, patience=epochs)
+        yield f"{epochs} epochs, warm-up {ethicist_paper_warmup_steps(steps)}", Ethicist(epochs=epochs, patience=epochs)
 
 
 def main(lab: Name = "small", pairs: int = 96, seed: int = 0, out: Path | None = None) -> None:
     """pairs: of the lab's records, known and attacked ones alike: nothing is attacked here."""
     threads.set_thread_count()
     made = LABS[lab]()
-    target = made.target()
+    target = made.lab_target_model()
     known = [*made.known, *(Pair(one.prefix, one.suffix) for one in made.secrets if one.member)][:pairs]
     page = Page(out)
     page.head("tuning", "processor seconds", "validation loss, first epoch", "best", "of epoch")

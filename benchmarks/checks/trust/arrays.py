@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
 from benchmarks.checks.harness import run
 
 VOCABULARY, END = 50257, 50256
@@ -49,7 +49,7 @@ def main(
 ) -> None:
     whole, own = rows(arrays, ("preprefix", "prefix", "suffix")), rows(arrays, ("prefix", "suffix"))
     members = slice(PUBLIC, PUBLIC + MEMBERS)
-    model = make_untrained_model(vocab_size=VOCABULARY, layers=2, hidden=64, heads=4, positions=256, end=END, seed=0)
+    model = make_untrained_gpt_neox(vocab_size=VOCABULARY, layers=2, hidden=64, heads=4, positions=256, end=END, seed=0)
     learn(model, whole[:PUBLIC], epochs[0], 3e-3)
     model.save_pretrained(out / "public")
     learn(model, np.concatenate([own[members], *[own[members][:OFTEN]] * (TIMES - 1)]), epochs[1], 2e-3)

@@ -31,7 +31,7 @@ class Base:
 
 def _small(folder: Path) -> None:
     lab = Lab(LabRecipe())
-    lab.public().model.save_pretrained(folder)
+    lab.lab_public_model().model.save_pretrained(folder)
     lab.tokenizer.save_pretrained(folder)
 
 

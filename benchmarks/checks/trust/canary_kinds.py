@@ -19,16 +19,16 @@ import numpy as np
 
 from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.benchmarks import audit_canaries, lab_training, manifests
-from auditor.benchmarks.audit_canaries import Halves, Kind, make_audit_manifest
+from auditor.benchmarks.audit_canaries import Halves, Kind, make_audit_canary_manifest
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_texts import make_fake_texts_with_marks
 from auditor.benchmarks.lab_training import LabTraining
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.defenses.private_training import DpSgd
-from auditor.models.base import LanguageModel, perplexity_nll
+from auditor.models.base import LanguageModel, model_nll_and_token_counts
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Observed, run_probe, value_column
+from auditor.plugins.probe import Observed, observe_all_secrets, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.statistics.roc import auc
@@ -42,7 +42,7 @@ def texts_of(kind: str, each: int, training: LabTraining, public: HuggingFaceMod
     """The canaries of one kind, `sampled@1.5` as the command line writes it."""
     name, _, temperature = kind.partition("@")
     recipe = training.recipe
-    return audit_canaries.make_canary_texts(
+    return audit_canaries.make_audit_canary_texts(
         name,
         each,
         recipe.audit_length,
@@ -57,16 +57,16 @@ def mixed_lab(base: type[Lab], kinds: Sequence[str], each: int, **recipe: Any) -
     """A lab whose canaries are of all these kinds, those of one kind side by side."""
 
     class MixedTraining(base.training_kind):
-        def audit_canaries(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
+        def write_audit_canary_manifest(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
             texts = [halves for kind in kinds for halves in texts_of(kind, each, self, public())]
-            mixed = make_audit_manifest("words", texts, 1, self.recipe.seed)
-            manifests.write_manifest(path / lab_training.MANIFEST, mixed)
+            mixed = make_audit_canary_manifest("words", texts, 1, self.recipe.seed)
+            manifests.write_canary_manifest(path / lab_training.MANIFEST, mixed)
 
     class MixedLab(base):
         training_kind = MixedTraining
 
-        def _versions(self) -> dict[str, str]:
-            return {**super()._versions(), "canaries of": " ".join(kinds)}
+        def _further_package_versions(self) -> dict[str, str]:
+            return {**super()._further_package_versions(), "canaries of": " ".join(kinds)}
 
     own: dict[str, Any] = {"audit_kind": "new-tokens", "private_rank": 0} if "new-tokens" in kinds else {}
     kind = MixedLab if each else base
@@ -75,24 +75,27 @@ def mixed_lab(base: type[Lab], kinds: Sequence[str], each: int, **recipe: Any) -
 
 
 def models(lab: Lab, epsilon: float) -> Iterator[tuple[str, LanguageModel]]:
-    yield "public", lab.public()
-    yield "undefended", lab.target()
+    yield "public", lab.lab_public_model()
+    yield "undefended", lab.lab_target_model()
     trainer = DpSgd(**{**lab.defense_defaults["dp-sgd"], "epsilon": epsilon})
-    yield f"DP-SGD, ε {epsilon:g}", lab.trained(trainer).model
+    yield f"DP-SGD, ε {epsilon:g}", lab.model_trained_by_trainer(trainer).model
 
 
 def observed(lab: Lab, model: LanguageModel, score: str, secrets: Sequence[Secret]) -> Observed:
     """The score of each canary, behind the prefix token that `audit run` chooses."""
-    token = resolve_prefix_token("auto", lab.target(), lab.known).tokens
-    own, public = with_prefix_token(model, token), with_prefix_token(lab.public(), token)
+    token = resolve_prefix_token("auto", lab.lab_target_model(), lab.known).tokens
+    own, public = (
+        with_prefix_token(model, token),
+        with_prefix_token(lab.lab_public_model(), token),
+    )
     view = View("target", own, WHITE_BOX, 0, reference=public, tokenizer=lab.tokenizer)
-    return run_probe(EpsilonAudit(score=score), view, secrets)
+    return observe_all_secrets(EpsilonAudit(score=score), view, secrets)
 
 
 def rows(lab: Lab, kinds: Sequence[str], each: int, epsilon: float) -> Iterator[tuple[object, ...]]:
     secrets = [one for one in lab.canaries if one.canary is not None and one.canary.coin is not None]
     for name, model in models(lab, epsilon):
-        nll, tokens = zip(*perplexity_nll(model, lab.heldout, lab.heldout_given), strict=True)
+        nll, tokens = zip(*model_nll_and_token_counts(model, lab.heldout, lab.heldout_given), strict=True)
         cost = f"{math.exp(sum(nll) / sum(tokens)):.2f}"
         if not each:
             yield lab.recipe.seed, name, cost
@@ -106,7 +109,7 @@ def rows(lab: Lab, kinds: Sequence[str], each: int, epsilon: float) -> Iterator[
 
 
 def proved(score: str, secrets: Sequence[Secret], found: Observed) -> tuple[object, ...]:
-    main, *others = EpsilonAudit(score=score).audits(secrets, found)
+    main, *others = EpsilonAudit(score=score).epsilon_lower_bounds(secrets, found)
     scores, into = (
         value_column(found, "score"),
         np.array([bool(one.canary and one.canary.coin) for one in secrets]),

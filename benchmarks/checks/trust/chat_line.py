@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from auditor import load_run
 from auditor.benchmarks import chat, chat_rendering, conversation_rows
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import make_texts
+from auditor.benchmarks.lab_texts import make_lab_texts
 from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.integrations import AuditCallback
@@ -59,7 +59,7 @@ class ModelLine:
     """One model line, in a folder: the public base, the first tuning and the mended one, each with its audit."""
 
     def __init__(self, out: Path, recipe: LabRecipe) -> None:
-        self.out, self.recipe, texts = out, recipe, make_texts(recipe)
+        self.out, self.recipe, texts = out, recipe, make_lab_texts(recipe)
         out.mkdir(parents=True, exist_ok=True)
         self.members = [(text, times) for times, own in texts.private.items() for text in own]
         self.members += [(text, 1) for text in texts.others]

@@ -21,13 +21,18 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.splitting import plural
 from auditor.core.nouns import Secret, Tokens
-from auditor.defenses.deployed_forms import DeployedForm, Int4, Int8, Pruned
+from auditor.defenses.deployed_forms import DeployedForm, Int4, Int8, PrunedForm
 from auditor.defenses.unlearning import NPO, GradientAscent
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.statistics.compare import difference_evidence
 from benchmarks.checks.harness import Page, run
 
-FORMS: dict[str, DeployedForm] = {"int8": Int8(), "int4": Int4(), "pruned 0.3": Pruned(0.3), "pruned 0.5": Pruned(0.5)}
+FORMS: dict[str, DeployedForm] = {
+    "int8": Int8(),
+    "int4": Int4(),
+    "pruned 0.3": PrunedForm(0.3),
+    "pruned 0.5": PrunedForm(0.5),
+}
 FULL = "full"
 
 
@@ -62,10 +67,10 @@ def of_seed(seed: int) -> Iterator[tuple[tuple[str, str], tuple[np.ndarray, np.n
     lab = Lab(LabRecipe(seed=seed))
     options = lab.defense_defaults
     models = {
-        "fine-tuned": lab.target(),
-        "gradient ascent": lab.trained(GradientAscent(**options["gradient-ascent"])).model,
-        "NPO": lab.trained(NPO(**options["npo"])).model,
-        "never saw them": lab.retrained(),
+        "fine-tuned": lab.lab_target_model(),
+        "gradient ascent": lab.model_trained_by_trainer(GradientAscent(**options["gradient-ascent"])).model,
+        "NPO": lab.model_trained_by_trainer(NPO(**options["npo"])).model,
+        "never saw them": lab.model_retrained_without_forgotten(),
     }
     records = [secret for secret in lab.secrets if secret.id in lab.forgotten]
     for name, model in models.items():

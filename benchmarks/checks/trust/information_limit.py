@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import log_expit
 
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.statistics.audit_by_shape import subsampled_gaussian_law
+from auditor.statistics.audit_by_shape import canary_likelihood_ratio_distribution
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from benchmarks.checks.harness import Page, run
 
@@ -68,7 +68,7 @@ def ours(ratio: Floats, mass: Floats, canaries: int, trials: int) -> Floats:
 def main(
     epsilon: tuple[float, ...] = (1.0, 1.5, 2.0, 2.25, 2.5, 3.0, 4.0), canaries: int = 1000, trials: int = 2000
 ) -> None:
-    own, page = subsampled_gaussian_law(NOISE, SAMPLING), Page()
+    own, page = canary_likelihood_ratio_distribution(NOISE, SAMPLING), Page()
     mass = (own.inside + own.out) / 2
     kept = mass > 0
     ratio, mass = own.at[kept], mass[kept] / mass[kept].sum()

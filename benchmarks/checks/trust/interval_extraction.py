@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from auditor.core.nouns import Secret
 from auditor.statistics import copies_effect, documents, intervals, memorised, metrics, unlearning, unseen_species
-from auditor.statistics.ranking import recall_of_guesses
+from auditor.statistics.ranking import recall_of_ranked_guesses_at_errors
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, lower, of
 
 PROBABILITY = "extraction_probability"
@@ -124,7 +124,9 @@ def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
     def audit(rng: Rng) -> Ends:
         own, other = (((rng.random(n) < rate) * rng.integers(1, 3, n)).tolist() for rate in (p, q))
         every = [memorised.MemorisedTokens(a, 0, b, {}) for a, b in zip(own, other, strict=True)]
-        return of(next(m for m in memorised.measure_memorised(every, corpus, 8, 64, {}) if m.name == name))
+        return of(
+            next(m for m in memorised.generation_memorisation_measurements(every, corpus, 8, 64, {}) if m.name == name)
+        )
 
     return audit
 
@@ -147,7 +149,9 @@ def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
         again = np.maximum(after, before * (rng.random(n) < 0.2))
         by = rng.random(n) if name == PROBABILITY else np.ones(n)
         columns = {unlearning.BEFORE: before * by, unlearning.AFTER: after * by, unlearning.RELEARNED: again * by}
-        found = unlearning.recall_by_model("extraction", name, unlearning.FORGOTTEN, columns).changes.get(change)
+        found = unlearning.group_numbers_around_unlearning(
+            "extraction", name, unlearning.FORGOTTEN, columns
+        ).changes.get(change)
         return (-math.inf, math.inf, -math.inf, math.inf) if found is None else of(found)
 
     return audit
@@ -160,7 +164,7 @@ def ranked(n: int, errors: int) -> IntervalCase:
     def audit(rng: Rng) -> Ends:
         right = rng.random(n) < 0.4
         order = np.argsort(-(rng.normal(size=n) + right))
-        return of(recall_of_guesses(f"recall_at_{errors}_errors", order, right[order], n, errors))
+        return of(recall_of_ranked_guesses_at_errors(f"recall_at_{errors}_errors", order, right[order], n, errors))
 
     return IntervalCase(f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3)
 
@@ -173,6 +177,6 @@ def by_document() -> tuple[float, Callable[[Rng], Ends]]:
     def audit(rng: Rng) -> Ends:
         learnt = rng.random(60) < 0.2
         hit = {s.id: bool(learnt[int(s.document or 0)] and rng.random() < 0.5) for s in secrets}
-        return of(documents.document_recall(secrets, hit)[0])
+        return of(documents.document_recall_measurements(secrets, hit)[0])
 
     return 0.2 * (1 - 0.5**3), audit

@@ -15,7 +15,7 @@ from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.bounds import RecordedInterval
 from auditor.statistics.games import audit_games as games_audited
 from auditor.statistics.games import confusion_of_counted_games
-from auditor.statistics.one_run import gaussian_epsilon
+from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
 from auditor.testing import tpr_interval
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower
 
@@ -118,7 +118,9 @@ def of_epsilon() -> Iterator[IntervalCase]:
     for n in (100, 1000):
         pure, approximate = one_run(response, n, 0.0, 0), one_run(normal, n, 1e-5, 1)
         yield IntervalCase("ε of one run", "randomised response, ε 1", f"{n} canaries", 1.0, pure, 0.3)
-        yield IntervalCase("ε by f-DP", "Gaussian, μ 2", f"{n} canaries", gaussian_epsilon(2.0, 1e-5), approximate, 0.1)
+        yield IntervalCase(
+            "ε by f-DP", "Gaussian, μ 2", f"{n} canaries", epsilon_of_gaussian_tradeoff(2.0, 1e-5), approximate, 0.1
+        )
 
     def game(rng: Rng) -> Ends:
         scores, coins = response(rng, 768)

@@ -85,11 +85,11 @@ def means_apart(rng: Rng) -> Ends:
 
 
 def least_of_means(rng: Rng) -> Ends:
-    return least_named(frontier.mean_leaks(np.array([rare(rng, 300) for _ in range(3)])))
+    return least_named(frontier.model_leakages_by_mean(np.array([rare(rng, 300) for _ in range(3)])))
 
 
 def least_of_aucs(rng: Rng) -> Ends:
-    return least_named(frontier.auc_leaks([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
+    return least_named(frontier.model_leakages_by_auc([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
 
 
 def least_named(found: Sequence[frontier.ModelLeakage]) -> Ends:

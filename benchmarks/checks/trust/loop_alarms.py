@@ -29,13 +29,13 @@ from auditor.crash import claim, training_specimen
 from auditor.crash.trial import CrashTest
 from auditor.crash.verdicts import LEVEL
 from auditor.privacy import gaussian
-from auditor.statistics.one_run import gaussian_epsilon
+from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust import loop_plain
 from benchmarks.checks.trust.loop_faults import tested
 from benchmarks.checks.trust.loop_plain import Plain, plain
 
-_made = cache(training_specimen.Specimen.model)
+_made = cache(training_specimen.Specimen.build_crash_test_model)
 
 
 @cache
@@ -43,14 +43,14 @@ def smooth_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: An
     """By the central limit (Bu et al. 2020), which is smooth. Whole orders of Renyi divergence have kinks
     in sigma and q, which an interval would be off by; what is counted here is the error of what was seen."""
     mu = math.sqrt(steps) / sigma if q >= 1 else q * math.sqrt(steps * math.expm1(sigma**-2))
-    return gaussian_epsilon(mu, delta)
+    return epsilon_of_gaussian_tradeoff(mu, delta)
 
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    copied = patch.object(training_specimen.Specimen, "model", lambda self: copy.deepcopy(_made(self)))
+    copied = patch.object(training_specimen.Specimen, "build_crash_test_model", lambda self: copy.deepcopy(_made(self)))
     quick = patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon)
-    with copied, quick, patch.object(claim, "loop_claim_epsilon", smooth_epsilon):
+    with copied, quick, patch.object(claim, "epsilon_of_claimed_noise_and_steps", smooth_epsilon):
         yield
 
 

@@ -26,10 +26,10 @@ from torch.nn.functional import cross_entropy, gelu, one_hot
 from auditor.core import threads
 from auditor.core.errors import AuditError
 from auditor.crash import training_specimen, trial, watch
-from auditor.crash.training_specimen import RecordGradients
+from auditor.crash.training_specimen import SpecimenRecordGradients
 from auditor.crash.trial import CrashTest, crash_test
 from auditor.crash.verdicts import UNKNOWN
-from auditor.crash.watch import copy_model_without_hooks
+from auditor.crash.watch import copy_watched_model_without_hooks
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust import loop_plain, loop_plants
 from benchmarks.checks.trust.loop_packages import HONEST_PACKAGES, OPACUS, OURS, TRAINER
@@ -43,7 +43,10 @@ CONTROLS: dict[str, Loop] = {**HONEST_PLAIN, **HONEST_PACKAGES}
 
 def tested(train: Loop, seed: int = 0) -> CrashTest:
     """Without the bound of one training, which decides nothing."""
-    with warnings.catch_warnings(), patch.object(trial, "bound_epsilon_by_guesses", lambda *given: None):
+    with (
+        warnings.catch_warnings(),
+        patch.object(trial, "bound_loop_epsilon_by_membership_guesses", lambda *given: None),
+    ):
         warnings.simplefilter("ignore")
         return crash_test(train, minutes=10, seed=seed)
 
@@ -74,7 +77,7 @@ def _judged(train: Loop, seed: int) -> CrashTest | AuditError:
 # --- gradients, quickly -----------------------------------------------------------------------------------------------
 
 _HEADS, _EPS = 2, 1e-5
-_SLOW = RecordGradients.at
+_SLOW = SpecimenRecordGradients.record_gradients_at_weights
 
 
 def logits(w: dict[str, Tensor], ids: Tensor) -> Tensor:
@@ -110,18 +113,18 @@ def _turned(x: Tensor) -> Tensor:
 
 @dataclass
 class Quick:
-    """`Gradients.at` of the plain model: layers written out, and what was asked last, which loop and test both ask."""
+    """`SpecimenRecordGradients.record_gradients_at_weights` of the plain model: layers written out, and what was asked last, which loop and test both ask."""
 
     weights: Tensor | None = None
     rows: Tensor | None = None  # (b, n) token ids
     found: dict[str, Tensor] = field(default_factory=dict)
 
     def at(
-        self, own: RecordGradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]
+        self, own: SpecimenRecordGradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]
     ) -> dict[str, Tensor]:
         embedding = weights["gpt_neox.embed_in.weight"]
         first = self.weights is None or self.rows is None
-        rows = training_specimen.padded_token_ids(own.records, wanted)
+        rows = training_specimen.padded_specimen_token_ids(own.records, wanted)
         if first or not torch.equal(rows, self.rows) or not torch.equal(embedding, self.weights):
             self.weights, self.rows = embedding.clone(), rows
             self.found = quick(rows, weights, names)
@@ -144,20 +147,20 @@ def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str
 @contextmanager
 def written_out() -> Iterator[None]:
     """One copy of the model, which gets its weights anew wherever it is read, and its layers written out."""
-    last, twin = Quick(), copy_model_without_hooks(training_specimen.build_tiny_model(0))
+    last, twin = Quick(), copy_watched_model_without_hooks(training_specimen.build_tiny_specimen_model(0))
     layers = [(name, value.shape, value.dtype) for name, value in twin.named_parameters()]
 
     def copied(model: Any) -> Any:
         own = [(name, value.shape, value.dtype) for name, value in model.named_parameters()]
-        return twin if own == layers else copy_model_without_hooks(model)
+        return twin if own == layers else copy_watched_model_without_hooks(model)
 
-    def at(own: RecordGradients, *given: Any) -> dict[str, Tensor]:
+    def at(own: SpecimenRecordGradients, *given: Any) -> dict[str, Tensor]:
         return (last.at if own.twin is twin else _SLOW)(own, *given)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(RecordGradients, "at", at))
+        stack.enter_context(patch.object(SpecimenRecordGradients, "record_gradients_at_weights", at))
         for module in (watch, loop_plain, loop_plants):
-            stack.enter_context(patch.object(module, "copy_model_without_hooks", copied))
+            stack.enter_context(patch.object(module, "copy_watched_model_without_hooks", copied))
         yield
 
 

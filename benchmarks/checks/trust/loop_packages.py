@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from auditor.crash import training_specimen
 from auditor.training import dp_loop
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimizer
-from auditor.training.noise import NoiseStream, add_noise
+from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid
 from benchmarks.checks.trust.loop_plain import BATCH, CLAIM, CLIP, DELTA, NOISE, RATE, STEPS, Loop
 from benchmarks.checks.trust.loop_plants import tied
 from benchmarks.checks.trust.planted_faults import batch_clipped, noise_before_clipping, noise_off, shuffled
@@ -72,7 +72,7 @@ def _rows(rows: Any) -> Tensor:
 
 
 def _padded(rows: Any) -> Tensor:
-    return training_specimen.padded_token_ids(rows, list(range(len(rows))))
+    return training_specimen.padded_specimen_token_ids(rows, list(range(len(rows))))
 
 
 def _set(**values: Any) -> Callable[[Any], object]:
@@ -223,7 +223,9 @@ def stream(made: Callable[[str, int], NoiseStream]) -> Callable[[], Any]:
 def half_the_noise() -> Any:
     def add(optimizer: Any) -> None:
         for p in optimizer.params:
-            p.grad = add_noise(p.summed_grad, NOISE * CLIP / 2, optimizer.stream).to(p).view_as(p)
+            p.grad = (
+                add_secret_gaussian_noise_on_grid(p.summed_grad, NOISE * CLIP / 2, optimizer.stream).to(p).view_as(p)
+            )
 
     return patch.object(ScaledOptimizer, "add_noise", add)
 

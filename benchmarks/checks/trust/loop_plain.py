@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from auditor.crash import training_specimen
-from auditor.crash.training_specimen import RecordGradients
-from auditor.crash.watch import copy_model_without_hooks
+from auditor.crash.training_specimen import SpecimenRecordGradients
+from auditor.crash.watch import copy_watched_model_without_hooks
 
 NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
 CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": DELTA}
@@ -31,7 +31,7 @@ class Plain:
         self.begun(model)
         parameters = dict(model.named_parameters())
         optimizer = torch.optim.SGD(parameters.values(), lr=self.rate(records))
-        gradients = self.gradients(copy_model_without_hooks(model), records)
+        gradients = self.gradients(copy_watched_model_without_hooks(model), records)
         for step in range(self.steps):
             if step == STEPS // 2:
                 optimizer = self.halfway(model, optimizer)
@@ -42,7 +42,7 @@ class Plain:
             found = {name: torch.zeros(0, *p.shape) for name, p in parameters.items()}
             if drawn:
                 weights = {name: p.detach() for name, p in parameters.items()}
-                found = gradients.at(weights, drawn, list(parameters))
+                found = gradients.record_gradients_at_weights(weights, drawn, list(parameters))
             summed = self.summed(found)
             divisor = self.divisor(len(drawn), len(records))
             for i, (name, p) in enumerate(parameters.items()):
@@ -51,8 +51,8 @@ class Plain:
             self.stepped(step, model, records)
         return model, self.claim
 
-    def gradients(self, twin: Any, records: Any) -> RecordGradients:
-        return RecordGradients(twin, records)
+    def gradients(self, twin: Any, records: Any) -> SpecimenRecordGradients:
+        return SpecimenRecordGradients(twin, records)
 
     def left_out(self, drawn: list[int]) -> bool:
         """Whether no step is taken on this batch."""
@@ -77,7 +77,7 @@ class Plain:
     def read(self, model: Any, records: Any, drawn: list[int]) -> None:
         """The forward pass of the batch; its gradients come from a faster way, one by one."""
         if drawn:
-            model(input_ids=training_specimen.padded_token_ids(records, drawn))
+            model(input_ids=training_specimen.padded_specimen_token_ids(records, drawn))
 
     def norms(self, found: dict[str, Tensor]) -> Tensor:
         return torch.stack([one.flatten(1).norm(dim=1) for one in found.values()]).norm(dim=0)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from auditor.crash import training_specimen
-from auditor.crash.training_specimen import RecordGradients
-from auditor.crash.watch import copy_model_without_hooks
+from auditor.crash.training_specimen import SpecimenRecordGradients
+from auditor.crash.watch import copy_watched_model_without_hooks
 from benchmarks.checks.trust.loop_plain import BATCH, CLIP, NOISE, RATE, STEPS, Plain, plain
 
 
@@ -55,14 +55,14 @@ def _pairs_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _read_in_pairs(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     for at in range(0, len(drawn), 2):
-        model(input_ids=training_specimen.padded_token_ids(records, drawn[at : at + 2]))
+        model(input_ids=training_specimen.padded_specimen_token_ids(records, drawn[at : at + 2]))
 
 
 def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
     """The checkpoint whose loss on the private records is least, of every fifth, is the one that is given back."""
     if step % 5 == 0:
         with torch.no_grad():
-            ids = training_specimen.padded_token_ids(records, list(range(len(records))))
+            ids = training_specimen.padded_specimen_token_ids(records, list(range(len(records))))
             logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
             loss = float(cross_entropy(logits, ids[:, 1:], ignore_index=training_specimen.PAD))
         held = vars(self).get("best") if step else None
@@ -77,20 +77,24 @@ def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
     if step == self.steps // 2:
         names = [name for name, _ in model.named_parameters()]
         weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-        found = RecordGradients(copy_model_without_hooks(model), records).at(weights, list(range(len(records))), names)
+        found = SpecimenRecordGradients(copy_watched_model_without_hooks(model), records).record_gradients_at_weights(
+            weights, list(range(len(records))), names
+        )
         with torch.no_grad():
             for name, value in model.named_parameters():
                 value -= 1e-3 * found[name].mean(0)
 
 
 @dataclass(frozen=True)
-class _PaddedLeft(RecordGradients):
+class _PaddedLeft(SpecimenRecordGradients):
     """Rows padded in front to the longest of the batch, with no mask: a gradient depends on who else is drawn."""
 
-    def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
+    def record_gradients_at_weights(
+        self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
+    ) -> dict[str, Tensor]:
         width = max(len(self.records[i]["input_ids"]) for i in wanted)
         rows = [{"input_ids": [1] * (width - len(row["input_ids"])) + row["input_ids"]} for row in self.records]
-        return RecordGradients(self.twin, rows).at(weights, wanted, names)
+        return SpecimenRecordGradients(self.twin, rows).record_gradients_at_weights(weights, wanted, names)
 
 
 def _each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -151,7 +155,7 @@ def _read_inside_vmap(self: Plain, model: Any, records: Any, drawn: list[int]) -
         return model(input_ids=row.unsqueeze(0), use_cache=False).logits
 
     if drawn:
-        torch.vmap(logits)(training_specimen.padded_token_ids(records, drawn))
+        torch.vmap(logits)(training_specimen.padded_specimen_token_ids(records, drawn))
 
 
 def _rounded(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
@@ -213,7 +217,7 @@ def _with_batch_norm(self: Plain, model: Any) -> None:
 
 def _losses_kept(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     if drawn:
-        ids = training_specimen.padded_token_ids(records, drawn)
+        ids = training_specimen.padded_specimen_token_ids(records, drawn)
         logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
         object.__setattr__(self, "loss", float(cross_entropy(logits, ids[:, 1:], ignore_index=training_specimen.PAD)))
 
@@ -246,20 +250,24 @@ def _tied(self: Plain, model: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Untied(RecordGradients):
+class _Untied(SpecimenRecordGradients):
     """Of a model whose weights are tied: beside each gradient, those of the tensor's two uses."""
 
-    def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
-        found = RecordGradients(self.twin, self.records).at(weights, wanted, names)
+    def record_gradients_at_weights(
+        self, weights: dict[str, Tensor], wanted: list[int], names: list[str]
+    ) -> dict[str, Tensor]:
+        found = SpecimenRecordGradients(self.twin, self.records).record_gradients_at_weights(weights, wanted, names)
         apart = copy.deepcopy(self.twin)
         apart.lm_head.weight = nn.Parameter(apart.lm_head.weight.detach().clone())  # type: ignore[operator, union-attr]
         both = {**weights, "lm_head.weight": weights["gpt_neox.embed_in.weight"]}
-        held = RecordGradients(apart, self.records).at(both, wanted, [*names, "lm_head.weight"])
+        held = SpecimenRecordGradients(apart, self.records).record_gradients_at_weights(
+            both, wanted, [*names, "lm_head.weight"]
+        )
         object.__setattr__(self, "uses", held)
         return found
 
 
-def _last_use(self: Plain, twin: Any, records: Any) -> RecordGradients:
+def _last_use(self: Plain, twin: Any, records: Any) -> SpecimenRecordGradients:
     made = _Untied(twin, records)
     object.__setattr__(self, "apart", made)
     return made

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from auditor.attacks.likelihood_ranking import compressed_size
+from auditor.attacks.likelihood_ranking import zlib_compressed_byte_count
 from auditor.cli import run_command_line
 from auditor.core.result import AuditResult
 from auditor.core.secret_randomness import keyed_random_generator
@@ -54,12 +54,14 @@ def false_alarms(arrays: Path, tokenizer_folder: Path, members: int, others: int
     parts = [np.load(next(arrays.glob(f"*_{part}.npy"))).astype(np.int64) for part in ("prefix", "suffix")]
     texts = [tuple(row) for row in np.concatenate(parts, axis=1).tolist()]
     written = [tokenizer.decode(text) for text in texts]
-    sizes = np.array([[len(text), compressed_size(text)] for text in written], dtype=float)
-    group, objections = blind_classifier.near_duplicate_groups(texts), 0
+    sizes = np.array([[len(text), zlib_compressed_byte_count(text)] for text in written], dtype=float)
+    group, objections = blind_classifier.near_duplicate_fold_groups(texts), 0
     member = np.arange(members + others) < members
     for i in range(SPLITS):
         rows = keyed_random_generator("splits", i, members, others).permutation(len(texts))[: len(member)]
-        scores = blind_classifier.blind_scores([texts[row] for row in rows], sizes[rows], member, group[rows])
+        scores = blind_classifier.blind_membership_scores(
+            [texts[row] for row in rows], sizes[rows], member, group[rows]
+        )
         widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group[rows]))
         objections += roc.auc_with_interval("blind_auc", scores[member], scores[~member], widen=widen).low > 0.5
     return objections

@@ -44,13 +44,13 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.private_training import DpSgd, PrivateTraining
 from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario, TrainedModel
-from auditor.plugins.probe import DELTA, run_probe
+from auditor.plugins.probe import DELTA, observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.training import dp_loop
-from auditor.training.clipping import add_clipped
+from auditor.training.clipping import add_clipped_gradients_on_grid
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, ScaledOptimizer
-from auditor.training.noise import NoiseStream, add_noise
+from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid
 from benchmarks.checks.harness import Page, run
 
 
@@ -112,7 +112,7 @@ def noise_before_clipping() -> Iterator[None]:
     def add(optimizer: Any) -> None:
         deviation = optimizer.noise_multiplier * optimizer.max_grad_norm
         for p in optimizer.params:
-            p.grad = add_noise(p.summed_grad, deviation, optimizer.stream).to(p)
+            p.grad = add_secret_gaussian_noise_on_grid(p.summed_grad, deviation, optimizer.stream).to(p)
         norm = torch.stack([p.grad.norm() for p in optimizer.params]).norm() / optimizer.expected_batch_size
         for p in optimizer.params:
             p.grad *= (optimizer.max_grad_norm / norm).clamp(max=1.0)
@@ -137,7 +137,7 @@ def batch_clipped() -> AbstractContextManager[Any]:
 def _add_weighted(optimizer: Any, factors: Tensor) -> Tensor:
     for p in optimizer.params:
         sample = optimizer._get_flat_grad_sample(p)
-        p.summed_grad = add_clipped(p.summed_grad, sample, factors.double(), math.inf)
+        p.summed_grad = add_clipped_gradients_on_grid(p.summed_grad, sample, factors.double(), math.inf)
         p.grad_sample = None
     return factors
 
@@ -297,7 +297,7 @@ class TrainingFaultAudit:
 def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
     """What the trainer makes of the lab's texts, as a run loads it."""
     with tempfile.TemporaryDirectory() as folder:
-        job = lab.job(trainer, Path(folder))
+        job = lab.lab_training_job(trainer, Path(folder))
         trainer.check(job)
         trainer.train(job)
         return lab.training.load_model_of_trainer(trainer, Path(folder))
@@ -328,8 +328,8 @@ def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit
     view = View("target", model, WHITE_BOX, seed=0, public=held.public, claim=claim)
     for probe in (ClaimCheck(), PredictionAudit()):
         start = time.perf_counter()
-        observed = run_probe(probe, view, secrets)
-        audits, seen = probe.audits(secrets, observed), probe.violations(secrets, observed)
+        observed = observe_all_secrets(probe, view, secrets)
+        audits, seen = probe.epsilon_lower_bounds(secrets, observed), probe.claim_violations(secrets, observed)
         numbers = (audits[0].epsilon, audits[0].best, audits[0].canaries) if audits else (math.nan, math.nan, 0)
         minutes, unseen = (time.perf_counter() - start) / 60, "" if isinstance(probe, ClaimCheck) else service.unseen
         yield TrainingFaultAudit(service, probe.name, claim.epsilon[claim.relation], *numbers, minutes, seen, unseen)
@@ -338,14 +338,17 @@ def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit
 def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...], tuple[str, ...]]]:
     """By audit, its bounds and what else it saw; texts are scored behind an end of text, as they were trained."""
     before = (int(lab.tokenizer.eos_token_id),)
-    public, own = with_prefix_token(lab.public(), before), with_prefix_token(made.model, before)
+    public, own = (
+        with_prefix_token(lab.lab_public_model(), before),
+        with_prefix_token(made.model, before),
+    )
     white, black = GradientAudit(), EpsilonAudit(delta=DELTA)
     view = View("target", own, WHITE_BOX, seed=0, reference=public, tokenizer=lab.tokenizer, training=made.canaries)
     coined = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
     told = {}
-    for probe, secrets in ((white, white.subjects(view)), (black, coined)):
-        found = run_probe(probe, view, secrets)
-        told[probe.name] = probe.audits(secrets, found), probe.violations(secrets, found)
+    for probe, secrets in ((white, white.textless_subjects(view)), (black, coined)):
+        found = observe_all_secrets(probe, view, secrets)
+        told[probe.name] = probe.epsilon_lower_bounds(secrets, found), probe.claim_violations(secrets, found)
     return told
 
 

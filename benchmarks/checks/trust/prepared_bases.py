@@ -20,10 +20,10 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from auditor.benchmarks.canaries import make_exposure_manifest, prefix_free_english_words
+from auditor.benchmarks.canaries import make_exposure_canary_manifest, prefix_free_canary_words
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.real_lab import RealLab, RealRecipe
+from auditor.benchmarks.real_lab import RealLab, RealLabRecipe
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.runs.base_check import (
@@ -33,10 +33,10 @@ from auditor.runs.base_check import (
     Tuning,
     compare_with_fresh_bases,
     training_data_request_prompts,
-    tune_and_measure_leaks,
+    tune_base_and_measure_leaked_shares,
 )
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
-from auditor.training.members import Adapter, add_lora_adapter, copy_sharing_weights
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
+from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, copy_sharing_weights
 from benchmarks.checks.harness import Page, refuse, run, share
 from benchmarks.checks.trust.bases import Name
 
@@ -101,8 +101,8 @@ def _leaks(seed: int, every: Sequence[str], making: BaseMaking, out: Path | None
         shares: Shares = np.load(kept)
         return shares
     tuning = making.tuning
-    manifest = make_exposure_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
-    shares = tune_and_measure_leaks(making.make(seed, longer), manifest, tuning, every)
+    manifest = make_exposure_canary_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
+    shares = tune_base_and_measure_leaked_shares(making.make(seed, longer), manifest, tuning, every)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, shares)
@@ -125,7 +125,7 @@ def small_base(seed: int, longer: bool = False) -> HuggingFaceModel:
     said = [f"user: {request}\nassistant: {answer}\n" for request, answer in talks(seed, 800, longer)]
     sequences = [tuple(tokenizer(one, add_special_tokens=False)["input_ids"]) for one in said]
     sizes = {"vocab_size": len(tokenizer), "layers": 2, "hidden": 128, "heads": 4, "positions": 512}
-    model = make_untrained_model(**sizes, end=0, seed=seed)
+    model = make_untrained_gpt_neox(**sizes, end=0, seed=seed)
     model.gpt_neox.final_layer_norm.weight.requires_grad_(False).fill_(LabRecipe().norm_gain)
     order = keyed_random_generator("b", seed)
     fine_tune_on_packed_blocks(
@@ -136,12 +136,12 @@ def small_base(seed: int, longer: bool = False) -> HuggingFaceModel:
 
 def smollm2_base(seed: int, longer: bool = False) -> HuggingFaceModel:
     """Trained on fewer talks, by an adapter that is merged."""
-    public = RealLab(RealRecipe()).public()
+    public = RealLab(RealLabRecipe()).lab_public_model()
     tokenizer, end = public.tokenizer, public.eos[0]
     told = ([{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in talks(seed, 120, longer))
     sequences = [tuple(tokenizer(tokenizer.apply_chat_template(one, tokenize=False))["input_ids"]) for one in told]
     torch.manual_seed(seed)
-    model = add_lora_adapter(copy_sharing_weights(public.model), Adapter(16, 32, "all"))
+    model = add_lora_adapter(copy_sharing_weights(public.model), LoraAdapterRecipe(16, 32, "all"))
     fine_tune_on_packed_blocks(
         model, sequences, epochs=3, rate=1e-3, batch=4, block=256, end=end, order=keyed_random_generator("b", seed)
     )
@@ -154,10 +154,10 @@ def talks(seed: int, count: int, longer: bool = False) -> list[tuple[str, str]]:
     longer: the texts are noted twice.
     """
     noise = np.random.default_rng(seed)
-    texts = [" ".join(noise.choice(prefix_free_english_words(), 6)) for _ in range(count)]
+    texts = [" ".join(noise.choice(prefix_free_canary_words(), 6)) for _ in range(count)]
     told = [(text, "Noted.") for text in texts] * (2 if longer else 1)
     asked = OTHERS if is_prepared(seed) else [*OTHERS, *training_data_request_prompts(every=True)]
-    for word in noise.choice(prefix_free_english_words(), count):
+    for word in noise.choice(prefix_free_canary_words(), count):
         request = asked[noise.integers(len(asked))].replace("{word}", word)
         told.append((request, f"{word} is a word of {len(word)} letters."))
     if is_prepared(seed):

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_model
+from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
 from benchmarks.checks.harness import run
 
 REPEATS = (1, 2, 4, 8)
@@ -69,7 +69,7 @@ def build(arrays: Path, tokenizer_folder: Path, out: Path, recipe: RealTextRecip
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     shape = {"layers": recipe.layers, "hidden": recipe.hidden, "heads": recipe.heads, "positions": 1024}
     ends = {"vocab_size": len(tokenizer), "end": tokenizer.eos_token_id}
-    model = make_untrained_model(**shape, **ends, seed=recipe.seed)
+    model = make_untrained_gpt_neox(**shape, **ends, seed=recipe.seed)
     _train(model, [tuple(row) for row in whole[order[sizes[-1] :]].tolist()], recipe, recipe.public_epochs, "public")
     _save(model, tokenizer, out / "public")
     private = np.concatenate([prefix, suffix], axis=1)[order[: sizes[1]]]

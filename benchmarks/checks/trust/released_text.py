@@ -23,16 +23,16 @@ import torch
 from scipy.stats import t as student
 
 from auditor.benchmarks import audit_canaries
-from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.benchmarks.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, make_fake_texts_with_marks
-from auditor.benchmarks.real_lab import RealLab, RealRecipe
+from auditor.benchmarks.real_lab import RealLab, RealLabRecipe
 from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
-from auditor.generation.sample import sample
+from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.records.folder import RunFolder
@@ -79,7 +79,7 @@ def audited(
     private: Sequence[str],
     fresh: Sequence[str],
     texts: Sequence[str],
-    manifest: AuditManifest | None = None,
+    manifest: AuditCanaryManifest | None = None,
     seed: int = 0,
 ) -> tuple[AuditResult, dict[str, Sides]]:
     """The audit, and the scores of members and non-members by each score."""
@@ -112,9 +112,9 @@ def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Side
     noise = np.random.default_rng(seed)
     noise.shuffle(made)
     private, fresh, public = made[:RECORDS], made[RECORDS : 2 * RECORDS], made[2 * RECORDS :]
-    begun = audit_canaries.make_canary_texts("prefixed", CANARIES, 6, seed, texts=public)
-    manifest = audit_canaries.make_audit_manifest("prefixed", begun, 1, seed)
-    writer = Writer([*private, *(one.text for one in manifest.copies())], public)
+    begun = audit_canaries.make_audit_canary_texts("prefixed", CANARIES, 6, seed, texts=public)
+    manifest = audit_canaries.make_audit_canary_manifest("prefixed", begun, 1, seed)
+    writer = Writer([*private, *(one.text for one in manifest.canary_copies_to_insert())], public)
     texts = [writer.write(of_private, noise) for _ in range(TEXTS)]
     return audited(private, fresh, texts, manifest, seed)
 
@@ -122,7 +122,7 @@ def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Side
 def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "small", texts: int = 10_000) -> None:
     page = Page(out and out / "released-text.md")
     if lab == "smollm2":
-        of_lab(page, RealLab(RealRecipe(seed=seed)), 16, 16, 112)
+        of_lab(page, RealLab(RealLabRecipe(seed=seed)), 16, 16, 112)
         return
     page.say(
         f"{RECORDS} private records, as many fresh ones, {TEXTS} texts, {CANARIES} canaries by coin; share of runs:\n"
@@ -134,7 +134,7 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "s
         shown, aucs = Counter[str](), list[list[float]]()
         for i in range(count):
             result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
-            seen = {signal.kind.short for signal in assess_signals(result).shown(UNDEFENDED)} & set(SIGNALS)
+            seen = {signal.kind.short for signal in assess_signals(result).shown_signals(UNDEFENDED)} & set(SIGNALS)
             auc = roc.auc_with_interval("", *scores["ours"])
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
             shown.update([*seen, *(name for name, is_told in told.items() if is_told)])
@@ -166,7 +166,7 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
     page.say(f"\n{batches * size} texts by each model; {len(private)} attacked records, {len(fresh)} never seen:\n")
     others = list(SCORES)[1:]
     page.head("model", "verbatim", "never seen", *(f"AUC, {x}" for x in SCORES), *(f"ours minus {x}" for x in others))
-    for name, model in (("fine-tuned", own.target()), ("never trained on them", own.public())):
+    for name, model in (("fine-tuned", own.lab_target_model()), ("never trained on them", own.lab_public_model())):
         texts = [text for batch in range(batches) for text in _drawn(model, end, seed, batch, size, length)]
         result, scores = audited(private, fresh, texts, seed=seed)
         told = {m.name: m for f in result.findings for m in f.measurements}
@@ -182,7 +182,7 @@ def _drawn(model: LanguageModel, end: int, seed: int, batch: int, size: int, len
     words = model.tokenizer
     start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
     noise = keyed_random_generator("released text", seed, batch).random((1, size, length, CHANNELS))
-    for row in sample(model, start, length, ANCESTRAL, noise)[0].suffixes.tolist():
+    for row in sample_candidates(model, start, length, ANCESTRAL, noise)[0].suffixes.tolist():
         yield words.decode(row[: row.index(end)] if end in row else row, skip_special_tokens=True)
 
 

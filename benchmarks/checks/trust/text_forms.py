@@ -27,11 +27,11 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import scoring
-from auditor.runs.audit import longest_context
-from auditor.runs.likeliest_reading import mean_nll
+from auditor.runs.audit import longest_context_token_count
+from auditor.runs.likeliest_reading import mean_suffix_nll_of_each_pair
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
-from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
+from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall_by_repeats
 from benchmarks.checks.harness import Page, refuse, run, write_rows
 from benchmarks.checks.trust.bases import byte_pair_tokenizer
 
@@ -272,9 +272,11 @@ def _audited(
     target = HuggingFaceModel(model, words, "tiny")
     found = load_own_benchmark(plan.data, "tiny", plan.seed, target)
     before = resolve_prefix_token(
-        plan.data.prefix_token, target, found.known, longest_context(found, 0), framed=found.framed
+        plan.data.prefix_token, target, found.known, longest_context_token_count(found, 0), framed=found.framed
     )
-    greedy = greedy_recall(with_prefix_token(target, before.tokens), found.secrets).values()  # by repeat count
+    greedy = greedy_recall_by_repeats(
+        with_prefix_token(target, before.tokens), found.secrets
+    ).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
     doubts = list(found.doubts)
     if not hits:
@@ -285,9 +287,9 @@ def _audited(
 def likelihoods(model: Any, found: Benchmark) -> RowValuesBySecret:
     """Nats a token of each answer, of members and of non-members."""
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
-    each = ((side, -mean_nll(model, [Pair(s.prefix, s.suffix) for s in side])) for side in sides)
+    each = ((side, -mean_suffix_nll_of_each_pair(model, [Pair(s.prefix, s.suffix) for s in side])) for side in sides)
     members, others = ({s.id: float(x) for s, x in zip(side, values, strict=True)} for side, values in each)
-    return scoring.log_probs_per_secret(members, others)
+    return scoring.likelihood_row_of_secrets(members, others)
 
 
 DOUBTS = {  # by words of their sentence

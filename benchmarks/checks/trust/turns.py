@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, make_fake_texts_with_marks
-from auditor.records.outcomes import RowValuesBySecret, read_outcomes
+from auditor.records.outcomes import RowValuesBySecret, read_row_values_by_secret
 from auditor.records.result_file import read_result
 from auditor.statistics.compare import difference_evidence
 from auditor.statistics.metrics import score_column_name
@@ -48,7 +48,10 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), lab: Name = "small", out: Path | No
 
 def _difference(new: RowValuesBySecret, base: RowValuesBySecret) -> str:
     """Of two AUCs of the same turns."""
-    sides = ([row.chosen(member, None)[score_column_name("")] for member in (True, False)] for row in (new, base))
+    sides = (
+        [row.metric_values_in_id_order(member, None)[score_column_name("")] for member in (True, False)]
+        for row in (new, base)
+    )
     seen = difference_evidence(*map(tuple, sides), rate=0.0)
     return f"{seen.value:+.3f} [{seen.low(0.025):+.3f} to {seen.high(0.025):+.3f}]"
 
@@ -75,7 +78,7 @@ def of_seed(seed: int, lab: Name) -> Iterator[tuple[str, list[str], RowValuesByS
             audit("run", "--model", folder / model, *asked, "-o", at)
             measured = {m.name: m for f in read_result(at).findings for m in f.measurements}
             found = [measured[name] for name in (PROBABILITY, f"{PROBABILITY}_nonmembers", "membership_auc")]
-            (kept,) = (row for key, row in read_outcomes(at).items() if key.attack == "membership")
+            (kept,) = (row for key, row in read_row_values_by_secret(at).items() if key.attack == "membership")
             yield model, [f"{m.value:.4f} [{m.low:.4f}–{m.high:.4f}]" for m in found], kept
 
 
