@@ -290,7 +290,8 @@ from auditor.remote.model import RemoteModel
 from auditor.remote.connection import ServerConnection, ServerTokenBudget
 url, store, folder = sys.argv[1:]
 tokenizer = load_tokenizer_if_present(folder, LoadingOptions())
-model = RemoteModel(ServerConnection(url, ServerTokenBudget(ServerAnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
+budget = ServerTokenBudget(ServerAnswerStore(Path(store)), "run", None)
+model = RemoteModel(ServerConnection(url, budget), "tiny", tokenizer)
 prefixes = torch.arange(1, 41).view(10, 4)
 model.token_log_probs(prefixes, prefixes)
 """

@@ -113,7 +113,7 @@ def _turned(x: Tensor) -> Tensor:
 
 @dataclass
 class Quick:
-    """`SpecimenRecordGradients.record_gradients_at_weights` of the plain model: layers written out, and what was asked last, which loop and test both ask."""
+    """`SpecimenRecordGradients` of the plain model: layers written out, and what loop or test asked last."""
 
     weights: Tensor | None = None
     rows: Tensor | None = None  # (b, n) token ids
