@@ -103,7 +103,10 @@ class PredictionAudit(Probe):
             wanted = "the distribution that tokens are scored by"
             raise NotApplicable(f"needs {wanted}, which {view.target.name} does not give")
         terms = self._game_terms(view.claim)
-        size = max(1, _DISTRIBUTION_ELEMENTS // (max(1, self.positions) * view.target.vocab_size * view.target.parts))
+        longest = max((len(secret.suffix) for secret in secrets), default=1)
+        # what the model says of each place, and of each part at the places that are looked at
+        elements = (longest + (self.positions or longest) * view.target.parts) * view.target.vocab_size
+        size = max(1, _DISTRIBUTION_ELEMENTS // elements)
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]

@@ -95,6 +95,9 @@ class CpDeltaModel(WrappingModel):
         self.ensemble, self.distance, self.both = ensemble, distance, both
         self.name, self.parts = f"CP-Δ's rule over {ensemble.public.name}", 1 + ensemble.size
 
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        return self.parts * self.ensemble.public.row_bytes(positions) + super().row_bytes(positions)
+
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return _CpDeltaRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
 

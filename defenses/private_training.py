@@ -126,7 +126,8 @@ class PrivateTraining(PoissonTraining):
         return str(state["key"]) if state is not None else secrets.token_hex(32)
 
     def make_private_training_progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
-        asked = math.inf if self.noise_multiplier else self.epsilon
+        # What is asked for is of these steps alone.
+        asked = math.inf if self.noise_multiplier or terms.base else self.epsilon
         return _Progress(job, terms, asked, not self.promises)
 
     def privacy_record_of_training(
@@ -134,10 +135,8 @@ class PrivateTraining(PoissonTraining):
     ) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
         (flaw, nominal), base = self._missing_guarantee_reason(trained, terms.base), terms.base
-        earlier: tuple[Mechanism, ...] = ()
-        if base and not flaw:
-            # Both trainings saw private records: their steps are composed.
-            earlier = (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
+        # Both trainings saw private records: their steps are composed.
+        earlier = () if flaw else _mechanisms_of_base(base)
         before = tuple(map(dataclasses.astuple, earlier))
         mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, before)
         epsilon, accountant = epsilon_by_tightest_accountant(*mechanism)
@@ -198,16 +197,22 @@ class DpSgd(PrivateTraining):
     promises: ClassVar[bool] = True
 
 
+def _mechanisms_of_base(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:
+    """The private steps that the base was trained by, its own base's first."""
+    return () if base is None else (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
+
+
 class _Progress:
     """A bar with the loss and a running bound on epsilon: the quick one, once a second, up to what was asked for."""
 
     def __init__(self, job: TrainingJob, terms: MechanismTerms, asked: float, nominal: bool) -> None:
         self.job, self.terms, self.asked, self.word = job, terms, asked, "nominal ε" if nominal else "ε"
+        self.earlier = tuple(map(dataclasses.astuple, _mechanisms_of_base(terms.base)))
         self.at, self.epsilon = -math.inf, 0.0
 
     def __call__(self, done: int, loss: float) -> None:
         if time.monotonic() - self.at > 1:
-            quick = quick_rdp_epsilon(self.terms.sigma, self.terms.rate, done, self.terms.delta)
+            quick = quick_rdp_epsilon(self.terms.sigma, self.terms.rate, done, self.terms.delta, self.earlier)
             self.epsilon = min(quick, self.asked)  # the noise was solved for all steps, by a closer bound
             self.at = time.monotonic()
         self.job.progress(f"training, loss {loss:.3f}, {self.word} ≤ {self.epsilon:.2f}", done, self.terms.steps)

@@ -259,6 +259,9 @@ class _LeastLikelyTokenModel(WrappingModel):
         super().__init__(mixed)
         self.mixed, self.name = mixed, f"the opposite of {mixed.name}"
 
+    def row_bytes(self, positions: int, distribution: bool = True) -> int:
+        return self.mixed.row_bytes(positions) + super().row_bytes(positions)
+
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return _LeastLikelyTokenRows(self.mixed, self.mixed.start(prefixes, length, prompt=prompt))
 

@@ -20,6 +20,7 @@ from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense, Scenario
@@ -195,6 +196,15 @@ def protected(defense: type[Defense]) -> tuple[LanguageModel, list[Secret]]:
     """The model of a defense, and secrets of which half are what that model says."""
     model = defense().protect(make_tiny_scenario())
     return model, make_test_secrets(model)
+
+
+@pytest.mark.parametrize("defense", [DEFENSES[name] for name in SERVED], ids=SERVED)
+def test_a_decoding_row_counts_the_memory_of_the_models_it_asks(defense: type[Defense]) -> None:
+    """Their caches are kept as long as the row is: batches are made by what it says."""
+    model, _ = protected(defense)
+    inner = model.model if isinstance(model, WrappingModel) else None
+    if inner is not None:
+        assert model.row_bytes(40) - model.row_bytes(8) >= inner.row_bytes(40) - inner.row_bytes(8) > 0
 
 
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)

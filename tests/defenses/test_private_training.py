@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -498,6 +499,18 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     for asked in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
         asked.make_private_training_progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
     assert said[0].endswith("ε ≤ 8.00") and float(said[1].split()[-1]) > 8.005
+
+
+def test_while_it_trains_the_steps_of_its_base_count_too(trained: Path) -> None:
+    said: list[str] = []
+    told: Any = SimpleNamespace(progress=lambda what, *_: said.append(what))
+    alone = MechanismTerms(1.0, 1.0, 0.1, 50, 100, 1e-5)
+    for base in (None, promised(trained / "dp-sgd")):  # which is one of records, as these steps are
+        terms = dataclasses.replace(alone, base=base)
+        DpSgd(epsilon=2.0, noise_multiplier=1.0).make_private_training_progress(told, terms)(50, 1.0)
+        DpSgd(epsilon=2.0).make_private_training_progress(told, terms)(50, 1.0)
+    of_steps, at_most, of_both, unbounded = (float(one.split()[-1]) for one in said)
+    assert at_most == 2.0 < of_steps < of_both == unbounded
 
 
 def test_a_private_model_shows_its_claim(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
