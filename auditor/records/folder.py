@@ -136,7 +136,7 @@ class RunFolder:
             file_digests.check_model_files_unchanged(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
-        """Ties the folder to the weights it is started on. Raises AuditError as `refuse_missing_or_foreign_weights`."""
+        """Ties the folder to the weights it is started on. Raises AuditError as `refuse_changed_weights`."""
         self.refuse_changed_weights(now)
         disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 

@@ -172,7 +172,7 @@ def read_row_values_by_secret(folder: Path) -> dict[CellKey, RowValuesBySecret]:
 
 
 def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecret:
-    """The inverse of `PerSecret.columns`. Raises ValueError and the like for what is none."""
+    """The inverse of `RowValuesBySecret.columns_for_secrets_table`. Raises ValueError and the like for what is none."""
     first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
     if any((one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats) for one in columns):
         raise ValueError("quantities of other secrets than the first is of")

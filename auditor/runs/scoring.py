@@ -221,7 +221,7 @@ def suffix_log_prob_batches_of_target(
 
 
 def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
-    """How likely the members are whose answers did not come through; none where all came, or nobody can say."""
+    """How likely the members are whose answers did not come through, or that nobody can say it; none where all came."""
     members = [secret for secret in target.secrets if secret.member]
     held = target.model.has_withheld_answer_by_prefix([secret.prefix for secret in members])
     hidden = [secret for secret, one in zip(members, held, strict=True) if one]

@@ -29,7 +29,7 @@ def confusion_of_counted_games(
 ) -> Table:
     """How the guesses that count came out. scores, (games,): higher is surer of the model; included: where it was.
 
-    Raises AuditError for too few games, for scores that are NaN, and where all coins that count fell alike.
+    Raises AuditError for too few games and for scores that are NaN.
     """
     if scores.shape != included.shape or scores.ndim != 1 or len(scores) < FEWEST:
         raise AuditError(f"expected at least {FEWEST} games with a score and a coin each, got {scores.shape}")

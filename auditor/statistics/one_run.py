@@ -128,14 +128,14 @@ def refuting_right_counts(m: int, epsilon: float, delta: float, level: float) ->
 def _p_value_bound_at_tail_probability(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
     """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see `one_run_p_value`."""
     # log p and log(1 - p): neither loses digits where p is near 1.
-    counts, log_odds = guess_counts_looked_at(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
-    spare, more = m * delta * math.exp(log_odds[1]), 0  # (1 - p) m delta: see the top of this file
+    counts, log_chances = guess_counts_looked_at(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
+    spare, more = m * delta * math.exp(log_chances[1]), 0  # (1 - p) m delta: see the top of this file
     # A union over the counts, and Markov for what delta adds.
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
-    needed = [_fewest_right_as_unlikely(r, math.exp(log_odds[0]), least) for r in counts]
+    needed = [_fewest_right_as_unlikely(r, math.exp(log_chances[0]), least) for r in counts]
     # how many are right of those that each count, from the fewest on, adds to the one before
-    steps = [_truncated_binomial_pmf(r - before, log_odds) for before, r in pairwise((0, *reversed(counts)))]
+    steps = [_truncated_binomial_pmf(r - before, log_chances) for before, r in pairwise((0, *reversed(counts)))]
     chance = _probability_of_enough_right(needed, steps)
     # What delta adds goes where it is cheapest: to outcomes that lack one right guess, then two, and so on.
     while spare > 0 and chance < enough:
@@ -177,9 +177,9 @@ def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -
     return reached
 
 
-def _truncated_binomial_pmf(n: int, log_odds: tuple[float, float]) -> Step:
+def _truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
     """The first count with mass, and the mass from it on; what lies `_FAR` standard deviations away is left out."""
-    right, wrong = log_odds  # log p and log(1 - p)
+    right, wrong = log_chances  # log p and log(1 - p)
     mean, spread = n * math.exp(right), math.sqrt(n * math.exp(right + wrong))
     k = np.arange(max(0, int(mean - _FAR * spread) - 30), min(n, int(mean + _FAR * spread) + 30) + 1)
     mass: NDArray[np.float64] = np.exp(
