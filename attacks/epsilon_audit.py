@@ -122,7 +122,7 @@ class EpsilonAudit(Probe):
             return {"delta": own}
         return {"delta": own, "claimed": claim.epsilon["add_remove"]}
 
-    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the score: higher is surer that the canary went in."""
         scores = self._canary_inclusion_scores(observations).tolist()
         return [replace(o, values={**o.values, "score": x}) for o, x in zip(observations, scores, strict=True)]

@@ -77,7 +77,7 @@ class Exposure(Probe):
         for space, group in spaces.items():
             yield from _CanarySpaceRanking(self, view, space).observe_canary_exposures(group)
 
-    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
         # Of the inserted ones alone: a control is no hypothesis, and would only cost power.

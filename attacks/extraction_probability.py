@@ -135,7 +135,7 @@ class ExtractionProbability(DistributionProbe):
         )
         yield from observe_in_batches(view, secrets, size, look)
 
-    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""
         member = member_mask(secrets)
         if member.all() or not _has_exact_probability(observations):

@@ -106,7 +106,7 @@ class Membership(Probe):
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             own, found = measure_token_readings(view.target, prefixes, suffixes), list[Observation]()
             below = measure_token_readings(reference, prefixes, suffixes) if reference else None
-            others = self._reference_log_probs_and_membership(references, batch, prefixes, suffixes)
+            others = self._reference_log_probs_and_seen_flags(references, batch, prefixes, suffixes)
             lowered = self._mean_log_probs_in_lower_case(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
                 seen = self._scores_from_token_readings(
@@ -172,7 +172,7 @@ class Membership(Probe):
         pairs = [(s.prefix, retokenise_suffix_in_lower_case(view.tokenizer, s.suffix) or s.suffix) for s in batch]
         return [-nll for nll in view.mean_nll(view.target, pairs)]
 
-    def _reference_log_probs_and_membership(
+    def _reference_log_probs_and_seen_flags(
         self, references: ReferenceModels | None, batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor
     ) -> list[dict[str, float]]:
         """Under each reference model, the mean log-probability of each text, and whether it was trained on it."""
@@ -187,7 +187,7 @@ class Membership(Probe):
 
     # --- all secrets together -----------------------------------------------------------------------------------------
 
-    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds the scores that take other records: RMIA's population, LiRA's deviations, a classifier's training."""
         member = member_mask(secrets)
         if _too_few_records_reason(member):

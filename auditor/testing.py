@@ -132,10 +132,10 @@ def _attack_contract_faults(attack: Attack) -> Iterator[str]:
             continue
         yield from _guess_format_faults(found, asked, setting.name)
         if setting is WHITE_BOX and set(found) == {query.id for query in asked}:
-            yield from _batch_and_draw_faults(attack, asked, found)
+            yield from _batch_and_count_faults(attack, asked, found)
 
 
-def _batch_and_draw_faults(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
+def _batch_and_count_faults(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
     for batch_size in (1, 2):
         alone = fit_and_guess(attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4])
         for name, guesses in alone.items():
@@ -203,8 +203,8 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
 
 def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
     seen = [found[secret.id] for secret in asked]
-    completed = Observed(probe.complete_all(asked, seen), probe.facts(at, asked, seen))
-    if probe.complete_all(asked, completed) != completed:
+    completed = Observed(probe.add_joint_values(asked, seen), probe.facts(at, asked, seen))
+    if probe.add_joint_values(asked, completed) != completed:
         yield "expected complete() to change nothing the second time"
     if probe.facts(at, asked, seen) != completed.facts:
         yield "expected facts() to say the same the second time"

@@ -26,7 +26,7 @@ from auditor.benchmarks.wording import token_ends_in_characters, wording_of_toke
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, USER
-from auditor.models.vocabulary import decode_exactly
+from auditor.models.vocabulary import decode_keeping_special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,13 +140,13 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
     """
     if not prefix or not suffix:
         return "prefix or suffix is empty"
-    if decode_exactly(tokenizer, ids) != prefix + suffix:
+    if decode_keeping_special_tokens(tokenizer, ids) != prefix + suffix:
         return "the tokenizer does not give this text back (it normalises it)"
     begun = sum(start < len(prefix) for start, _ in offsets)  # tokens that begin in the prefix
     # Leading ones that end in it.
     ended = next((i for i, (_, end) in enumerate(offsets) if end > len(prefix)), len(ids))
     for where in range(max(1, begun), min(ended, len(ids) - 1) + 1):  # several where tokens have no width
-        if decode_exactly(tokenizer, ids[:where]) == prefix:
+        if decode_keeping_special_tokens(tokenizer, ids[:where]) == prefix:
             ends = [
                 max(0, end - len(prefix)) for end in token_ends_in_characters(offsets[where:], len(prefix + suffix))
             ]

@@ -19,7 +19,7 @@ from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
     Normalisation,
     check_clipping_share_options,
-    clipping_shares_by_rarity,
+    clipping_share_of_each_example,
     log_perplexities_by_public_model,
     normalise_perplexities_among_records,
 )
@@ -111,7 +111,7 @@ class AdpSound(PrivateTraining):
 
     def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         # No share is above 1, so no unit adds more than C: the noise of dp-sgd is enough (formulas B4, variant B).
-        return UnitTreatment(shares=clipping_shares_by_rarity(job.public, examples, *self._clipping_share_options))
+        return UnitTreatment(shares=clipping_share_of_each_example(job.public, examples, *self._clipping_share_options))
 
     def recipe_details_to_record(self) -> dict[str, float]:
         return {**super().recipe_details_to_record(), "kappa_least": self.kappa_least}

@@ -96,7 +96,7 @@ class InvisibleInk(Defense):
         ink, held = self._clip_and_decoding_parameters(scenario), _record_batch_ensemble(scenario, self.batch)
         return InvisibleInkModel(held, ink, "InvisibleInk", InkLogRatioRange.from_ink_options(ink, self.batch))
 
-    def query_budget(self, scenario: Scenario) -> QueryBudget | None:
+    def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
         return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
 
     def budget_lots(self, scenario: Scenario) -> Mapping[str, int]:

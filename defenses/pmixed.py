@@ -83,7 +83,7 @@ class PMixed(Defense):
         served = partial(self._projection_for_query_budget, self._covered_token_count(scenario))
         return PMixedModel(scenario.ensemble, self.q, served, "PMixED", self._query_rdp_claim(scenario))
 
-    def query_budget(self, scenario: Scenario) -> QueryBudget | None:
+    def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
         return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class PrivateTraining(PoissonTraining):
         """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
         (flaw, nominal), base = self._missing_guarantee_reason(trained, terms.base), terms.base
         # Both trainings saw private records: their steps are composed.
-        earlier = () if flaw else _mechanisms_of_base(base)
+        earlier = () if flaw else _earlier_private_trainings(base)
         before = tuple(map(dataclasses.astuple, earlier))
         mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, before)
         epsilon, accountant = epsilon_by_tightest_accountant(*mechanism)
@@ -197,7 +197,7 @@ class DpSgd(PrivateTraining):
     promises: ClassVar[bool] = True
 
 
-def _mechanisms_of_base(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:
+def _earlier_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:
     """The private steps that the base was trained by, its own base's first."""
     return () if base is None else (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
 
@@ -207,7 +207,7 @@ class _Progress:
 
     def __init__(self, job: TrainingJob, terms: MechanismTerms, asked: float, nominal: bool) -> None:
         self.job, self.terms, self.asked, self.word = job, terms, asked, "nominal ε" if nominal else "ε"
-        self.earlier = tuple(map(dataclasses.astuple, _mechanisms_of_base(terms.base)))
+        self.earlier = tuple(map(dataclasses.astuple, _earlier_private_trainings(terms.base)))
         self.at, self.epsilon = -math.inf, 0.0
 
     def __call__(self, done: int, loss: float) -> None:

@@ -11,7 +11,7 @@ from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.finetune import LARGEST
 from auditor.training.poisson import NonPrivateControl, UnitTreatment
-from auditor.training.rarity import check_clipping_share_options, clipping_shares_by_rarity
+from auditor.training.rarity import check_clipping_share_options, clipping_share_of_each_example
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class NoNoise(NonPrivateControl):
         if self.kappa_least == 1:
             return UnitTreatment()
         kappa = (self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
-        return UnitTreatment(shares=clipping_shares_by_rarity(job.public, examples, *kappa))
+        return UnitTreatment(shares=clipping_share_of_each_example(job.public, examples, *kappa))
 
     def recipe_details_to_record(self) -> dict[str, float]:
         return {**super().recipe_details_to_record(), "kappa_least": self.kappa_least}

@@ -148,7 +148,7 @@ def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) 
 
 def _reliability_bin_row_group(title: str, r: Reliability) -> Group:
     error, brier = phrases.format_percent(r.error), phrases.format_number(r.brier)
-    rows = tuple((f"{phrases.format_percent(b.score)}%", *phrases.value_interval_n_cells(b.right)[:2]) for b in r.bins)
+    rows = tuple((f"{phrases.format_percent(b.score)}%", *phrases.cells_of_measurement(b.right)[:2]) for b in r.bins)
     return Group(f"{title}: calibration error {error}%, Brier score {brier}, n = {r.n:,}", rows)
 
 

@@ -56,7 +56,7 @@ def _recall_by_repeats_figures(result: AuditResult, setting: str, findings: Sequ
 
 def repeat_count_row_group(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
     """A row a repeat count: the number, its interval and n."""
-    rows = ((count, *phrases.value_interval_n_cells(m)) for count, m in phrases.sort_by_repeats(by_repeats))
+    rows = ((count, *phrases.cells_of_measurement(m)) for count, m in phrases.sort_by_repeats(by_repeats))
     return Group(title, tuple(rows))
 
 

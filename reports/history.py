@@ -203,7 +203,7 @@ class _MainNumber:
     def history_table_cells(self) -> tuple[str, ...]:
         floor = self.finding.measurement(nonmember_metric_name(self.main.name))
         since = self.run.change_since_run_before_phrase(self.finding.cell_key, self.main.name)
-        number = (*phrases.value_interval_n_cells(self.main), phrases.value_with_interval(floor))
+        number = (*phrases.cells_of_measurement(self.main), phrases.value_with_interval(floor))
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
 

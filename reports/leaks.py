@@ -88,7 +88,7 @@ def _recall_by_length_figures(
         if lengths := detailed.first_suffix_tokens_accuracy_by_length(details, seen):
             points = tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items())
             series.append(Series(phrases.target_title(result, f.target), points))
-            told = tuple((f"{L:,}", *phrases.value_interval_n_cells(m)[:2]) for L, m in lengths.items())
+            told = tuple((f"{L:,}", *phrases.cells_of_measurement(m)[:2]) for L, m in lengths.items())
             groups.append(Group(row_title_with_attack(result, f), told))
     title = "Recall of the first tokens of a suffix"
     text = (

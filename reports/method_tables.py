@@ -200,7 +200,7 @@ def _measurement_blocks(result: AuditResult) -> list[Block]:
     groups = tuple(
         Group(
             f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)}",
-            tuple((phrases.metric_label(m.name), *phrases.value_interval_n_cells(m), m.note) for m in f.measurements),
+            tuple((phrases.metric_label(m.name), *phrases.cells_of_measurement(m), m.note) for m in f.measurements),
         )
         for f in phrases.findings_in_report_order(result)
         if f.measurements

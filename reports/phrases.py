@@ -128,7 +128,7 @@ def format_share_without_interval(m: Measurement) -> str:
     return f"{hit_count_of_share(m):,}/{m.n:,} = {format_value(m)}" if counted else format_value(m)
 
 
-def value_interval_n_cells(m: Measurement) -> tuple[str, str, str]:
+def cells_of_measurement(m: Measurement) -> tuple[str, str, str]:
     """`166/320 = 52%`, `[46–57]`, `320`: a measurement in three columns."""
     return format_share_without_interval(m), format_interval(m), f"{m.n:,}"
 

@@ -172,7 +172,7 @@ class TestDistributionProbe:
     def test_measures_beside_the_floor(self, kind: type[DistributionProbe], neox: HuggingFaceModel) -> None:
         probe, asked = make_small_plugin(kind), make_test_secrets(neox)
         seen = observe_by_id(probe, make_view(neox, WHITE_BOX), asked)
-        completed = probe.complete_all(asked, [seen[s.id] for s in asked])
+        completed = probe.add_joint_values(asked, [seen[s.id] for s in asked])
         measured = probe.measurements(asked, completed)
         names = [m.name for m in measured]
         assert f"{names[0]}_nonmembers" in names and measured[0].n == sum(s.member for s in asked)

@@ -38,7 +38,7 @@ class Engine(Protocol):
     def said(self) -> str:
         """Who does the work, in words: "this process"."""
 
-    def set_workplaces(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+    def set_work_context(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         """Sets what later work runs on: `here` in this process; each worker makes its own with `elsewhere()`."""
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
@@ -57,7 +57,7 @@ class LocalEngine:
     workers, said = 0, "this process"
     _place: Any = None
 
-    def set_workplaces(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+    def set_work_context(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         self._place = here
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:

@@ -71,7 +71,7 @@ class RayEngine:
         where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster of this machine"
         return f"{counted(self.workers, 'worker')} of {where}"
 
-    def set_workplaces(self, here: Any, elsewhere: Callable[[], Any]) -> None:
+    def set_work_context(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         self._kill_worker_pool()
         self._elsewhere = elsewhere
 

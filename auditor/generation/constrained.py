@@ -22,7 +22,7 @@ from auditor.core.nouns import Tokens
 from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
-from auditor.models.vocabulary import decode_exactly
+from auditor.models.vocabulary import decode_keeping_special_tokens
 
 _ROWS_BYTES = 2**30
 
@@ -50,11 +50,13 @@ class TokenGuide:
                 "tokens may hold parts of other characters"
             )
         self.space, self.tokenizer, self.head = space, tokenizer, head
-        self._written = decode_exactly(tokenizer, head)
+        self._written = decode_keeping_special_tokens(tokenizer, head)
         self._pieces: dict[str, list[int]] = {}  # what each token writes behind the head: tokens by text
         # Behind the head, not alone: SentencePiece drops the space of a token that stands first.
         for token in range(len(tokenizer)):
-            self._pieces.setdefault(decode_exactly(tokenizer, (*head, token))[len(self._written) :], []).append(token)
+            self._pieces.setdefault(
+                decode_keeping_special_tokens(tokenizer, (*head, token))[len(self._written) :], []
+            ).append(token)
         self._pieces.pop("", None)  # no token that writes nothing: a text could take any number of them
         self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
@@ -120,7 +122,7 @@ def draw_constrained_texts(
         return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
 
     tokens, nll, log_q = _walk_constrained_texts_with_nll(model, guide, context, len(noise), inverse_cdf)
-    texts = tuple(decode_exactly(guide.tokenizer, (*guide.head, *row)) for row in tokens)
+    texts = tuple(decode_keeping_special_tokens(guide.tokenizer, (*guide.head, *row)) for row in tokens)
     distinct = sorted(set(texts))
     own = dict(zip(distinct, encode_without_special_tokens(guide.tokenizer, distinct), strict=True))
     canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]

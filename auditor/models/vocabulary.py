@@ -32,6 +32,6 @@ def check_same_vocabulary_size(what: str, name: str, found: int, whose: str, siz
         raise AuditError(f"expected {what} to share {whose} vocabulary of {size}, but {name} has {found}")
 
 
-def decode_exactly(tokenizer: Any, tokens: Sequence[int]) -> str:
+def decode_keeping_special_tokens(tokenizer: Any, tokens: Sequence[int]) -> str:
     """What the tokens write, character for character: special ones too, and no space tidied away."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -112,7 +112,7 @@ class Defense:
         """`protect` and `claim` in front of a masked LM. Raises AuditError for a defense that cannot be there."""
         raise AuditError(f"expected a causal LM behind {self.name}, which draws token by token, got a masked one")
 
-    def query_budget(self, scenario: Scenario) -> QueryBudget | None:
+    def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
         """The fixed number of tokens this defense answers, None where it answers as many as the row will draw."""
         return None
 

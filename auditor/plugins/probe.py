@@ -76,7 +76,7 @@ class Probe(Method):
         """
         return {}
 
-    def complete_all(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """The observations, with values that it takes all secrets to tell: a p-value against the non-members."""
         return list(observations)
 
@@ -164,7 +164,7 @@ def observe_all_secrets(probe: Probe, view: View, secrets: Sequence[Secret]) -> 
     found = {observation.secret: observation for observation in probe.observe_secrets(view, secrets)}
     seen = [found[secret.id] for secret in secrets]
     # Both are given what was seen: `facts` finds nothing of what `complete` adds.
-    return Observed(probe.complete_all(secrets, seen), probe.facts(view, secrets, seen))
+    return Observed(probe.add_joint_values(secrets, seen), probe.facts(view, secrets, seen))
 
 
 def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:

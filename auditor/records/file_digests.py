@@ -84,7 +84,7 @@ def check_model_files_unchanged(held: Mapping[str, str] | None, now: Mapping[str
 
 
 def changed_model_files(held: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(file, what became of it) of the models of which either side holds something."""
+    """(file, what became of it) of the models of which both sides hold something."""
     both = roles_of_model_files(held) & roles_of_model_files(now)
     for name in sorted({*held, *now}):
         if held.get(name) != now.get(name) and roles_of_model_files([name]) <= both:

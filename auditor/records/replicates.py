@@ -65,12 +65,16 @@ def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, M
     """By name, what the finding and its target hold; by repeat count as `exposure(count=16)`."""
     named = {
         m.name: m
-        for m in (*finding.measurements, *_target_measurements(target), *_cause_effect_measurements(finding.chain))
+        for m in (
+            *finding.measurements,
+            *_attacked_model_measurements(target),
+            *_difference_by_each_cause(finding.chain),
+        )
     }
     return named | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
 
 
-def _target_measurements(target: TargetRecord) -> Iterator[Measurement]:
+def _attacked_model_measurements(target: TargetRecord) -> Iterator[Measurement]:
     """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no width), and what each
     cause takes of the members' advantage in likelihood: `likelihood_mixing`.
     """
@@ -81,10 +85,10 @@ def _target_measurements(target: TargetRecord) -> Iterator[Measurement]:
     for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
         if epsilon is not None:
             yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
-    yield from _cause_effect_measurements(target.likelihood)
+    yield from _difference_by_each_cause(target.likelihood)
 
 
-def _cause_effect_measurements(chain: Chain | None) -> Iterator[Measurement]:
+def _difference_by_each_cause(chain: Chain | None) -> Iterator[Measurement]:
     """The effect of each cause, named after metric and cause: `likelihood_mixing`, `recall_splitting`."""
     for step in chain.steps if chain else ():
         if step.difference:

@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.partial_distributions import LIKELIEST
-from auditor.models.vocabulary import decode_exactly
+from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.remote.connection import (
     MalformedAnswer,
     RequestRefused,
@@ -156,7 +156,7 @@ class _HandshakeInProgress:
         dialect, by_text = (replace(dialect, extended=False), by_text) if found is None else (dialect, found[0][0])
         by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
-        read = answer.tokens is not None and decode_exactly(self.tokenizer, answer.tokens) == answer.text
+        read = answer.tokens is not None and decode_keeping_special_tokens(self.tokenizer, answer.tokens) == answer.text
         self._record_check(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
@@ -300,7 +300,7 @@ class _HandshakeInProgress:
     ) -> tuple[list[WrittenAnswer], int | None]:
         """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and MalformedAnswer."""
         if not isinstance(prompt, str) and not dialect.ids:
-            prompt = decode_exactly(self.tokenizer, prompt[len(dialect.adds) :])
+            prompt = decode_keeping_special_tokens(self.tokenizer, prompt[len(dialect.adds) :])
         body = dialect.sampling_request_body(
             prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed
         )
@@ -314,7 +314,9 @@ class _HandshakeInProgress:
 
     def _ask_prompt_log_probs(self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Raises RequestRefused and MalformedAnswer."""
-        prompt = list(whole) if dialect.ids else decode_exactly(self.tokenizer, whole[len(dialect.adds) :])
+        prompt = (
+            list(whole) if dialect.ids else decode_keeping_special_tokens(self.tokenizer, whole[len(dialect.adds) :])
+        )
         body = dialect.scoring_request_body(prompt, likeliest)
         return self._ask_up_to_twice(
             body, 2 * len(whole), lambda answer: dialect.parse_prompt_log_probs(answer, whole, likeliest)

@@ -8,7 +8,7 @@ from typing import Any
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
-from auditor.models.vocabulary import decode_exactly
+from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.remote import withheld_answers
 from auditor.remote.server_dialect import ServerDialect, WrittenAnswer
 
@@ -65,7 +65,7 @@ class TokenTextCodec:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
-        return decode_exactly(self.tokenizer, tokens)
+        return decode_keeping_special_tokens(self.tokenizer, tokens)
 
     # --- what came back ---
 

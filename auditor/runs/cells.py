@@ -319,7 +319,7 @@ class ProbeCell(Cell):
         # as `seen_before` is below: all these runs share both dicts.
         facts |= facts or folder.probe_facts_of_cell(self.key) or probe.facts(self.view, secrets, seen)
         folder.save_probe_facts(self.key, facts)
-        completed = probe.complete_all(secrets, seen)
+        completed = probe.add_joint_values(secrets, seen)
         # In the journal the last record of a secret holds.
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:

@@ -42,17 +42,17 @@ class CauseChains:
             return finding
         # [1:] of a key: setting and attack.
         alike = {key.target: held for key, held in self.collector.answers.items() if key[1:] == finding.cell_key[1:]}
-        return dataclasses.replace(finding, chain=self._cause_chain_of_row(row, alike, main.name, main.unit))
+        return dataclasses.replace(finding, chain=self._cause_chain_of_defense_row(row, alike, main.name, main.unit))
 
     def target_record_with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
         """The target with the chain of steps that make its members' true tokens less likely."""
         row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
         if row is None:
             return target
-        chain = self._cause_chain_of_row(row, self.collector.likelihoods, LIKELIHOOD, "nats a token")
+        chain = self._cause_chain_of_defense_row(row, self.collector.likelihoods, LIKELIHOOD, "nats a token")
         return dataclasses.replace(target, likelihood=chain)
 
-    def _cause_chain_of_row(self, row: ShownRow, answers: Answers, name: str, unit: str) -> Chain | None:
+    def _cause_chain_of_defense_row(self, row: ShownRow, answers: Answers, name: str, unit: str) -> Chain | None:
         base = answers.get(UNDEFENDED)
         if base is None or not (steps := row.defense.cause_chain()):
             return None

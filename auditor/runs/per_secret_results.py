@@ -12,7 +12,7 @@ import numpy as np
 
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement, StoppedEarly
-from auditor.models.vocabulary import decode_exactly
+from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.plugins.probe import Observed, Probe
 from auditor.records import private_texts, table
 from auditor.records.folder import RunFolder
@@ -121,4 +121,4 @@ def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Tokens as text, as they are; their ids where there is no tokenizer."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)
-    return partial(decode_exactly, tokenizer)
+    return partial(decode_keeping_special_tokens, tokenizer)

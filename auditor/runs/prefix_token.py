@@ -20,7 +20,7 @@ from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.models.vocabulary import decode_exactly
+from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.models.wrapping import WrappingModel
 from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_suffix_nll_of_each_pair
 
@@ -223,7 +223,7 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
         return "none"
     if tokenizer is None:
         return f"token {', '.join(map(str, prefix_token))}"
-    return decode_exactly(tokenizer, prefix_token)
+    return decode_keeping_special_tokens(tokenizer, prefix_token)
 
 
 def _prefix_token_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:

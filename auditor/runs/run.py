@@ -82,7 +82,7 @@ def run_audit(
         form = site.benchmark.text_form  # a worker renders conversations as the run does
         there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
         # Behind everything that loads or pins: each worker is held to what was read until here.
-        engine.set_workplaces(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
+        engine.set_work_context(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
         for target in targets.build_targets_one_by_one(clock):
             settle()  # takes back the thread of the process that trains, once that has ended
             place.set_current_target(target)
@@ -221,7 +221,7 @@ def _train_models_on_workers(
     with clock.timed_stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there
         if pieces := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes):
-            engine.set_workplaces((site, selection), there)
+            engine.set_work_context((site, selection), there)
             for done, _ in enumerate(engine.results_of_long_items(PieceTraining(), pieces), 1):
                 clock.reporter.progress("models trained apart", done, len(pieces))
         if left := site.models_to_train(selection.defenses_by_row_name, selection.reference_models_asked_by_probes):

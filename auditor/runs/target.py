@@ -72,7 +72,7 @@ class Target:
 
     @cached_property
     def query_budget_of_defense(self) -> QueryBudget | None:
-        return self.defense.query_budget(self.scenario) if self.defense and self.scenario else None
+        return self.defense.fixed_token_budget(self.scenario) if self.defense and self.scenario else None
 
     @cached_property
     def lot_number_by_secret(self) -> Mapping[str, int]:

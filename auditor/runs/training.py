@@ -113,7 +113,7 @@ def train_model_into_folder(asked: TrainingRequest, progress: Callable[[str, int
                 job.checkpoint.clear()  # of a training that was killed between its end and this
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
-            engine.set_workplaces((trainer, job), _TrainingJobOnWorker(asked, configuration))
+            engine.set_work_context((trainer, job), _TrainingJobOnWorker(asked, configuration))
             how = {"configuration": configuration, "recipe": _training_arguments_as_json(asked)}
             return (*notes, *_train_and_record_job(trainer, job, how, engine))
 

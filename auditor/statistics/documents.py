@@ -27,7 +27,7 @@ class DocumentPart:
     out: bool
 
 
-def longest_extracted_block_lengths(parts: Iterable[DocumentPart]) -> dict[str, int]:
+def longest_extracted_block_by_document(parts: Iterable[DocumentPart]) -> dict[str, int]:
     """Tokens of the longest block that was extracted, by document: suffixes that overlap or touch are one block."""
     found: dict[str, list[DocumentPart]] = {}
     for part in parts:
@@ -54,7 +54,7 @@ def document_recall_measurements(secrets: Iterable[Secret], hit: Mapping[str, bo
     """
     asked = [(s.member, s.document, s) for s in secrets if s.document is not None and s.id in hit]
     members, others = (
-        longest_extracted_block_lengths(
+        longest_extracted_block_by_document(
             DocumentPart(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose
         )
         for whose in (True, False)

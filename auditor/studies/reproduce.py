@@ -286,13 +286,13 @@ def ledger_table(
     # in the order of `machine`
     names = ["plan", "id", "claim", "paper", "setting", "expect", *numbers, "note"]
     machine = [
-        (e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_ledger_number_and_verdict_cells(e), e.note)
+        (e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_ledger_interval_and_verdict_cells(e), e.note)
         for e in entries
     ]
     if other is not None:
         names += [f"{other.scale}_{name}" for name in numbers]
         machine = [
-            (*row, *_ledger_number_and_verdict_cells(other.row_of_same_claim(e)))
+            (*row, *_ledger_interval_and_verdict_cells(other.row_of_same_claim(e)))
             for row, e in zip(machine, entries, strict=True)
         ]
     return tables.RowTable(f"Claims: {paper.title}", head, rows, ledger.RULE, tuple(names), tuple(machine))
@@ -328,7 +328,7 @@ def ledger_table_for_terminal(
     )
 
 
-def _ledger_number_and_verdict_cells(entry: LedgerRow) -> tuple[object, ...]:
+def _ledger_interval_and_verdict_cells(entry: LedgerRow) -> tuple[object, ...]:
     """Value, bounds, size, unit and verdict."""
     m = entry.ours
     return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)

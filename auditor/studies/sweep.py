@@ -65,7 +65,7 @@ def run_sweep_points(
             if point.name in plans and not (path / result_file.RESULT).is_file():
                 waiting.append(_PendingPoint(called, point.name, plans[point.name], path))
         # for this process; and what is sent to each worker, as a reporter cannot be
-        engine.set_workplaces(_PointRunner(reporter), _WorkerPointRunner())
+        engine.set_work_context(_PointRunner(reporter), _WorkerPointRunner())
         for done, (name, failure) in enumerate(engine.results_of_long_items(_SweepPointsOnEngine(), waiting), 1):
             if failure:
                 failures[name] = failure  # written at once: an interrupted sweep still says why

@@ -63,14 +63,14 @@ def normalise_perplexities_by_fixed_bounds(
 
 
 def check_clipping_share_options(kappa_least: float, lowest: float, highest: float) -> None:
-    """Raises AuditError for what no clipping norm can be scaled by (`clipping_shares_by_rarity`)."""
+    """Raises AuditError for what no clipping norm can be scaled by (`clipping_share_of_each_example`)."""
     if not 0 < kappa_least <= 1:
         raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
     # highest 0 is the vocabulary's size, which no option says: any large number passes
     normalise_perplexities_by_fixed_bounds(np.zeros(0), lowest or 1, highest or 1e9)
 
 
-def clipping_shares_by_rarity(
+def clipping_share_of_each_example(
     public: LanguageModel, examples: Sequence[Tokens], kappa_least: float, lowest: float, highest: float
 ) -> list[float]:
     """Each example's share of the clipping norm: from 1 down to kappa_least as the public model finds it rarer.

@@ -165,7 +165,7 @@ def test_scores_that_are_no_numbers_rank_nothing(neox: HuggingFaceModel, make_ti
     asked, probe = secrets(6, 6), Membership()
     seen = list(probe.observe_secrets(view(neox, reference=make_tiny(seed=7)), asked))
     seen[3] = replace(seen[3], values={**seen[3].values, "ez_mia": math.nan})
-    completed = probe.complete_all(asked, seen)
+    completed = probe.add_joint_values(asked, seen)
     with refuses("EZ-MIA", "1", "12", error=NotApplicable):
         probe.measurements(asked, completed)
     assert "membership_auc_stacked" in by_name(Membership(score="loss").measurements(asked, completed))
@@ -271,7 +271,7 @@ def test_nothing_that_takes_a_label_is_stacked(neox: HuggingFaceModel, make_tiny
     found = {o.secret: o for o in seen}
     ordered = [found[s.id] for s in asked]
     turned = [replace(s, member=not s.member) if i == 5 else s for i, s in enumerate(asked)]
-    one, other = ([o.values for o in probe.complete_all(who, ordered)] for who in (asked, turned))
+    one, other = ([o.values for o in probe.add_joint_values(who, ordered)] for who in (asked, turned))
     features = ("rmia_ratio", "lira", "ez_mia", "loss", "min_k_plus")
     assert all(mine[name] == theirs[name] for mine, theirs in zip(one, other, strict=True) for name in features)
     assert any(mine["rmia"] != theirs["rmia"] for mine, theirs in zip(one, other, strict=True))

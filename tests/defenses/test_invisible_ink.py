@@ -245,8 +245,8 @@ def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel
         and largest_lot_token_count(draws, {}) == 57
         and largest_lot_token_count({}, lots) == 0
     )
-    assert defense.query_budget(case) is None
-    budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").query_budget(case)
+    assert defense.fixed_token_budget(case) is None
+    budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").fixed_token_budget(case)
     assert budget == QueryBudget(25, "public")
     shared = divide_query_budget(budget, draws, lots)
     assert shared == {**draws, ("r", "n"): 5, ("other", "s3"): 5}

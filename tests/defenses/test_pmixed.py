@@ -308,7 +308,7 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
     assert defense.claim(case, spent=0).spent_epsilon["add_remove"] == 0
     fixed = PMixed(queries=1024)
     assert fixed.claim(case, spent=5000).spent_queries == 1024
-    assert fixed.query_budget(case) == QueryBudget(1024, "stop")
+    assert fixed.fixed_token_budget(case) == QueryBudget(1024, "stop")
     published = PMixed(accounting="published", alpha=3).claim(case, spent=500)
     assert published.status == "claim; proof has gaps"
     assert published.spent_epsilon["as published"] == pytest.approx(8)

@@ -15,4 +15,7 @@ def test_it_is_served_as_it_is_and_promises_nothing(make_tiny: MakeTiny) -> None
     public = make_tiny(seed=1)
     scenario = Scenario(make_tiny(), public, None, 100, 4)
     assert PublicModelControl().protect(scenario) is public
-    assert PublicModelControl().claim(scenario, spent=5) is None and PublicModelControl().query_budget(scenario) is None
+    assert (
+        PublicModelControl().claim(scenario, spent=5) is None
+        and PublicModelControl().fixed_token_budget(scenario) is None
+    )

@@ -125,7 +125,7 @@ def ours() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster(ours: None) -> Iterator[RayEngine]:
     engine = RayEngine(2)
-    engine.set_workplaces(None, seven)
+    engine.set_work_context(None, seven)
     yield engine
     engine.close()
 
@@ -138,7 +138,7 @@ def test_the_raylet_of_a_cluster_that_was_there_before_is_watched_too() -> None:
 
 def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> None:
     found, local = list(cluster.stream_results(Squares(), range(21))), LocalEngine()
-    local.set_workplaces(7, seven)
+    local.set_work_context(7, seven)
     assert sorted(row[:2] for row in found) == [(i, i * i + 7) for i in range(21)]
     assert {pid for *_, pid in found} == set(worker_process_ids(cluster))
     assert [row[:2] for row in local.stream_results(Squares(), range(21))] == sorted(row[:2] for row in found)
@@ -167,7 +167,7 @@ def test_what_work_refuses_is_refused_here_in_its_own_words(
 
 def test_a_place_that_cannot_be_opened_is_refused_in_its_own_words(ours: None) -> None:
     with closing(RayEngine(1)) as engine:
-        engine.set_workplaces(None, nowhere)
+        engine.set_work_context(None, nowhere)
         with pytest.raises(AuditError, match=r"^expected a place, got none$"):
             list(engine.stream_results(Squares(), range(2)))
 
@@ -323,7 +323,7 @@ class Far(LocalEngine):
 
     workers, said = 2, "two far away"
 
-    def set_workplaces(self, here: object, elsewhere: Callable[[], object]) -> None:
+    def set_work_context(self, here: object, elsewhere: Callable[[], object]) -> None:
         self._place = pickle.loads(pickle.dumps(elsewhere))()
 
     def stream_results(self, work: Work, items: Sequence[object]) -> Iterator[object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
+from auditor.gate import comparability
 from auditor.gate.comparability import check_comparable, comparable_secrets_digest
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.decide import apply_policy, judge_rules
@@ -329,3 +331,14 @@ def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:
     (ruling,) = judge_rules(held.result, [rule], held.outcomes)
     assert ruling.verdict == "failed" and "undefended model's own row" in ruling.reason
     assert str(rule) == "recall not worse than undefended by 0.05"
+
+
+@pytest.mark.parametrize(("mine", "theirs", "told"), [("ab", "abc", 0), ("abc", "ab", 0), ("abd", "abc", 1)])
+def test_a_run_that_stopped_before_another_is_compared_on_what_both_asked(mine: str, theirs: str, told: int) -> None:
+    """Stopped by `--until`, one asked fewer of the same secrets; without it fewer are others."""
+    row = CellKey("undefended", "white-box", "a")
+    for anytime in (True, False):
+        runs: list[Any] = [
+            SimpleNamespace(outcomes={row: SimpleNamespace(ids=tuple(ids), anytime=anytime)}) for ids in (mine, theirs)
+        ]
+        assert len(list(comparability._secrets_barring_run_comparison(*runs, row))) == (told if anytime else 1)

@@ -8,6 +8,7 @@ import pytest
 
 from auditor.cli import run_command_line
 from auditor.gate import power
+from auditor.gate.policy import Rule
 from tests.conftest import refuses
 
 
@@ -29,3 +30,9 @@ def test_no_size_is_told_that_half_of_the_runs_do_not_reach(monkeypatch: pytest.
     with refuses("2,000"):
         power._secrets_needed_to_fail("recall", 0.05, 0.06, 0.05, 0.05)
     assert power._secrets_needed_to_fail("recall", 0.05, 0.07, 0.05, 0.05).half == 1204
+
+
+@pytest.mark.parametrize(("limit", "questions"), [(0.0, 0), (0.05, 3), (0.6, 2)])
+def test_a_limit_of_nothing_asks_for_no_size(limit: float, questions: int) -> None:
+    """Twice a limit above a half is no share: only its holding is asked for."""
+    assert len(power.secrets_needed_for_policy((Rule("recall", limit),), 0.8, 1)) == questions

@@ -951,3 +951,7 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
 def test_bad_input_is_refused_aloud(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(AuditError, match=sentence):
         call()
+
+
+def test_of_no_members_every_subset_is_empty() -> None:
+    assert mixing.subset_size_distribution(0.3, 0).tolist() == [1.0]

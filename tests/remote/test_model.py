@@ -284,7 +284,7 @@ def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that
         assert {f"{name}_at_least", f"{name}_at_most"} <= set(numbers)
     assert next(iter(values)) == "extraction_probability_at_least" and "conformal_share" not in values
     assert any(note.startswith("brackets, not numbers") for note in probe.notes(secrets, there))
-    assert probe.complete_all(secrets, there) == there
+    assert probe.add_joint_values(secrets, there) == there
 
 
 def test_without_ranks_there_is_no_bound_and_a_note(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
@@ -314,7 +314,7 @@ def test_membership_scores_that_need_no_whole_distribution_are_those_at_hand(
     for mine, true in zip(there, here, strict=True):
         assert set(true.values) - set(mine.values) == missing
         assert mine.values == pytest.approx({name: true.values[name] for name in mine.values}, abs=CLOSE, rel=1e-3)
-    notes = probe.notes(secrets, probe.complete_all(secrets, there))
+    notes = probe.notes(secrets, probe.add_joint_values(secrets, there))
     assert any(
         "Min-K%++: not applicable: it needs whole distributions, which the target does not give" in note
         for note in notes

@@ -55,7 +55,8 @@ def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wins", "losses", "n", "delta"), [(5, 1, 15, 0.0), (6, 2, 15, 0.1), (1, 3, 14, -0.3), (120, 96, 240, 0.0)]
+    ("wins", "losses", "n", "delta"),
+    [(5, 1, 15, 0.0), (6, 2, 15, 0.1), (1, 3, 14, -0.3), (120, 96, 240, 0.0), (1, 238, 240, -0.98)],
 )
 def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: float) -> None:
     outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
@@ -144,3 +145,8 @@ def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
 def test_shares_are_counted_by_secret() -> None:
     new, base = np.array([True, True, False, True]), np.array([True, False, True, False])
     assert paired_share_difference(new, base) == DiscordantPairs(2, 1, 4)
+
+
+@pytest.mark.parametrize(("wins", "losses", "p"), [(0, 5, 1.0), (1, 4, 0.0), (0, 4, 0.0)])
+def test_only_losses_alone_leave_a_difference_of_minus_one(wins: int, losses: int, p: float) -> None:
+    assert paired_difference_p_value(wins, losses, 5, -1.0) == p

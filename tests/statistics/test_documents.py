@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.nouns import Secret
-from auditor.statistics.documents import DocumentPart, document_recall_measurements, longest_extracted_block_lengths
+from auditor.statistics.documents import DocumentPart, document_recall_measurements, longest_extracted_block_by_document
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6), st.booleans()), max_size=8))
@@ -17,7 +17,7 @@ def test_blocks_are_those_of_marked_tokens(spans: list[tuple[int, int, bool]]) -
     for token in range(40):
         run = run + 1 if token in marked else 0
         longest = max(longest, run)
-    found = longest_extracted_block_lengths(DocumentPart("d", at, length, out) for at, length, out in spans)
+    found = longest_extracted_block_by_document(DocumentPart("d", at, length, out) for at, length, out in spans)
     assert found == ({"d": longest} if spans else {})
 
 

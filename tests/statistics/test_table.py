@@ -17,7 +17,8 @@ from auditor.records.replicates import Replicates
 from auditor.reports import phrases
 from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import BinomialCount, DiscordantPairs, RecordedInterval
-from auditor.statistics.recomputed import recompute_metric
+from auditor.statistics.intervals import estimate_mean_by_unit
+from auditor.statistics.recomputed import recompute_metric, remeasure_with_interval
 
 
 def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
@@ -92,7 +93,7 @@ def observed() -> tuple[list[Secret], list[Observation]]:
 @pytest.mark.parametrize("probe", [ExtractionProbability(), NearVerbatim(), Exposure()], ids=lambda probe: probe.name)
 def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     secrets, observations = observed()
-    observations = probe.complete_all(secrets, observations)
+    observations = probe.add_joint_values(secrets, observations)
     measured = probe.measurements(secrets, observations)
     kept = probe.per_secret_values(secrets, observations)
     for m in measured:
@@ -137,3 +138,11 @@ def test_errors_of_a_share_are_rounded_down_and_at_least_one() -> None:
     tenth = metrics.find_metric("recall_at_10pct_errors")
     assert [tenth.wrong_guess_limit(n) for n in (3, 19, 20, 300)] == [1, 1, 2, 30]
     assert metrics.find_metric("recall_at_100_errors").wrong_guess_limit(3) == 100
+
+
+def test_a_mean_is_measured_again_as_it_was() -> None:
+    values, metric = np.array([0.1, 0.4, 0.2, 0.9]), metrics.find_metric("extraction_probability")
+    found = remeasure_with_interval(metric, {"extraction_probability": values}, {})
+    assert (
+        found == estimate_mean_by_unit(metric.name, values, metric.unit, metric.note) and found.value == values.mean()
+    )

@@ -59,3 +59,9 @@ def test_there_are_no_more_species_than_there_are_records() -> None:
     assert total is not None and (total.value, total.high) == (40, 40) and total.low <= 40
     all_often = unseen_species.chao_species_richness("total", np.full(30, 9), 100, 40)
     assert all_often is not None and all_often.low == all_often.value == 30 and all_often.high == 31
+
+
+def test_of_species_all_seen_twice_the_bound_is_poissons() -> None:
+    """Each is missed with e^-2 = .135: (400 + 1.96 sqrt(400 x .135 x .865)) / .865 = 478.1."""
+    total = unseen_species.chao_species_richness("total", np.full(400, 2), 1000, 9999)
+    assert total is not None and (total.value, total.high) == (400, 479)

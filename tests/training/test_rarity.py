@@ -39,11 +39,13 @@ def test_clipping_shares_fall_from_1_to_the_least_as_records_grow_rarer(
     model, examples = make_tiny(), [(1, 2, 3), (4, 9, 9, 2), (7, 7), (30, 31, 32, 33)]
     log_perplexity = rarity.log_perplexities_by_public_model(model, examples)
     low, high = float(np.exp(log_perplexity.min())), float(np.exp(log_perplexity.max()))
-    shares = rarity.clipping_shares_by_rarity(model, examples, 0.25, low, high)
+    shares = rarity.clipping_share_of_each_example(model, examples, 0.25, low, high)
     place = (log_perplexity - log_perplexity.min()) / np.ptp(log_perplexity)
     assert shares == pytest.approx((1 - 0.75 * place).tolist()) and (min(shares), max(shares)) == pytest.approx(
         (0.25, 1)
     )
-    assert rarity.clipping_shares_by_rarity(model, examples, 1.0, low, high) == [1.0] * 4
-    by_itself = rarity.clipping_shares_by_rarity(model, examples, 0.5, 0, 0)  # from 1 to the size of the vocabulary
+    assert rarity.clipping_share_of_each_example(model, examples, 1.0, low, high) == [1.0] * 4
+    by_itself = rarity.clipping_share_of_each_example(
+        model, examples, 0.5, 0, 0
+    )  # from 1 to the size of the vocabulary
     assert by_itself == pytest.approx((1 - 0.5 * np.clip(log_perplexity / np.log(model.vocab_size), 0, 1)).tolist())

@@ -48,6 +48,7 @@ MORE = {  # tests of what is tested through something else
     "gate/comparability.py": ("tests/reports/test_history.py",),
     "gate/contradictions.py": ("tests/gate/test_claims.py",),
     "gate/history.py": ("tests/reports/test_history.py",),
+    "gate/decide.py": ("tests/runs/test_stopping.py",),
     "gate/decision_log.py": (
         "tests/gate/test_gate.py",
         "tests/reports/test_history.py",
