@@ -24,6 +24,7 @@ from auditor.plugins.probe import DELTA, Observed, Probe, value_column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
 from auditor.statistics.audit_power import detection_power_sentence
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds, audit_measurements
+from auditor.statistics.one_run import check_audit_delta_and_level
 
 _AT_ONCE = 256  # canaries that are scored before they are kept
 _SAME = 1e-5  # nats a token: closer than this everywhere, two models are one
@@ -55,10 +56,7 @@ class EpsilonAudit(Probe):
 
     def __post_init__(self) -> None:
         require_options_at_least(self, 1, "samples")
-        if not 0 <= self.delta < 1:
-            raise AuditError(f"expected delta in [0, 1), got {self.delta:g}")
-        if not 0 < self.level < 1:
-            raise AuditError(f"expected level in (0, 1), got {self.level:g}")
+        check_audit_delta_and_level(self.delta, self.level)
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:

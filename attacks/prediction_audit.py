@@ -45,6 +45,7 @@ from auditor.statistics.composition import (
     renyi_epsilon_of_game_draws,
 )
 from auditor.statistics.games import FEWEST, audit_games, confusion_of_counted_games
+from auditor.statistics.one_run import check_audit_delta_and_level
 
 Array = NDArray[np.float64]
 
@@ -85,10 +86,7 @@ class PredictionAudit(Probe):
             raise AuditError(f"expected games >= {FEWEST} (0: as many as make a million tokens), got {self.games}")
         require_options_at_least(self, 1, "tokens")
         require_options_at_least(self, 0, "positions")
-        if not 0 <= self.delta < 1:
-            raise AuditError(f"expected delta in [0, 1), got {self.delta:g}")
-        if not 0 < self.level < 1:
-            raise AuditError(f"expected level in (0, 1), got {self.level:g}")
+        check_audit_delta_and_level(self.delta, self.level)
 
     def sampling(self) -> Sampling:
         """Ancestral draws, whatever the setting: no claim is about another decoding."""

@@ -107,6 +107,13 @@ class Completions:
     near_boundary: Tensor
 
 
+def refuse_nan_logits(logits: Tensor, name: str) -> None:
+    """Raises AuditError where logits (..., V) of the model make no distribution."""
+    # The largest is NaN where any is; where it is infinite, so would be all that softmax gives.
+    if not bool(torch.isfinite(logits.detach().amax(-1)).all()):
+        raise AuditError(f"expected finite logits, but {name} returned NaN: the weights or the dtype are broken")
+
+
 def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
     """Whether these capabilities include this one: `distribution` includes `likelihood`, `ranks` and `likeliest`."""
     return capability in capabilities or (

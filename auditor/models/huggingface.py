@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
-from auditor.models.base import LanguageModel, Rows, max_logits_at_once
+from auditor.models.base import LanguageModel, Rows, max_logits_at_once, refuse_nan_logits
 from auditor.models.caches import Dimensions, NativeCache, find_cache_batch_dimensions
 from auditor.models.configuration import end_of_text_tokens, max_positions, model_input_device, unwrap_peft
 from auditor.models.decoding import Decoding, log_sum_exp_of_logit_rows
@@ -413,11 +413,7 @@ class HuggingFaceModel(LanguageModel):
         if own:
             own.held = getattr(output, self._cache_name or "past_key_values", None)
         logits: Tensor = output.logits[:, -last:].float()
-        most = logits.detach().amax(-1)  # NaN where any is; where the distribution would be, too, for infinite ones
-        if not torch.isfinite(most).all():
-            raise AuditError(
-                f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
-            )
+        refuse_nan_logits(logits, self.name)
         return logits
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
+from auditor.models.base import refuse_nan_logits
 from auditor.models.configuration import max_positions
 from auditor.models.consistency import SEED, largest_rms_log_prob_distance
 from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translating_model_load_errors
@@ -74,12 +75,9 @@ class HuggingFaceMaskedModel(MaskedModel):
             read["attention_mask"] = torch.ones_like(contexts)
         logits = self.model(**read).logits
         wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
-        distribution = torch.log_softmax(logits.gather(1, wanted).float(), dim=-1)
-        if torch.isnan(distribution[..., 0]).any():  # log_softmax spreads a NaN to its whole row
-            raise AuditError(
-                f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
-            )
-        return distribution
+        hidden = logits.gather(1, wanted).float()
+        refuse_nan_logits(hidden, self.name)
+        return hidden.log_softmax(-1)
 
 
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:

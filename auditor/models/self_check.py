@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
+from auditor.models.base import refuse_nan_logits
 from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, largest_rms_log_prob_distance
 from auditor.models.decoding import index_batches_of_equal_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
@@ -73,10 +74,7 @@ class _SelfCheckTrial:
         self.twins = torch.cat([texts[:1, : self.short]] * 2)
         self.twins[1, -1] = ordinary[ordinary != texts[0, self.short - 1].cpu()][0]
         logits = model.model(input_ids=self.twins).logits[:, -self.short :].float()
-        if not bool(torch.isfinite(logits).any(-1).all()) or bool(torch.isnan(logits).any()):
-            raise AuditError(
-                f"expected finite logits, but {model.name} returned NaN: the weights or the dtype are broken"
-            )
+        refuse_nan_logits(logits, model.name)
         self.own = logits.log_softmax(-1)
         self.tolerance = rounding_tolerance(model.model, logits)
 

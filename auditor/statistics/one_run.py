@@ -288,7 +288,7 @@ def check_audit_delta_and_level(delta: float, level: float) -> None:
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:
-        raise AuditError(f"expected a level in (0, 1), got {level:g}")
+        raise AuditError(f"expected level in (0, 1), got {level:g}")
 
 
 def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
