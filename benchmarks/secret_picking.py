@@ -168,7 +168,7 @@ def pick_secrets(
 ) -> PickedSecrets:
     """Members, and where there are held-out texts as many non-members that match them.
 
-    regions: of telephone numbers (`pii.Recognisers`). Raises AuditError for kinds that nobody knows, without the extra
+    regions: of telephone numbers (`pii.PiiRecognisers`). AuditError for kinds that nobody knows, without the extra
     where it is needed, and where nothing is left.
     """
     _check_picking_kinds(asked.kinds, data)

@@ -365,7 +365,7 @@ class _InkRows(WrappingRows):
 
     @torch.no_grad()
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        """Draws that no budget pays for (`View._sampling_noise`) are the public model's."""
+        """Draws that no budget pays for (`View._uniform_draws_of_query`) are the public model's."""
         if not self.distribution and not decoding.is_ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other")
         drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])

@@ -327,7 +327,7 @@ class _PMixedDrawRows(Rows):
             raise AuditError(f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other")
         model, distribution = self.model, self.public.log_probs()
         # Channels: 0 draws the token, 1 the size of the subset, 2 the member. Channel 1 is -1 in a draw that no budget
-        # pays for (`View._sampling_noise`): size 0, the public model's. Rounding may leave the last sum below 1.
+        # pays for (`View._uniform_draws_of_query`): the public model answers. Rounding may leave the last sum below 1.
         size = torch.searchsorted(model.size_cdf, uniforms[:, 1].contiguous(), right=True).clamp_max(model.parts - 1)
         drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)

@@ -28,7 +28,7 @@ Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 
 
 def cached_plugin_classes(before: Callable[[], None]) -> Found:
-    """All plug-ins but those of `--plugin`, as `registry.all_plugins` finds them; none of ours is run a second time.
+    """All plug-ins but those of `--plugin`, as `registry.plugins_by_kind` finds them; none of ours is run again.
 
     before: called first where plug-ins have to be imported.
     """

@@ -22,7 +22,7 @@ from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
 from auditor.statistics.metrics import RECALL
 
-# `PersonalDataOfSecrets.extracted_shares`: by kind of personal data and secret, the share of what it holds of it
+# By kind of personal data and secret, the share of what it holds of the kind that was extracted
 Kinds = Mapping[str, Mapping[str, float]]
 
 

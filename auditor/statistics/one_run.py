@@ -9,7 +9,7 @@ at delta, under the relation that the coins play: a canary in or out. Knows no s
 |---|---|---|
 | `epsilon_one_run` | (epsilon, delta)-DP | below; Steinke, Nasr and Jagielski 2023 for one r |
 | `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
-| `audit_by_shape.epsilon_shape` | canaries that are independent but for a common coin, of one shape | see there |
+| `audit_by_shape.epsilon_by_canary_shape` | canaries independent but for a common coin, of one shape | see there |
 
 Why `one_run_p_value` is one. Look at the coins one by one, in an order and with guesses that the release fixes. Given
 the release and the coins seen before, a guess is right with probability at most p + (1 - p) d, with p = e^epsilon /
