@@ -88,6 +88,7 @@ def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
     root = ET.Element("testsuites", {"name": program, **totals})
     ET.SubElement(root, "testsuite", {"name": suite, **totals}).extend(cases)
     ET.indent(root)
+    # The declaration says utf-8 all the same: the text has to be written as that.
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 

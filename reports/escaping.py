@@ -122,7 +122,9 @@ def escape_for_markdown(text: str) -> str:
 
 def escape_csv_cell(value: object) -> object:
     """For a cell of CSV: text that a spreadsheet would run gets an apostrophe in front, None is empty."""
+    # Numbers stay numbers: as text a negative one would get the apostrophe.
     if isinstance(value, str):
+        # Tabs and line ends, which begin a formula too, are spaces by then.
         return _FORMULA.sub(r"\1'", to_printable_line(value))
     return "" if value is None else value
 

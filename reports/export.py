@@ -156,6 +156,7 @@ def to_parquet(sheet: Sheet) -> bytes:
     version = {"audit.schema_version": str(SCHEMA_VERSION)}
     schema = pa.schema([(name, kinds[kind]) for name, kind in sheet.columns.items()], metadata=version)
     columns = list(zip(*sheet.rows, strict=True)) or [()] * len(schema)  # no rows: zip gives no columns either
+    # None becomes null, NaN stays NaN.
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), buffer)

@@ -98,6 +98,7 @@ def _shown_comparable_runs(by: By, line: ComparableRuns, beside: Path) -> list[_
         # Both resolved: behind a symbolic link `..` would lead elsewhere.
         link = Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix() if report.is_file() else ""
         cleaned = phrases.result_with_printable_strings(entry.run.result)
+        # `quote` takes `:` too, so that no path can begin as `javascript:` does.
         shown.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
     return shown
 

@@ -87,6 +87,7 @@ def render_markdown_report(
 
 
 def _target_severity_line(standing: TargetSummary) -> str:
+    # Shortened before it is escaped, here and below: a cut could split an entity.
     why, said = phrases.shorten(standing.why, _MOST_CLAIM), phrases.shorten(standing.said, _MOST_TEXT)
     opening = f"{escape(phrases.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
     return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
@@ -123,6 +124,7 @@ def _markdown_fitted_to_comment(parts: list[str], folded: Iterable[Section]) -> 
         if kept:
             body = "\n\n".join(kept)
             # Inside a tag GitHub reads HTML, not Markdown: another escaping.
+            # The blank lines end the HTML: behind one GitHub reads Markdown again.
             parts.append(f"<details><summary>{html.escape(section.title)}</summary>\n\n{body}\n\n</details>")
     if left:
         parts.append(f"Too long for here, in report.html: {escape(', '.join(left))}.")

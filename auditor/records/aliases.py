@@ -48,6 +48,7 @@ def load_alias_salt() -> bytes:
 
 def _check_salt_length(salt: bytes, where: str) -> bytes:
     """Raises AuditError for a salt that could be guessed, and every alias with it."""
+    # For the length alone: a line end in a salt file is a part of the key.
     if len(salt.strip()) < _SHORTEST:
         raise AuditError(f"expected {where} of at least {_SHORTEST} characters, got {len(salt.strip())}")
     return salt
@@ -67,6 +68,7 @@ def secrets_with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret
     for secret in secrets:
         # A list of two: where the suffix begins is a part of what the secret is.
         alias = f"s{_salted_alias_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
+        # 12 hex digits, 48 bits: among a million records two share them by chance in about 2 of 1,000 runs.
         seen[alias] += 1
         user = None if secret.user is None else f"u{_salted_alias_digest(salt, json.dumps(['user', secret.user]))[:12]}"
         found.append(replace(secret, alias=alias if seen[alias] == 1 else f"{alias}-{seen[alias]}", user=user))

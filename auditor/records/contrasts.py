@@ -111,6 +111,7 @@ def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], see
 
 def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
     """By member, the numbers whose mean the metric is, where a probe kept them: `exposure`, `exposure(count=16)`."""
+    # So few digits, as `int` raises for more than 4,300.
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     held = part.cell.rows.get(seed)
     if match is None or held is None or held.outcome is not None:

@@ -66,6 +66,7 @@ def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterato
         yield from ((f"{role}/{name}", path) for name, path in _files_read_to_load_model(place, revision))
         base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
         if base is not None and base != place:
+            # Without a revision: the adapter's is of its own repository.
             yield from ((f"{role} base/{name}", path) for name, path in _files_read_to_load_model(base, None))
 
 
@@ -132,6 +133,7 @@ def _cached_hub_snapshot(name: str, revision: str | None) -> Path | None:
     """The folder that the hub's cache keeps a model's files in, by commit; None where it keeps none."""
     for file in ("config.json", "adapter_config.json"):
         with suppress(ValueError):  # no name that a hub could have
+            # Looks on disk alone: nothing is downloaded.
             path = try_to_load_from_cache(name, file, revision=revision)
             if isinstance(path, str):  # else None, or the hub's mark for a file that it is known not to have
                 return Path(path).parent
@@ -172,6 +174,7 @@ class _DigestCache:
 
     def save_digests(self) -> None:
         if self._path is not None and self._new:
+            # Of two runs at once the later file stays: what the other had found is only read again.
             there = {path: held for path, held in self._held.items() if os.path.exists(path)}
             with suppress(AuditError):
                 disk.replace_atomically(self._path, json.dumps(there))
@@ -179,4 +182,5 @@ class _DigestCache:
 
 def _file_stat_fingerprint(path: Path) -> list[object]:
     state = os.stat(path)
+    # A list, as JSON gives it back: a tuple would never equal it.
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev]

@@ -52,6 +52,7 @@ class RunFolder:
         folder = cls(path)
         try:
             folder._ours = not path.exists()
+            # The mode is of the last folder alone: parents get the umask's, and one that is there keeps its own.
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder._lock = locks.acquire_folder_lock(path)
             # Asked only under the lock, which whoever writes a plan holds.

@@ -153,6 +153,7 @@ def _frontier_perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dic
         return {}
     known = [m for m in models if {seed: tuple(held["tokens"]) for seed, held in m.heldout.items()} == tokens]
     nll = np.array([[m.heldout[seed]["perplexity"] for seed in tokens] for m in known], dtype=float)
+    # nll[0] is the undefended model, which equals itself and so is always among the known.
     found = frontier.perplexity_ratios(nll, np.array(list(tokens.values()), dtype=float), nll[0])
     return {model.label: ratio for model, ratio in zip(known, found, strict=True)}
 

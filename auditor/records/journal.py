@@ -142,6 +142,7 @@ def _cell_and_observation_from_journal_entry(record: dict[str, Any]) -> tuple[Ce
 
 
 def _token_log_probs_to_journal_entry(target: str, seen: TokenLogProbs) -> dict[str, Any]:
+    # Rounded when written: a resumed run reads the numbers that the first one read from here too.
     return {"target": target, "secret": seen.secret, "log_probs": to_json([round(x, 4) for x in seen.log_probs])}
 
 

@@ -60,6 +60,7 @@ def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakRead
         yield from leak_readings_against_nonmembers(finding, name)
     for m in finding.measurements:
         levels = DISCOVERABLE.numbers_in_metric_name(m.name)
+        # levels: (samples, probability), as the name has them.
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
             yield LeakReading(m, 0.0, row=finding.cell_key, alone=False)
     yield from leak_readings_by_repeat_count(finding, finding.measurement(nonmember_metric_name(EXACT)), EXACT)
@@ -157,6 +158,7 @@ def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     for rate in FALSE_POSITIVES:
         found = finding.measurement(tpr_name("", rate))
         if is_measured(found):
+            # By chance as many members are above the threshold as non-members: the rate itself.
             yield LeakReading(found, rate, row=finding.cell_key)
     others = [m for score in SCORES if is_measured(m := finding.measurement(auc_name(score)))]
     looks = len(others) + len(of_people)

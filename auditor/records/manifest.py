@@ -69,6 +69,7 @@ def folder_edits_since_run_end(folder: Path) -> FolderEdits | None:
         return None
     held: dict[str, str] = from_json(dict[str, str], read_json_object(path, "a manifest").get("files"), str(path))
     now = manifest_digests_of_gate_files(folder)
+    # A baseline in CI is kept without the journals: then nothing is said of them.
     if (folder / PRIVATE).exists():
         private = read_json_object(folder / PRIVATE, "digests of journals")
         journals = from_json(dict[str, str], private, str(folder / PRIVATE))

@@ -116,6 +116,7 @@ class RowValuesBySecret:
             values = self._personal_data_shares_of_kind(kind, about.members)
         else:
             values = self.metric_values_in_id_order(about.members, count).get(about.per_secret_column_name, np.empty(0))
+        # In any order: its bounds depend on how often each value is there.
         return BettingMean(values) if len(values) and np.isfinite(values).all() else None
 
     def _personal_data_shares_of_kind(self, kind: str, members: bool) -> NDArray[np.float64]:

@@ -55,6 +55,7 @@ def write_secret_texts(
 ) -> None:
     """Writes texts.jsonl. guesses: by row and secret id; the first one of each is written."""
     with (
+        # Made 0600; opening it again leaves that as it is.
         disk.atomic_replacement_file(folder / TEXTS) as scratch,
         open(scratch, "w", encoding="utf-8", newline="\n") as file,
     ):
@@ -111,11 +112,13 @@ def read_secret_texts(folder: Path) -> dict[str, SecretText]:
     """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
     path = folder / TEXTS
     try:
+        # `json.dumps` writes ASCII: no U+2028 of a text can split a line here.
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         why = f"no {TEXTS} in this folder: the run did not finish, or an older audit made it"
         raise AuditError(f"{folder}: {why}") from None
     except (OSError, UnicodeDecodeError) as error:
+        # `from None`: a UnicodeDecodeError holds the bytes that it could not read.
         raise AuditError(f"{path}: cannot be read ({type(error).__name__})") from None
     try:
         return {line.pop("secret"): from_json(SecretText, line, private=True) for line in map(json.loads, lines)}

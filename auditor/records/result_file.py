@@ -54,4 +54,5 @@ def creation_time(result: AuditResult, where: str) -> datetime:
         at = datetime.fromisoformat(result.created)
     except ValueError:
         raise AuditError(f"{where}: expected the date of the run in {RESULT}, got {result.created!r}") from None
+    # `astimezone` would take a date without a zone for local time.
     return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)

@@ -175,6 +175,7 @@ def calibration_of_guess_scores(score: NDArray[np.float64], right: NDArray[np.bo
 
     Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raises AuditError for a score that is none.
     """
+    # Asked so that NaN fails as well; a sum of probabilities may be a rounding above 1.
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
         raise AuditError("expected at least one score, each a probability in [0, 1]")
     at = np.minimum((score * _BINS).astype(int), _BINS - 1)  # a score of 1 is in the last bin
@@ -189,4 +190,5 @@ def calibration_of_guess_scores(score: NDArray[np.float64], right: NDArray[np.bo
 def survival_function(values: Sequence[float]) -> list[tuple[float, float]]:
     """(x, share of the values that are at least x) at every distinct finite value, rising; NaN is left out."""
     known = np.sort([value for value in values if not math.isnan(value)])
+    # Infinities count in the shares, but have no place on an axis.
     return [(float(x), float(np.mean(known >= x))) for x in np.unique(known) if math.isfinite(x)]

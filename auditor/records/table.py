@@ -82,6 +82,7 @@ def _column_as_table(column: Column, schema: pa.Schema) -> pa.Table:
         **{name: pa.repeat(pa.scalar(value), n) for name, value in zip(_NAMES, _column_key(column), strict=True)},
         "secret": pa.array(column.ids, pa.string()),
         "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays one
+        # By length: an array of several has no truth value.
         **({"member": pa.array(column.member, pa.bool_())} if len(column.member) else {}),
         **({"repeats": pa.array(column.repeats, pa.int64())} if column.repeats else {}),
     }
@@ -116,6 +117,7 @@ def _read_secrets_table_of_this_version(path: Path, **how: Any) -> pa.Table:
     """Raises AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
+    # First: given a schema, pyarrow fills columns that the file lacks with nulls and says nothing.
     found = (pq.read_schema(path).metadata or {}).get(_VERSION, b"none").decode("utf-8", "replace")
     if found != str(SCHEMA_VERSION):
         raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; re-run the audit")
@@ -196,5 +198,7 @@ def read_table_as_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.Data
     path = folder / TABLE
     with blame_errors_on_secrets_table_context(path):
         found = _read_secrets_table_of_this_version(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
+        # A categorical column: `map` is called once for each secret, not for each row.
         named = found["secret"].map(lambda id: aliases.get(id, id))
+        # Nullable types: pandas turns columns with gaps into objects and floats.
         return found.assign(secret=named).astype({"member": "boolean", "repeats": "Int64", "token": "Int64"})

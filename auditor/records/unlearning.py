@@ -83,6 +83,7 @@ def _perplexities_around_unlearning(
     found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
     held = read_heldout_losses(folder)
     before, after = (held.get(models[model]) for model in (BEFORE, AFTER))
+    # `+` joins two lists: the losses of every text, before and after.
     if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
         base, nll, tokens = np.array([before["perplexity"], after["perplexity"], before["tokens"]], dtype=float)
         found["ratio"] = perplexity_ratios(nll[None, None], tokens[None], base[None])[0]  # one model, one seed
