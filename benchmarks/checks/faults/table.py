@@ -89,7 +89,7 @@ def server(world: World) -> Iterator[None]:
                 scratch = url.with_suffix(".new")
                 scratch.write_text(address)
                 scratch.rename(url)
-                signal.pause_all_requests()
+                signal.pause()
         finally:
             os._exit(0)
     try:
