@@ -38,9 +38,11 @@ def advise(
     from auditor.reports import advice, escaping, phrases
 
     result, details = (
+        # a run folder may be anybody's: its strings could hold escape sequences that repaint the terminal
         phrases.result_with_printable_strings(read_run(folder).result),
         secret_details.read_secret_details(folder),
     )
+    # quoted: the advice ends in commands that are pasted into a shell
     found = advice.advice(result, details, shlex.quote(str(folder)))
     for one in found:
         typer.echo(escaping.to_printable_line(one.line))

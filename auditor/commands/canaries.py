@@ -310,6 +310,7 @@ def _printed_canary_exposure_table(score: TargetScores) -> RowTable:
 
     def cells(row: CanaryScore) -> tuple[str, ...]:
         values = row.values
+        # where the rank was not counted in the whole space, exposure is an estimate between bounds
         seen, low, high = (values[f"exposure_{which}bits"] for which in ("", "low_", "high_"))
         between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"
         bits = f"{seen:.1f}{between} of {values['space_bits']:.1f}"
@@ -322,6 +323,7 @@ def _printed_canary_exposure_table(score: TargetScores) -> RowTable:
 
 def _parse_insertion_counts_flag(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
+    # not isdigit(), which takes ² as well, nor any length: int() refuses more than 4,300 digits with a ValueError
     if not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
         raise AuditError(f"expected --counts as whole numbers with commas between them, got {text!r}")
     return [int(part) for part in parts]

@@ -27,11 +27,14 @@ _DEMONSTRATION = {  # of the lab, as a plan has it
     "block": 96,
     "public_records": 300,
     "public_epochs": 2,
+    # no adapter: the whole model is trained
     "private_rank": 0,
     "private_epochs": 4,
     "others": 30,
     "nonmembers": 40,
+    # copies of a record, how many such records are attacked, how many more the attacker knows
     "repeats": [[1, 40, 4], [8, 20, 2], [32, 10, 2]],
+    # digits of the secret, and its copies
     "canaries": [["955320", 32]],
 }
 _YOUR_OWN = "audit check MODEL --data FILE --nonmembers FILE"
@@ -52,6 +55,7 @@ def check(
         str | None, typer.Option(metavar="FILE", help="Records like them that the model never saw: the baseline.")
     ] = None,
     template: Annotated[
+        # up to " [": typer adds the default of this flag, the plan's help names its own
         str, typer.Option(metavar=FIELDS["template"].said.metavar, help=FIELDS["template"].help.partition(" [")[0])
     ] = AUTO,
     minutes: Annotated[

@@ -55,6 +55,7 @@ def check_base(
 
     how, tuning = Plan.from_fields(**loading).loading, Tuning(canaries, epochs, rate, seed)
     with console.open_progress_terminal(verbose=False) as reporter:
+        # --revision is of the base alone: fresh bases are other repositories
         others = [load_causal_lm(one, how.for_companion_model()) for one in fresh or []]
         found = check(load_causal_lm(base, how), others, tuning, prompt or (), reporter.progress)
     typer.echo(json.dumps(to_json(found), indent=2) if as_json else "\n".join(_printed_base_check_lines(found)))

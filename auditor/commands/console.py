@@ -32,6 +32,7 @@ _A_LINE_EVERY = 60.0  # seconds, in a log
 debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 
 
+# one for all: only a console that knows its progress bar prints lines above it instead of through it
 @cache
 def stderr_console() -> Console:
     from rich.console import Console
@@ -79,6 +80,7 @@ def redirect_output_to_devnull() -> None:
 def print_error_traceback(error: BaseException) -> None:
     """Where an unexpected error came from. Its message may quote private text, so it is shown on request only."""
     if debugging:
+        # no locals, whoever asks: the whole data may be among them
         stderr_console().print_exception(show_locals=False)
         return
     # the first cause on top, as Python shows them
@@ -105,6 +107,7 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
 def silence_libraries() -> None:
     """Libraries speak through us: their own bars and advice would bury the report."""
     # before the first import of transformers; what the user has set stays
+    # else tokenizers prints a warning at every later fork, as of a data loader's workers
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -125,6 +128,7 @@ def silence_libraries() -> None:
 def _lead_and_escaped_terminal_text(lead: str, text: str) -> Text:
     from rich.text import Text
 
+    # a Text: in a plain string rich would take [words] in brackets for markup and drop them
     return Text(lead).append(escaping.escape_for_terminal(text))
 
 

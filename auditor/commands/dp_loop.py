@@ -100,6 +100,7 @@ def _kill_process_if_block_exceeds(seconds: float) -> Iterator[None]:
 
     from auditor.crash.watch import LONG, list_processes_started_by_training
 
+    # equal by pid and start time: a pid that the system gives out again is another process
     before = set(psutil.Process().children())
 
     def end() -> None:
@@ -152,6 +153,7 @@ def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> 
 
     if not trainers.is_transformers_trainer(made):
         try:
+            # nothing is called here: bind() only tells whether it could be, without arguments
             inspect.signature(made).bind()
         except TypeError:  # it takes something: the model and the records
             found: Callable[..., Any] = made

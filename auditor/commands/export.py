@@ -53,6 +53,7 @@ def export(
         contents[secrets] = render(
             exports.per_secret_sheet([exports.read_run_for_export_with_aliases(folder) for folder in folders])
         )
+    # all was rendered first: a run that cannot be exported leaves no table without the others
     for path, content in contents.items():
         disk.replace_atomically(path, content)
         typer.echo(path)

@@ -46,6 +46,7 @@ def list_plugins(
     else:
         found = cached_plugin_classes(console.silence_libraries)
     out = Console()
+    # of a pipe rich says 80 columns: there a line stays whole, for grep
     width = out.width if out.is_terminal else None
     for line in (
         listing.plugin_listing_overview_lines(found, width)

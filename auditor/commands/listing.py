@@ -116,6 +116,7 @@ def plugin_listing_detail_lines(found: Found, name: str) -> Iterator[Text]:
 def _listing_lines_of_options_and_needs(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
+    # an audit may have several attacks and defenses; a training or a provider is alone, and needs no name
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
     few = {option: f" ({'|'.join(map(str, values))})" for option, values in allowed_option_values(cls).items()}
     listed = []
@@ -135,6 +136,7 @@ def _titled_listing_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
 
 
 def _source_file_of_listed_plugin(cls: Any) -> str:
+    # not getfile() of ours: it asks the imported module, and a class from the cache has imported none
     spec = importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
     with suppress(TypeError):  # the class of a file that --plugin names
         return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__

@@ -64,9 +64,12 @@ def mitigate(
 
     options.load_plugin_files_of_flag(plan.get("plugin"))
     run = read_run(folder)
+    # runs/latest is a link that the next run moves: the run it names now is meant, and names the new folder
     place = folder.resolve()
+    # --by goes into a file name: dp-sgd:8 has a colon, and a slash would lead elsewhere
     where = out or place.with_name(f"{place.name}-{re.sub('[^A-Za-z0-9.]+', '-', by)}")
     given = parse_plugin_options("-D", option or [], [by.partition(":")[0]])
+    # those of no name are of this training too; one that names it wins
     own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
     what = mitigation.plan_mitigation(mitigation.MitigationOptions(place, by, where, own, train, data), run)
     # both may be anybody's: the plan in the run folder, and the recipe beside its model
@@ -86,6 +89,7 @@ def _mitigate_and_print_comparison(what: Mitigation, run: RunOutcomes) -> None:
 
     out = what.asked.out
     again = f"the same command goes on from what is kept in {out}"
+    # until the page is written: two of the same command would train into one folder
     with locks.locked_folder(out, mitigation.RECORD):
         with console.open_progress_terminal(False, again) as reporter:
             done = mitigation.train_and_audit_mitigated_model(what, run, reporter, console.current_command_line())

@@ -193,6 +193,7 @@ def metavar_for_type(name: str, kind: Any) -> str | None:
 def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """The flag's value, or the group made of the values of its flags; of a plan's fields those that were given."""
     if (asked := _plan_flags_of_annotation(kind)) is not None:
+        # None alone is not given: False is, as --no-controls says it
         values = {one: flags[one] for one in asked.names.split() if flags[one] is not None}
         return _plan_flag_values_with_split_forms(values) if asked.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
@@ -313,6 +314,7 @@ def load_plugin_files_of_flag(files: list[str] | None) -> None:
 def parse_batch_size_flag(value: str) -> int | str:
     if value == AUTO:
         return value
+    # not isdigit(), which takes ² as well, and int() does not
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
         raise AuditError(f"expected --batch-size to be a whole number >= 1 or auto, got {value!r}")
     return int(value)

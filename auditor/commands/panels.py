@@ -70,6 +70,7 @@ def _help_panel_title(one: Any, few: bool) -> str:
 
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
     """All sections with their second columns aligned."""
+    # at most 28, and click's width is never below 50: textwrap refuses a width of 0
     column = 4 + max((len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST), default=0)
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):
@@ -120,6 +121,7 @@ class PanelGroup(TyperGroup):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # click shares `meta` with the contexts of all commands below: each group says it for itself before it reads
         ctx.meta[_UNREAD] = bool(args) and args[0] in self.commands
         rest = super().parse_args(ctx, args)
         if ctx.meta[_UNREAD]:
@@ -137,5 +139,6 @@ class PanelGroup(TyperGroup):
         found: dict[str, Rows] = {}
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None) or "commands"
+            # 1000: click cuts a sentence at 45 characters by default
             found.setdefault(panel, []).append((name, command.get_short_help_str(1000)))
         _write_help_sections(formatter, found | flags_by_help_panel(self, ctx))

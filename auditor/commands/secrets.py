@@ -67,6 +67,7 @@ def make(
     others = out.with_name(f"{out.stem}.nonmembers{out.suffix}")
     if out.suffix != ".jsonl":
         raise AuditError(f"expected -o as a file ending in .jsonl, got {str(out)!r}")
+    # the second even without --heldout: non-members of older secrets would pass for those of these
     for path in (out, others):
         if path.exists():
             raise AuditError(f"expected a new file for -o, but {str(path)!r} exists")

@@ -86,6 +86,7 @@ def utility(
     from auditor.records.folder import unused_run_path
     from auditor.utility import measure, tradeoff
 
+    # the flags are called as the fields of UtilitySettings are
     asked = measure.UtilityPlan(wanted, measure.UtilitySettings(**vars(settings)), swept)
     name = tradeoff.utility_folder_name(asked.points_to_measure())
     with console.open_progress_terminal() as reporter:

@@ -23,6 +23,7 @@ from auditor.models.base import LanguageModel, refuse_nan_logits
 from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, RequestedModel
 
+# where tokenizers differ first: digits, white space, other scripts, signs within words
 _TRIED = ("The 7 quick brown foxes", " it's 12:30\n\n\tnow", "naïve café – 東京", "user@example.com +49 170 555-0199")
 
 
@@ -41,6 +42,7 @@ class LlamaModel(LanguageModel):
 
     def special_token_id(self, kind: str) -> int | None:
         token = int(self._llama.token_bos() if kind == "bos" else self._llama.token_eos())
+        # llama.cpp says -1 where a model has no such token
         return token if token >= 0 else None
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
@@ -59,6 +61,7 @@ class LlamaModel(LanguageModel):
         import llama_cpp
 
         shared = 0
+        # the cache holds keys and values, no logits: the last tokens are read again even where they are held
         most = min(len(self._held), len(text) - last)
         while shared < most and self._held[shared] == text[shared]:
             shared += 1
@@ -105,6 +108,7 @@ class LlamaCpp(Provider):
             sizes: dict[str, Any] = {"n_ctx": self.positions, "n_gpu_layers": self.gpu_layers}
             llama = llama_cpp.Llama(wanted.name, n_threads=self.threads or None, verbose=False, **sizes)
         model = LlamaModel(llama, f"{self.name}:{wanted.name}", _load_chosen_tokenizer(wanted))
+        # metadata are texts; past the context of its training a model has seen no positions: logits mean little there
         trained = int(llama.metadata.get(f"{llama.metadata.get('general.architecture')}.context_length", 0))
         model.max_positions = min(self.positions, trained or self.positions)
         _check_tokenizer(llama, model)

@@ -103,6 +103,7 @@ class Served(OpenAI):
         )
 
     def _split_address_and_name(self, wanted: RequestedModel) -> RequestedModel:
+        # a fragment is never sent to a server, so that # can part the name from any address
         url, _, name = wanted.name.partition("#")
         return replace(wanted, name=name, base_url=url)
 
@@ -111,4 +112,5 @@ class Served(OpenAI):
 
 
 def _address_without_secrets(url: SplitResult) -> str:
+    # no user, and no query or fragment: some servers take a key there, and an error is kept in logs
     return f"{url.scheme}://{url.hostname or ''}{url.path}"
