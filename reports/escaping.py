@@ -116,6 +116,7 @@ def escape_for_markdown(text: str) -> str:
     """Shown as it stands by GitHub: no HTML, links, mentions, emphasis, table cells or mathematics."""
     # `&` first, and _SPLIT last: it is an entity, which must not be escaped itself.
     text = to_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # `^` is the start of all: one line is left by now.
     text = _MARKDOWN_LINE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
     return _MARKDOWN_LINK.sub(_SPLIT, text)
 

@@ -166,6 +166,7 @@ def _titled_calibrations_of_scores(
             (f"{title} · {finding.attack}", detailed.calibration_of_guess_scores(o.score.clip(max=1.0), o.hit))
         )
     p = _calibration_chance_by_secret(result, details, finding)
+    # `dtype`: an array of nothing is one of floats, which cannot select.
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
         # (known secrets,), in the order of o.ids as o.any_hit[known] is.

@@ -70,6 +70,7 @@ class _ShownRun:
 
     @property
     def date(self) -> str:
+        # In UTC (`result_file.creation_time`).
         return f"{self.entry.at:%Y-%m-%d %H:%M}"
 
     def change_since_run_before_phrase(self, row: CellKey, metric: str) -> str:

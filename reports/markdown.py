@@ -183,6 +183,7 @@ def _block_markdown(block: Block) -> str:
         case Code():
             longest = max((len(run) for run in re.findall("`+", block.text)), default=0)
             fence = "`" * max(3, longest + 1)  # more than the text holds in a row
+            # Not escaped: within a fence nothing is read as Markdown but its end.
             return _body_under_heading_markdown(block.title, f"{fence}\n{block.text}\n{fence}")
         case Table():
             return _captioned_table_markdown(block)

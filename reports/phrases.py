@@ -42,6 +42,7 @@ def _with_printable_strings(value: Any) -> Any:
     if isinstance(value, str):
         return to_printable_line(value)
     if isinstance(value, Mapping):
+        # Keys that are alike once cleaned become one, and the last value stays.
         return {to_printable_line(str(key)): _with_printable_strings(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_printable_strings(item) for item in value]

@@ -39,6 +39,7 @@ def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) ->
     with _plot_axes_saved_on_exit(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
         draw_line_at_100_wrong_guesses(axes, LIGHT[GRID])
+        # A logarithm has no 0: the axis is linear up to `linthresh`.
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0, right=max(1, points[-1][0]))
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -69,6 +70,7 @@ def save_perplexity_tradeoff_plot(
             axes.errorbar(x, y, yerr=reach, color=colour, marker=MARKERS[i % len(MARKERS)], capsize=2, label=line.name)
         axes.axhline(undefended, color=LIGHT[INK], linewidth=0.9, linestyle=FLOOR["linestyle"], label="undefended")
         axes.set_yscale("log")
+        # After the scale, which brings formatters of its own.
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_minor_formatter("")
         add_grid_and_labels(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
@@ -113,6 +115,7 @@ def _plot_axes_saved_on_exit(path: Path) -> Iterator[tuple[Figure, Axes]]:
         yield figure, axes
         ending = path.suffix.lower()
         with disk.atomic_replacement_file(path) as scratch:  # its owner's only, and whole
+            # `format`, as the scratch file ends in .tmp.
             figure.savefig(
                 scratch, format=ending[1:], dpi=200, facecolor="white", metadata=METADATA[ending], bbox_inches="tight"
             )

@@ -24,6 +24,7 @@ GRID = "#010204"
 COLOURS = [f"#0102{0x10 + i:02x}" for i in range(SERIES)]
 _ON_WHITE = ("#1f5fa8", "#b4470c", "#187a4c", "#8a3f86", "#8a6500", "#4d5866")  # as in style.css
 LIGHT = {INK: "#1b2330", GRID: "#d5dae1", **dict(zip(COLOURS, _ON_WHITE, strict=True))}  # for a file of its own
+# 8, to 6 colours: the 25th target is the first to look like another one.
 MARKERS = "osD^vPX*"
 LINES = ["-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1))]
 FLOOR: Any = {"linestyle": (0, (1.2, 1.6)), "marker": ""}
@@ -64,6 +65,7 @@ def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
+    # Both are the whole process's: two threads must not draw at once.
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(style)
@@ -74,6 +76,7 @@ def styled_figure_context(style: Any) -> Iterator[tuple[Figure, Axes]]:
 
 
 def draw_line_at_100_wrong_guesses(axes: Axes, colour: str) -> None:
+    # Beyond the limits `axvline` would widen them.
     if axes.get_xlim()[1] > 100:
         axes.axvline(100, color=colour, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
 

@@ -126,6 +126,7 @@ def _draw_recall_by_number_of_samples(axes: Axes, block: Block) -> None:
             axes.plot(list(measured), [m.value for m in measured.values()], **own)
     axes.set_xscale("log")
     axes.minorticks_off()
+    # After the scale, which brings formatters of its own.
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlabel="Samples", ylabel="Expected recall")
     set_percent_axis(axes)
@@ -300,6 +301,7 @@ def _inline_svg_element(file: str, block: Block) -> str:
     assert view_box is not None  # matplotlib always writes one
     # Of the opening tag the view box alone stays: without a width and a height in points, CSS decides the size.
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # matplotlib writes a `>` of a text as an entity: every other one ends a tag.
     body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
     id, title, description = block.id, *map(escaping.escape_for_html, (block.title, block.description))
@@ -310,6 +312,7 @@ def _inline_svg_element(file: str, block: Block) -> str:
 
 def _svg_tag_in_theme(tag: str, id: str) -> str:
     """One tag; the text between tags is the user's and is left alone."""
+    # The opening tag that declared `xlink` is gone; in SVG 2 `href` needs no namespace.
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
     # Ids are the whole page's: this plot's get its name in front, and so does whatever refers to them.
     tag = re.sub(r'\bid="([^"]+)"', rf'id="{id}-\1"', tag)

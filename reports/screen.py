@@ -410,6 +410,7 @@ def _next_step_screen_entry(
 
 def next_command_to_suggest(seen: LeakAssessment, folder: Path) -> str:
     """Advice where something leaks or stands in doubt; else a gate, so that it stays as it is."""
+    # Cleaned before it is quoted: what is copied from here into a shell has no control characters.
     where, gated = shlex.quote(escaping.to_printable_line(str(folder))), seen.signal_for_gate()
     if gated is None or signals.all_doubts(seen) or any(map(seen.shown_signals, seen.targets)):
         return f"audit advise {where}"

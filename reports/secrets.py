@@ -40,6 +40,7 @@ OUTCOMES = {
 def encode_log_probs_for_page(log_probs: Sequence[float]) -> str:
     """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last is below 1e-11."""
     # 1 - p^(1/6): the first code is p = 1, the last p = 0.
+    # log p of 0 is -inf, of which `exp` is 0: the last code, and no error.
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
     return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
 

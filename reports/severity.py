@@ -55,6 +55,7 @@ def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
 def _why_inconclusive_sentences(seen: LeakAssessment, target: str) -> Iterator[str]:
     """What forbids the word "none seen"."""
     kinds = {s.kind for s in seen.signals_of_target(target)}
+    # One access at which it was tested is enough: of such a kind no signal says "not tested".
     untested = {s.kind for s in seen.signals_of_target(target) if s.status == NOT_TESTED}
     if suspected := [s for s in seen.signals_of_target(target) if s.suspected]:
         yield f"something was seen that is not significant ({_signal_titles_label(suspected)})"

@@ -15,6 +15,7 @@ def audit_subject_line(result: AuditResult) -> str:
     """`Privacy audit of out/chat (adapter on org/base) with records of data/mails.jsonl; 1 June 2026, audit 0.1.0`"""
     try:
         made = datetime.fromisoformat(result.created)
+        # The month is English where nobody calls `setlocale`: Python itself does so for characters alone.
         date = f"{made.day} {made:%B %Y}"  # in UTC, as it was recorded
     except ValueError:
         date = phrases.shorten(result.created, _MOST) or "no date"

@@ -28,6 +28,7 @@ class RowTable:
 def row_table_to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """A rich table; `styles`: one a row."""
     clean = escaping.escape_for_terminal
+    # Line by line: cleaned as one text its line ends would be spaces.
     note = Text("\n").join(map(clean, grid.note.split("\n"))) if grid.note else None
     table = RichTable(title=clean(grid.title), title_justify="left", caption=note, caption_justify="left")
     for name in grid.head:

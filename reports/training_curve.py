@@ -48,6 +48,7 @@ def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -
 def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
         steps, values = [step for step, _ in line.points], [m.value for _, m in line.points]
+        # matplotlib refuses negative lengths: intervals are taken to hold their values.
         reach = [[m.value - m.low for _, m in line.points], [m.high - m.value for _, m in line.points]]
         look, colour = _POINTS_AND_LINES[number % 4], LIGHT[COLOURS[number % SERIES]]
         axes.errorbar(

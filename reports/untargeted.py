@@ -146,6 +146,7 @@ def _extracted_record_table_rows(found: Mapping[str, Column]) -> Iterator[tuple[
     attacked: dict[int, list[str]] = {}
     for secret, place in zip(inside.ids, inside.values, strict=True) if inside else ():
         attacked.setdefault(int(place), []).append(secret)
+    # In the order in which the run wrote them, most often extracted first (runs/generations.py).
     rows = zip(seen.ids, seen.repeats, seen.values, found["longest"].values, strict=True)
     for i, (alias, n, generations, longest) in enumerate(itertools.islice(rows, _SHOWN)):
         copies = phrases.NOTHING if n is None else f"{n:,}"

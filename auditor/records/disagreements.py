@@ -113,6 +113,7 @@ def _greedy_contradiction_sentences(
     for row in rows:
         for m in row.measurements:
             level = m.name.removeprefix("discoverable_1_")  # the whole name where it begins otherwise
+            # As many secrets as greedy decoding was asked for: taken for the same ones.
             likely = (
                 round(m.value * m.n)
                 if level != m.name and _discoverable_level_or_zero(level) > 0.5 and m.n == greedy.n

@@ -206,6 +206,7 @@ def unused_run_path(name: str) -> Path:
     """runs/<UTC time>-<name>, or the first of its kind that is free: two runs may start in one second."""
     path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
     count = 1
+    # A first look alone: where two find one name free, the lock in `create` lets one of them through.
     while free.exists():
         count += 1
         free = path.with_name(f"{path.name}-{count}")

@@ -152,6 +152,7 @@ def _frontier_perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dic
     if not tokens or len({len(own) for own in tokens.values()}) > 1:
         return {}
     known = [m for m in models if {seed: tuple(held["tokens"]) for seed, held in m.heldout.items()} == tokens]
+    # Under "perplexity" stand summed nats a text: (models, seeds, texts); the tokens are (seeds, texts).
     nll = np.array([[m.heldout[seed]["perplexity"] for seed in tokens] for m in known], dtype=float)
     # nll[0] is the undefended model, which equals itself and so is always among the known.
     found = frontier.perplexity_ratios(nll, np.array(list(tokens.values()), dtype=float), nll[0])

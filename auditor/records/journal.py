@@ -118,6 +118,7 @@ def journals_of_run_folder(
 
 def _guesses_to_journal_entry(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
     # Without names of fields, which would be much of the file: in the order of `Guess`.
+    # A score may be infinite: `json` writes and reads `Infinity`, which other programs refuse.
     ranked = [[list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked]
     rest = to_json(replace(guesses, ranked=()))
     return {"cell": str(cell), **rest, "ranked": ranked}

@@ -104,6 +104,7 @@ def _smallest_share_that_shows_leak(n: int, baseline: Measurement | float | None
         # An exact interval's lower end, widened as `bonferroni_widened_leak_measurement` widens it.
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
+    # `above` reads this when it is called, further down.
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
         high = wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]

@@ -175,6 +175,7 @@ def read_row_values_by_secret(folder: Path) -> dict[CellKey, RowValuesBySecret]:
 def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecret:
     """The inverse of `RowValuesBySecret.columns_for_secrets_table`. Raises ValueError and the like for what is none."""
     first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
+    # Mostly the very same objects (`table._columns_from_secrets_table`), which compare at once.
     if any((one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats) for one in columns):
         raise ValueError("quantities of other secrets than the first is of")
     if None in first.member:
@@ -185,6 +186,7 @@ def _row_values_from_table_columns(columns: Sequence[Column]) -> RowValuesBySecr
             ids, member, repeats, {name: values for name, values in kept.items() if name != _ASKED}
         )
     flags, counts = ({name: kept.pop(name) for name in names} for names in (_FLAGS, _COUNTS))
+    # NaN and infinities fail either test.
     if not np.isin([*flags.values()], (0, 1)).all() or not np.equal(np.mod([*counts.values()], 1), 0).all():
         raise ValueError("hits that are neither 0 nor 1, or edits that are no whole number")
     probable = _PROBABILITY in kept

@@ -57,6 +57,7 @@ def write_secrets_table(folder: Path, columns: Iterable[Column]) -> None:
     import pyarrow.parquet as pq
 
     schema, buffer = _secrets_table_schema(), io.BytesIO()
+    # Stable: within a kind, columns stay in the order of the run, target by target.
     by_kind = sorted(columns, key=lambda column: column.kind)
     with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
         for _, alike in itertools.groupby(by_kind, key=lambda column: (column.kind, column.cell.target)):

@@ -9,6 +9,7 @@
   const el = (tag, props = {}, ...children) => {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(props)) {
+      // `className` and `htmlFor` are properties alone, `aria-label` is an attribute alone.
       if (name in node) node[name] = value; else node.setAttribute(name, value);
     }
     node.append(...children);
@@ -20,6 +21,7 @@
   const percent = (p) => p > 0.995 ? "100%" : p >= 0.01 ? `${Math.round(100 * p)}%` : p > 0 ? "<1%" : "0%";
   const chance = (bits) => {  // of a whole suffix
     if (bits === null || bits === undefined) return dash;
+    // 6.6 bits are 1 in 97: from there on percent would round to 1 or less.
     if (bits < 6.6) return percent(2 ** -bits);
     const oneIn = 2 ** bits;
     return "1 in " + (bits < 40 ? counted(+oneIn.toPrecision(2)) : oneIn.toExponential(0).replace("e+", "e"));
@@ -113,6 +115,7 @@
     });
     const key = new Map(found.map((record) => [record, order.column.sort(...at(record))]));
     const sign = order.down ? -1 : 1;
+    // Compared and not subtracted: two infinities would give NaN. Of equals the order of the data stays.
     found.sort((a, b) => { const [x, y] = [key.get(a), key.get(b)]; return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b; });
     const last = Math.max(0, Math.ceil(found.length / PER_PAGE) - 1);
     page = Math.min(Math.max(0, wanted), last);
@@ -145,6 +148,7 @@
 
   function spark(codes) {
     if (!codes) return el("span", {}, dash);
+    // Cloned: `createElement` makes elements of HTML, which draw nothing in an SVG.
     const svg = document.getElementById("secrets-spark").content.firstElementChild.cloneNode(true);
     const values = [...codes].map((c) => probabilities.get(c));
     svg.firstElementChild.setAttribute("d", values.map((p, t) => `M${t} 10V${(10 - Math.max(0.4, 10 * p)).toFixed(1)}h.75V10z`).join(""));
