@@ -147,6 +147,7 @@ def audit(
         try:
             result = run.run_audit(asked, site, folder, objects)
         except Exception:
+            # not at Ctrl-C, which is no Exception: what was found until then stays
             folder.discard_if_empty()
             raise
         files.write_run_reports(folder.path, result)
@@ -206,6 +207,7 @@ def open_prepared_audit(
         beside = {**plan, "data": data}
         rows = {name: one for name, one in beside.items() if name in _ROWS and _is_in_memory_argument(one)}
         objects = {**given, **rows, **unregistered_plugin_objects(asked.plugin, attacks, defenses)}
+        # kept in the plan: objects cannot be read back, so that to resume this folder is refused
         asked = dataclasses.replace(asked, objects={role: class_name(one) for role, one in objects.items()})
         site = run.make_site(asked, reporter, shared, live)
         yield asked, site, objects, reporter
@@ -223,6 +225,7 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
 
     if odd := [name for name in plan if name not in IN_FILE or name in ("attack", "defense")]:
         raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(IN_FILE)}")
+    # of no live model as well: all() of nothing is True
     if tokenizer is not None and all(isinstance(one, LanguageModel) for one in live.values()):
         raise AuditError(
             "expected a tokenizer beside a live transformers model only: a folder, a hub id or a LanguageModel brings "
@@ -275,6 +278,7 @@ def _rows_argument_as_json_lines(name: str, rows: Any) -> str:
     if not table.columns.is_unique:
         raise AuditError(f"expected {name} with each column once, got {len(table.columns)} columns, some of one name")
     try:
+        # pandas writes NaN as null, and whole numbers beside a missing one as floats: 1.0
         return str(table.to_json(orient="records", lines=True))
     except (ValueError, OverflowError, TypeError):
         raise AuditError(f"expected {name} as text and numbers, got a column that is no JSON") from None

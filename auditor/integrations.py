@@ -125,6 +125,7 @@ class AuditCallback(TrainerCallback):
                     f"expected a model that one process holds, got {name}, which shards it: audit a checkpoint"
                 )
         self.trainer, self.every, self.out = trainer, every, out
+        # processing_class: a Trainer's tokenizer, by the name that it has in transformers 5
         self.tokenizer = tokenizer if tokenizer is not None else getattr(trainer, "processing_class", None)
         self.limit = StopLimit.parse_sentence(stop_at) if stop_at else None
         self.asked = {"data": data, "nonmembers": nonmembers, "canaries": canaries, "limit": limit, **plan}
@@ -143,6 +144,7 @@ class AuditCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         _refuse_canaries_of_frozen_embeddings(self._unwrapped_model_in_training(), self.asked.get("canaries"))
+        # nothing is run in it: it cuts the records as the audit at the end will, and puts the model back
         with api.open_prepared_audit(
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
         ) as (_, site, _, _):
@@ -176,6 +178,7 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
+        # with load_best_model_at_end the best weights are back by now: the audit is of those, not of the last step
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._measure_and_log(state.global_step)
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
@@ -249,6 +252,7 @@ class AuditCallback(TrainerCallback):
 def _refuse_canaries_of_frozen_embeddings(model: Any, canaries: Any) -> None:
     """Refuses canaries of new tokens whose embeddings are frozen. Raises AuditError."""
     manifest = None if canaries is None else manifests.read_canary_manifest(Path(canaries))
+    # a token whose embedding stays as it was drawn is hardly learnt: the audit would miss what the training leaks
     frozen = not model.get_input_embeddings().weight.requires_grad
     if isinstance(manifest, AuditCanaryManifest) and manifest.kind == "new-tokens" and frozen:
         raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")

@@ -124,6 +124,7 @@ def _audit_into_new_folder_and_print(
     from auditor.records.folder import RunFolder, remove_latest_link
     from auditor.reports.screen import CommandRemarks
 
+    # as `audit run`: if this one is refused below, no older run passes for it
     if out is None:
         remove_latest_link()
     plan = plan.with_fields(command=console.current_command_line())

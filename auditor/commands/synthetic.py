@@ -53,6 +53,7 @@ def synthetic(
 
     plan = released_text.plan_for_released_text(text, data, nonmembers, canaries, seed, console.current_command_line())
     held = released_text.read_released_text(plan, text)
+    # after both are read: data that are refused leave no folder
     folder = RunFolder.create(out, f"released-{text.stem}", plan.to_json())
     with console.open_progress_terminal(verbose=False) as reporter:
         try:

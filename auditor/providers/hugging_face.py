@@ -19,6 +19,7 @@ class HuggingFace(Provider):
 
     name: ClassVar[str] = "hf"
     unprefixed: ClassVar[bool] = True
+    # the last four compare with other weights or train on: only a model loaded in this process can
     takes: ClassVar[tuple[str, ...]] = (*_OF_LOADING, "before", "retrained", "relearn", "relearn_rate")
 
     def load(self, wanted: RequestedModel) -> HuggingFaceModel:

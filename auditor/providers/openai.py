@@ -98,6 +98,7 @@ class Served(OpenAI):
         return super().load(at)
 
     def prepare_for_next_run(self, model: LanguageModel, wanted: RequestedModel) -> None:
+        # the name that the server gave at `load`: what it has answered is stored under it
         super().prepare_for_next_run(
             model, replace(self._split_address_and_name(wanted), name=model.name.removeprefix(f"{OpenAI.name}:"))
         )

@@ -61,6 +61,7 @@ class Paper:
 
 def bundled_paper_folders() -> dict[str, Path]:
     """The papers that come with this program, by name."""
+    # as a path: an installed wheel is unpacked, and its TOML files are files
     folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}
 
@@ -73,6 +74,7 @@ def load_paper(name: str) -> Paper:
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
     listed = shared.get(_PLANS, sorted(files))
+    # sorted lists, no sets: a plan that is listed twice is refused as well
     if sorted(listed) != sorted(files):
         raise AuditError(f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}")
     for scale in shared.get("scale", {}).values():
@@ -81,6 +83,7 @@ def load_paper(name: str) -> Paper:
                 raise unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
     fields = ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)
     plans = {plan: _read_paper_toml(files[plan], fields) for plan in listed}
+    # resolved: of "." or a link, the folder's own name, which names the output
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 
 

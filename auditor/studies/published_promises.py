@@ -40,6 +40,7 @@ from auditor.statistics.composition import exact_epsilon_of_game_draws
 from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
 
 _ROUNDING = 1e-6  # relative
+# absolute: how far a total of decimals written by hand may be from 1
 _MASS = 1e-6
 _WORDS = ("source", "does", "says", "reading", "holds", "fails")
 _FIELDS = ("mechanism", *_WORDS, "options", "query")
@@ -95,6 +96,7 @@ class GivenDistributions:
         """Raises AuditError for masses that are no distribution, and for distributions of different widths."""
         name = str(raw.get("name", ""))
         public, private, other = (tuple(map(float, raw.get(whose, ()))) for whose in ("public", "private", "other"))
+        # a query about the scale of noise gives parameters and no distributions: all three are empty
         for distribution in filter(None, (public, private, other)):
             if abs(sum(distribution) - 1) > _MASS or min(distribution) < 0 or len(distribution) != len(public):
                 raise AuditError(
@@ -132,6 +134,7 @@ class PublishedPromise:
         queries = tuple(
             GivenDistributions.from_query_table(one, setting)
             for one in raw.get("query", ())
+            # the same distributions at each of their settings; once where they have none
             for setting in one.get("settings", ({},))
         )
         return cls(title, mechanism, {name: raw.get(name, "") for name in _WORDS}, raw.get("options", {}), queries)
@@ -228,6 +231,7 @@ def check_published_dp_fusion_claim(query: GivenDistributions, options: Mapping[
     radius = alpha * beta
     mix = partial(adapmixed_constant_radius_projection, alpha, radius)
     served, other = (
+        # 1.0: the one private group is asked for every token, none is left out by chance
         PMixedModel(fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
         for distribution in (query.private, query.other)
     )
@@ -390,6 +394,7 @@ def published_promise_section(claim: PublishedPromise, found: Sequence[PromiseCh
         lines += [*tables.row_table_markdown_lines(published_promise_table(claim, ours)), ""]
     queries = {query.name: query for query in claim.queries}.values()  # each once, whatever its settings
     lines += [f"*The queries:* {' '.join(map(_published_query_sentence, queries))}", ""]
+    # a list of sentences: join would part a lone text into its letters
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
@@ -428,5 +433,6 @@ def _published_query_sentence(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
     distributions = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))
+    # ten digits: 0.9999995 must not read as 1
     told = [f"{whose} ({', '.join(map('{:.10g}'.format, masses))})" for whose, masses in distributions if masses]
     return f"{query.name}: {'; '.join(told)}."

@@ -151,6 +151,7 @@ class UtilityStudy:
     def planned_places(self) -> list[Place]:
         points = self.asked.points_to_measure()
         keys = {key for point in points for key in point.at}
+        # None where a point lacks a key, as in `_study_places_of_utility`: claims find both in the same way
         at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
         return [Place("", values, (tradeoff.NAME,), failure=self.failure) for values in at]
 
@@ -347,4 +348,5 @@ def write_ledger_files(
     whole["claims"] = list(entries)
     if other is not None:
         whole["beside"] = {"scale": other.scale, "claims": [other.row_of_same_claim(entry) for entry in entries]}
+    # to_json spells NaN and infinity as texts; Python's own NaN is no JSON, and other readers refuse it
     disk.replace_atomically(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")

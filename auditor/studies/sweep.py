@@ -62,10 +62,12 @@ def run_sweep_points(
         waiting = []
         for number, point in enumerate(points, 1):
             path, called = folder / point.run_folder_name, f"{number} of {len(points)}: {point.name}"
+            # result.json is written last of all: a folder without it is gone on with
             if point.name in plans and not (path / result_file.RESULT).is_file():
                 waiting.append(_PendingPoint(called, point.name, plans[point.name], path))
         # for this process; and what is sent to each worker, as a reporter cannot be
         engine.set_work_context(_PointRunner(reporter), _WorkerPointRunner())
+        # by name: workers finish in any order
         for done, (name, failure) in enumerate(engine.results_of_long_items(_SweepPointsOnEngine(), waiting), 1):
             if failure:
                 failures[name] = failure  # written at once: an interrupted sweep still says why
@@ -138,6 +140,7 @@ def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
     """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
     if not (path / "plan.json").is_file():
         return
+    # both as JSON, where a tuple of the plan is a list: else no field of several values would be the same
     held = RunFolder(path).plan()
     mine = wanted.to_json()
     for name in IN_FILE:
@@ -151,6 +154,7 @@ def _check_point_folder_holds_same_plan(path: Path, wanted: Plan) -> None:
 
 def _run_sweep_point_for_failure(wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
+    # a run begins by writing it: where it is, that run is gone on with
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
