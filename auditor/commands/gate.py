@@ -234,6 +234,7 @@ def _print_and_write_decision(decision: Decision, outputs: GateOutputFlags) -> N
         disk.replace_atomically(outputs.junit, reports.decision_junit_xml(decision))
     if outputs.markdown is not None:
         disk.replace_atomically(outputs.markdown, reports.decision_markdown(decision))
+    # set but empty is as not set: Path("") would be the working directory
     step = outputs.summary or (Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None)
     if step is not None:
         files.append_report_to_job_summary(step, reports.decision_markdown(decision))

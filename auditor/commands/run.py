@@ -124,6 +124,7 @@ def run(
         remove_latest_link()
     base = gates.read_run_of_flag_if_given(single.baseline)  # refused now rather than after hours
     policy = None if single.gate is None else _read_policy_of_gate_flag(single.gate, base)
+    # imports a part of transformers, which takes a second: behind what is refused without it
     console.silence_libraries()
     asked = (
         _plan_or_grid_points_from_flags(plan, grid)

@@ -158,6 +158,7 @@ def _run_sweep_point_for_failure(wanted: Plan, path: Path, reporter: Reporter, s
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
+        # any error but AuditError ends the sweep: its finished points stay, and the same command goes on
         files.write_run_reports(path, run_audit(wanted, make_site(wanted, reporter, shared), folder))
     except AuditError as why:
         folder.discard_if_empty()
