@@ -46,6 +46,7 @@ class TerminalRunSummary:
         yield Text()
         yield from _remarks_below_rows(self.result)
         if self.folder is not None:
+            # The folder's name is the user's: `result` is cleaned by now, a path is not.
             report = escaping.to_printable_line(str(self.folder / "report.html"))
             command = next_command_to_suggest(assess_signals(self.result), self.folder)
             yield Text()

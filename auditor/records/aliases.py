@@ -25,6 +25,7 @@ from auditor.core.result import Finding
 
 SALT = "AUDIT_SALT"
 _SHORTEST = 16  # characters of a salt: a shorter one could be guessed from its fingerprint
+# An id with other characters than these, as a dot or a slash, is no word and is not found.
 _WORD = re.compile(r"[\w-]+")
 
 
