@@ -141,6 +141,10 @@ class AuditCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if self.limit is not None and args.world_size > 1:
+            raise AuditError(
+                f"expected a training in one process with stop_at, got {args.world_size}: the others would go on alone"
+            )
         if not state.is_world_process_zero:
             return
         _refuse_canaries_of_frozen_embeddings(self._unwrapped_model_in_training(), self.asked.get("canaries"))

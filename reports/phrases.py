@@ -73,7 +73,7 @@ def format_percent(value: float, like: float | None = None) -> str:
 
 def _with_typographic_minus(number: str) -> str:
     """Typographic minus, and no minus before a number that rounds to nothing."""
-    return number.lstrip("-") if not number.strip("-0.") else number.replace("-", "−")
+    return number.lstrip("-") if not number.strip("-0.%") else number.replace("-", "−")
 
 
 def format_interval(m: Measurement) -> str:

@@ -123,7 +123,7 @@ def gate_command_to_suggest(seen: LeakAssessment, signal: LeakSignal, run: str) 
     """A gate on what this signal measures, of its own target: without --target one judges defended targets first."""
     named = {s.target for s in seen.signals}
     judged = named - {UNDEFENDED} or named
-    only = "" if judged == {signal.target} else f" --target {signal.target}"
+    only = "" if judged == {signal.target} else f" --target {shlex.quote(signal.target)}"
     # Quoted for the parentheses that a rule may hold, `recall(kind=card)`: a shell would read them.
     return f"audit gate {run} --max {shlex.quote(signal.gate_rule)}{only}"
 

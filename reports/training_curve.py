@@ -49,7 +49,11 @@ def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
         steps, values = [step for step, _ in line.points], [m.value for _, m in line.points]
         # matplotlib refuses negative lengths: intervals are taken to hold their values.
-        reach = [[m.value - m.low for _, m in line.points], [m.high - m.value for _, m in line.points]]
+        # matplotlib refuses negative lengths, as rounding makes them; 0 first, for max(0, nan) is 0
+        reach = [
+            [max(0.0, m.value - m.low) for _, m in line.points],
+            [max(0.0, m.high - m.value) for _, m in line.points],
+        ]
         look, colour = _POINTS_AND_LINES[number % 4], LIGHT[COLOURS[number % SERIES]]
         axes.errorbar(
             steps, values, reach, fmt=look, color=colour, label=line.label, markersize=3, linewidth=1, capsize=2

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -18,7 +19,7 @@ from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.integrations import AuditCallback, StopLimit
 from auditor.training import preflight
-from tests.conftest import save_tiny
+from tests.conftest import refuses, save_tiny
 
 ROOT = Path(__file__).parents[1]
 MEMBERS = [{"prefix": f"The code of door {i} is", "suffix": f" {i * 37 % 97:02d}."} for i in range(6)]
@@ -207,3 +208,12 @@ def test_a_training_set_is_searched_within_rows() -> None:
     )
     assert found.learnt.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
     assert preflight.read_training_set([{"text": "x"}]) is None and preflight.read_training_set(iter(rows)) is None
+
+
+def test_a_stop_in_one_of_several_processes_is_refused(base: Path, tmp_path: Path) -> None:
+    """The flag would be set in the first alone, and the others wait for it."""
+    made = trainer(base, tmp_path)
+    callback = AuditCallback(made, data=MEMBERS, stop_at="extraction_probability > 1e-3", out=tmp_path / "run")
+    several: Any = SimpleNamespace(world_size=2)
+    with refuses("stop_at", "2"):
+        callback.on_train_begin(several, made.state, made.control)

@@ -158,7 +158,9 @@ def _entry_as_dp_loop_training_function(made: Any, script: Path, claim: Any) -> 
         except TypeError:  # it takes something: the model and the records
             found: Callable[..., Any] = made
             return found
-        with _blame_script_for_errors_of_block(f"cannot run {made.__name__!r} of {str(script)!r}:"):
+        with _blame_script_for_errors_of_block(
+            f"cannot run {getattr(made, '__name__', 'the entry')!r} of {str(script)!r}:"
+        ):
             made = trainers.obtain_trainer_from_entry(made)
     if claim is None:
         raise AuditError(f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims")
@@ -175,7 +177,8 @@ def _import_dp_loop_script_and_trainer(script: Path, name: str) -> tuple[Any, An
     module = importlib.util.module_from_spec(spec)
     if (folder := str(script.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)  # as for a script that Python runs
-    # the module stays out of sys.modules, where "__main__" would replace our own
+    if name != "__main__":  # which would replace our own
+        sys.modules[name] = module  # where a dataclass looks its annotations up
     found: list[Any] = []
     with (
         _blame_script_for_errors_of_block(f"cannot load {str(script)!r}:"),

@@ -34,7 +34,12 @@ class OpenAI(Provider):
         if wanted.base_url is None:
             model = f"{self.name}:{wanted.name}"
             raise AuditError(f"expected --base-url URL with --model {model}, got none: it says who gets the texts")
-        url = urlsplit(wanted.base_url)
+        try:
+            url = urlsplit(wanted.base_url)
+        except ValueError as error:
+            raise AuditError(
+                f"expected --base-url as http://HOST:PORT/v1 or https://HOST/v1, got no URL: {error}"
+            ) from error
         if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
             raise AuditError(
                 f"expected --base-url as http://HOST:PORT/v1 or https://HOST/v1, got {_address_without_secrets(url)!r}"

@@ -92,8 +92,12 @@ def refuse_secret_ids_in_sentences(finding: Finding, secrets: Sequence[Secret]) 
     An id says which row of the user's data it was: reports name secrets by their aliases.
     """
     notes = [measurement.note for measurement in finding.measurements]
-    words = _WORD.findall(" ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes)))
-    if not {secret.id for secret in secrets}.isdisjoint(words):
+    said, ids = " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes)), {s.id for s in secrets}
+    # A word is looked up; an id that is none, as `mails/17.txt`, is looked for.
+    others = (id for id in ids if not _WORD.fullmatch(id))
+    if not ids.isdisjoint(_WORD.findall(said)) or any(
+        re.search(rf"(?<![\w-]){re.escape(id)}(?![\w-])", said) for id in others
+    ):
         raise AuditError(
             f"expected {finding.attack} to name secrets in its sentences by `secret.alias`, got the id of one"
         )

@@ -162,7 +162,7 @@ def _parse_paper_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[
 
 def parse_paper_claim_expectation(raw: Any, where: str) -> Expectation:
     """`"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
-    match = re.fullmatch(r"([<>])\s*([-+]?[\d.]+)", raw) if isinstance(raw, str) else None
+    match = re.fullmatch(r"([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+))", raw) if isinstance(raw, str) else None
     if match:
         bound = float(match[2])
         return Expectation(*((bound, math.inf) if match[1] == ">" else (-math.inf, bound)), raw)

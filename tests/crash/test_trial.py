@@ -39,6 +39,7 @@ from auditor.crash.watch import _project_out_record_gradients
 from auditor.privacy import gaussian
 from benchmarks.checks.trust import loop_faults, loop_plain
 from benchmarks.checks.trust.loop_faults import _SLOW, written_out
+from tests.conftest import refuses
 
 ROOT = Path(__file__).parents[2]
 
@@ -456,3 +457,18 @@ def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None
 
 def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:
     assert trial.LoopClaim.from_stated_claim(json.loads(json.dumps(loop_plain.CLAIM))).steps == loop_plain.STEPS
+
+
+def test_a_script_may_put_its_annotations_off_and_its_entry_be_partial(tmp_path: Path) -> None:
+    """A dataclass looks its annotations up in the module that is loaded."""
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from __future__ import annotations\n"
+        "import functools\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "@dataclass\nclass Recipe:\n    name: ClassVar[str] = 'r'\n    steps: int = 2\n"
+        "def go(model, records):\n    return Recipe().steps\n"
+        "train = functools.partial(go)\nmain = functools.partial(go, None, None)\n"
+    )
+    assert dp_loop._load_dp_loop_training_function(script, None)(None, []) == 2
+    with refuses("int"):  # no bug of ours
+        dp_loop._load_dp_loop_training_function(script, "main")

@@ -384,6 +384,10 @@ def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> 
     with pytest.raises(AuditError, match=r"expected mine to name secrets in its sentences by `secret\.alias`") as error:
         naming.refuse_secret_ids_in_sentences(finding("worst at (row-000012)."), SECRETS)
     assert "row-" not in str(error.value)
+    files = [replace(SECRETS[0], id="mails/17.txt")]
+    naming.refuse_secret_ids_in_sentences(finding("mails/17.txt2 and emails/17.txt"), files)
+    with pytest.raises(AuditError, match="by `secret"):
+        naming.refuse_secret_ids_in_sentences(finding("worst at mails/17.txt."), files)
 
 
 NAMING = """

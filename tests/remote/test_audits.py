@@ -256,6 +256,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["--model", "openai:tiny", "--base-url", "localhost:8000"],
         "expected --base-url as http://HOST:PORT/v1",
     ),
+    "no url at all": (["--model", "openai:tiny", "--base-url", "http://[::1/v1"], "expected --base-url as http://HOST"),
     "password": (["--model", "openai:tiny", "--base-url", "http://a:b@h/v1"], "expected --base-url without a name or"),
     "other model": (["--model", "openai:big", "--base-url", "{url}"], "serves (tiny), got 'big'"),
     "no tokenizer": (

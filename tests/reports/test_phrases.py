@@ -149,3 +149,8 @@ def test_cleaned_reaches_every_string(result: AuditResult) -> None:
     tidy = phrases.result_with_printable_strings(dirty)
     assert (tidy.command, tidy.environment, tidy.plan) == ("ab", {"k": "v"}, {"x": ["y"]})
     assert phrases.result_with_printable_strings(result) == result
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.9, "+90%"), (-0.03, "−3%"), (-0.001, "0%"), (0.0, "+0%")])
+def test_a_change_that_rounds_to_nothing_has_no_minus(ratio: float, text: str) -> None:
+    assert phrases.format_relative_change(ratio) == text

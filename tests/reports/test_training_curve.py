@@ -13,6 +13,7 @@ def test_the_same_curve_is_the_same_file() -> None:
         (step, Measurement("recall", share, share - 0.1, share + 0.1, 50, "share"))
         for step, share in ((0, 0.2), (9, 0.5))
     ]
+    points[0] = (0, Measurement("recall", 0.2, 0.2 + 1e-17, 0.2 - 1e-12, 50, "share"))  # its ends rounded
     panels = [
         Panel("Recall of $x", (Curve("members", points), Curve("<b>", points))),
         Panel("Loss", (Curve("a", points),)),

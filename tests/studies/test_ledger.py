@@ -54,7 +54,7 @@ def test_the_verdict_rule(expect: Any, low: float, high: float, ruling: str) -> 
     assert judge_paper_claim(m(low, high), parse_paper_claim_expectation(expect, "here")) == ruling
 
 
-@pytest.mark.parametrize("bad", ["0", "=> 0", ">= 0", [1], [2, 1], [0, "1"], 3])
+@pytest.mark.parametrize("bad", ["0", "=> 0", ">= 0", "> 1.2.3", "> .", [1], [2, 1], [0, "1"], 3])
 def test_other_expectations_are_refused(bad: Any) -> None:
     with pytest.raises(AuditError, match="here: expected `expect` like"):
         parse_paper_claim_expectation(bad, "here")
