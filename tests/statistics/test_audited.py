@@ -145,8 +145,8 @@ def test_what_cannot_be_audited_is_refused(scores: list[float], included: list[b
     [
         (1.0, 0.05, 1, "expected delta in"),
         (-1e-5, 0.05, 1, "expected delta in"),
-        (0, 0, 1, "expected a level in"),
-        (0, 1, 1, "expected a level in"),
+        (0, 0, 1, "expected level in"),
+        (0, 1, 1, "expected level in"),
         (0, 0.05, 0, "inserted at least once"),
     ],
 )
