@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.core.result import Measurement
+from auditor.core.jsonable import to_json
+from auditor.core.result import Measurement, StoppedEarly
 from auditor.gate.decide import judge_rules, read_run
 from auditor.gate.policy import Rule
 from auditor.records.outcomes import RowValuesBySecret
@@ -189,3 +190,12 @@ def test_a_probe_is_worked_out_again_with_its_interval() -> None:
     excess = kept.remeasure_metric("excess_extraction_probability")
     assert excess is not None and excess.n == 60 and excess.value == pytest.approx(p[member].mean() - p[~member].mean())
     assert kept.remeasure_metric("window_bound_8") is None
+
+
+def test_a_row_that_was_looked_at_as_it_ran_has_bounds_for_every_look(tmp_path: Path) -> None:
+    """Stopped when it looked right, it is judged by bounds that hold whenever it stops; no other row is."""
+    folder = finished(tmp_path / "run")
+    assert not any(row.anytime for row in read_run(folder).outcomes.values())
+    stopped = to_json(StoppedEarly(60, 400, "recall <= 0.05: held"))
+    edit(folder, "result.json", lambda result: result["findings"][0].update(stopped=stopped))
+    assert all(row.anytime for row in read_run(folder).outcomes.values())

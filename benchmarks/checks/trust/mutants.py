@@ -71,6 +71,7 @@ MORE = {  # tests of what is tested through something else
 _KNOWN = "ignore::pytest.PytestAssertRewriteWarning"  # of plug-ins that torch or opacus have imported already
 EQUIVALENT = {  # a mutant's key, and why
     "a1900be5318b": "gate/power.py: a power of two times 1,024 is never 2,000,000",
+    "e43f91821650": "statistics/bounds.py: all lost is the least extreme outcome: it counts only where p is 1 already",
     "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
     "2025534c51c9": "statistics/roc.py: `delong_placements` gives two arrays of either run: zip is strict of itself",
     "53bdceabce7f": "statistics/metrics.py: a column of place 4 stands behind this one, and sorting keeps their order",
