@@ -94,7 +94,7 @@ def refuse_secret_ids_in_sentences(finding: Finding, secrets: Sequence[Secret]) 
     notes = [measurement.note for measurement in finding.measurements]
     said, ids = " ".join((finding.not_applicable, *finding.notes, *finding.violations, *notes)), {s.id for s in secrets}
     # A word is looked up; an id that is none, as `mails/17.txt`, is looked for.
-    others = (id for id in ids if not _WORD.fullmatch(id))
+    others = (id for id in ids if id in said and not _WORD.fullmatch(id))
     if not ids.isdisjoint(_WORD.findall(said)) or any(
         re.search(rf"(?<![\w-]){re.escape(id)}(?![\w-])", said) for id in others
     ):
