@@ -193,8 +193,9 @@ class Membership(Probe):
         if _too_few_records_reason(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
-        # Near-duplicates share a fold: else a classifier would know a record by its copy.
-        group = blind_classifier.near_duplicate_fold_groups(texts)
+        # In one fold: else a classifier would know a record by its copy, or an answer by its conversation.
+        origins = ([getattr(secret, name) for secret in secrets] for name in ("document", "user"))
+        group = blind_classifier.related_fold_groups(texts, *origins)
         added = self._rmia_and_lira_scores(observations, member, group)
         single = {name: added.get(name, _score_of_each_record(name, observations)) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
@@ -288,8 +289,8 @@ class Membership(Probe):
         said = [
             f"the main score is {SCORES[self.score]}, chosen beforehand (-A membership.score=); the highest AUC of the "
             f"{len(sound)} would be the best of {len(sound)}, and no estimate of its own",
-            "each record's stacked and blind score is by a classifier fitted to other records: no label of its own, or "
-            "of its near duplicates, is used; an attacker with a stacked score knows some members and non-members",
+            "each record's stacked and blind score is by a classifier fitted to other records: no label of its own, "
+            "its near-duplicates, document or person is used; its attacker knows some members and some others",
         ]
         for rate in FALSE_POSITIVES:
             if (~member).sum() < roc.fewest_nonmembers_for_fpr_threshold(rate):
@@ -299,11 +300,11 @@ class Membership(Probe):
                 )
         said += [f"{SCORES[name]}: {why}" for name, why in self._missing_score_reasons(observations).items()]
         group = value_column(observations, "group").astype(int)
-        if near := int((np.bincount(group)[group] > 1).sum()):
-            said.append(f"{near} records are near-duplicates of another: both are in the same fold")
+        if related := int((np.bincount(group)[group] > 1).sum()):
+            said.append(f"{related} records are near-duplicates, parts of one document or of one person: in one fold")
         if "blind" not in self._target_free_baseline_scores(observations):
             said.append(
-                "no blind baseline: too few distinct records to fit a classifier, so whether members and non-members "
+                "no blind baseline: too few unrelated records to fit a classifier, so whether members and non-members "
                 "differ in kind is not known"
             )
         return (*said, *self._target_free_baseline_notes(observations, member), *self._rmia_lira_notes(observations))

@@ -1,12 +1,13 @@
 """What a classifier learns of members and non-members, each told by what was learnt of others: blind and stacked.
 
-Cross-fitted: a record is scored by a classifier that was fitted to the other folds, and near duplicates lie in one
-fold, so that neither a record's own label nor that of its copies is ever used for its score. Knows no models.
+Cross-fitted: a record is scored by a classifier that was fitted to the other folds. Near-duplicates, the parts of one
+record and the records of one person are in one fold: neither a record's own label nor that of anything related to it
+is ever used for its score. Knows no models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,14 +31,23 @@ def cross_fit_deviation_factor(folds: int) -> float:
     return float(np.sqrt(1 + folds / (folds - 1)))  # n_test / n_train = 1 / (J - 1)
 
 
-def near_duplicate_fold_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
-    """(texts,) group of each: texts within `near_verbatim_edit_limit` token edits of another share its group."""
+def related_fold_groups(texts: Sequence[Tokens], *origins: Sequence[Hashable | None]) -> NDArray[np.int64]:
+    """Return the (texts,) group of each text: related texts share one, directly or through others.
+
+    Args:
+        texts: near-duplicates are texts within `near_verbatim_edit_limit` token edits of each other.
+        origins: of each text where it comes from, as its document or its person; None: not known.
+    """
     limits = [near_verbatim_edit_limit(len(text)) for text in texts]
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
+    for origin in origins:
+        first: dict[Hashable, int] = {}
+        rows = np.array([i for i, key in enumerate(origin) if key is not None], dtype=np.int64)
+        pairs.append((rows, np.array([first.setdefault(origin[i], i) for i in rows.tolist()], dtype=np.int64)))
     # Never empty: a text that has tokens is within 0 edits of itself.
     at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    near = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
-    return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
+    related = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
+    return np.asarray(connected_components(related, directed=False)[1], dtype=np.int64)
 
 
 def blind_membership_scores(
@@ -83,7 +93,7 @@ def _cross_fitted_log_odds(features: Any, member: NDArray[np.bool_], group: NDAr
 
 
 def cross_fit_fold_count(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
-    """Folds that members and non-members can be divided into, near duplicates together: at most 5."""
+    """Folds that members and non-members can be divided into, related records together: at most 5."""
     return min(FOLDS, *(len(np.unique(group[member == one])) for one in (True, False)))
 
 

@@ -275,3 +275,13 @@ def test_nothing_that_takes_a_label_is_stacked(neox: HuggingFaceModel, make_tiny
     features = ("rmia_ratio", "lira", "ez_mia", "loss", "min_k_plus")
     assert all(mine[name] == theirs[name] for mine, theirs in zip(one, other, strict=True) for name in features)
     assert any(mine["rmia"] != theirs["rmia"] for mine, theirs in zip(one, other, strict=True))
+
+
+def test_answers_of_a_conversation_and_records_of_a_person_share_a_fold(neox: HuggingFaceModel) -> None:
+    probe, whole = Membership(score="loss"), secrets(8, 8)
+    answers = [replace(secret, document=f"chat-{i // 2}") for i, secret in enumerate(whole)]
+    of_people = [replace(secret, user=f"person-{i // 4}") for i, secret in enumerate(whole)]
+    for asked, size in ((answers, 2), (of_people, 4)):
+        seen = observed(probe, view(neox), asked)
+        assert [o.values["group"] for o in seen] == [float(i // size) for i in range(16)]
+        assert states(probe.notes(asked, seen), "16", "parts of one document", "person")

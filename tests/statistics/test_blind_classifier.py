@@ -16,7 +16,7 @@ def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) ->
 
 def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None) -> tuple[float, float]:
     """AUC of the blind baseline and the low end of its interval."""
-    group = blind_classifier.near_duplicate_fold_groups(rows)
+    group = blind_classifier.related_fold_groups(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
     scores = blind_classifier.blind_membership_scores(rows, sizes, member, group)
     widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group))
@@ -59,7 +59,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     base = texts(100)
     copies = [(*row[:10], 999, *row[11:]) for row in base]
     rows = [*base, *copies]
-    group = blind_classifier.near_duplicate_fold_groups(rows)
+    group = blind_classifier.related_fold_groups(rows)
     assert (group[:100] == group[100:]).all() and len(set(group.tolist())) == 100
     half = keyed_random_generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
@@ -71,7 +71,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
 def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
     one = tuple(range(20))
     rows = [one, (*one[:16], 90, 91, 92, 93), (*one[:12], 94, 95, 96, 97, 90, 91, 92, 93), (5,), (5,), (6,)]
-    assert blind_classifier.near_duplicate_fold_groups(rows).tolist() == [0, 0, 0, 1, 1, 2]
+    assert blind_classifier.related_fold_groups(rows).tolist() == [0, 0, 0, 1, 1, 2]
 
 
 def test_a_stacked_score_uses_no_label_of_its_own() -> None:
@@ -89,3 +89,31 @@ def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
     assert np.isnan(blind_classifier.stacked_membership_scores(np.ones((4, 2)), member, np.arange(4))).all()
     assert blind_classifier.cross_fit_deviation_factor(5) == pytest.approx(1.5)
+
+
+def test_parts_of_one_origin_are_in_one_group_and_chains_of_origins_too() -> None:
+    rows = texts(6)
+    documents = ["a", "a", "b", None, None, "b"]
+    users = [None, "p", "q", "q", None, None]
+    assert blind_classifier.related_fold_groups(rows, documents).tolist() == [0, 0, 1, 2, 3, 1]
+    assert blind_classifier.related_fold_groups(rows, documents, users).tolist() == [0, 0, 1, 1, 2, 1]
+    # A document and a person of one name are not related by it.
+    assert blind_classifier.related_fold_groups(rows, ["a", *[None] * 5], [*[None] * 5, "a"]).tolist() == [*range(6)]
+
+
+def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
+    """Three parts a record, in words of the record's own: without its document in one fold, they tell its label."""
+    noise = keyed_random_generator("parts")
+    own_words = noise.integers(200, 2000, (60, 8))
+    rows = [(*texts(1, f"part {i} {j}")[0], *own_words[i].tolist()) for i in range(60) for j in range(3)]
+    document = np.repeat(np.arange(60), 3)
+    member = document % 2 == 0
+    groups = blind_classifier.related_fold_groups(rows), blind_classifier.related_fold_groups(rows, document.tolist())
+    apart, together = (
+        roc.auc(scores[member], scores[~member])
+        for scores in (
+            blind_classifier.blind_membership_scores(rows, np.empty((180, 0)), member, group) for group in groups
+        )
+    )
+    assert apart > 0.8
+    assert abs(together - 0.5) < 0.15

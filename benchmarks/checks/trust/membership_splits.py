@@ -55,7 +55,7 @@ def false_alarms(arrays: Path, tokenizer_folder: Path, members: int, others: int
     texts = [tuple(row) for row in np.concatenate(parts, axis=1).tolist()]
     written = [tokenizer.decode(text) for text in texts]
     sizes = np.array([[len(text), zlib_compressed_byte_count(text)] for text in written], dtype=float)
-    group, objections = blind_classifier.near_duplicate_fold_groups(texts), 0
+    group, objections = blind_classifier.related_fold_groups(texts), 0
     member = np.arange(members + others) < members
     for i in range(SPLITS):
         rows = keyed_random_generator("splits", i, members, others).permutation(len(texts))[: len(member)]
