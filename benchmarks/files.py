@@ -88,7 +88,7 @@ class Files(Benchmark):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
         parts = split_data_records_into_secrets(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
-        self.forgotten = parts.forgotten
+        self.forgotten, self.record_counts = parts.forgotten, parts.record_counts
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
         self.form = members.form
         self.framed = self.form is not None and self.form.source is not None
@@ -134,11 +134,10 @@ def _read_file_as_record_source(
     users = columns.optional_row_users(table, user_column, needed=flag == "--data")
     records: list[DataRecord] = []
     standing: list[str] = []
-    left_out: dict[str, list[int]] = {}
-    unasked: dict[str, list[int]] = {}  # answers of rows that have others
+    unusable: list[tuple[int, str]] = []  # the row of each part that cannot be used, and why
     for one in parts:
         if isinstance(one.halves, str):
-            (left_out if one.part is None else unasked).setdefault(one.halves, []).append(one.row)
+            unusable.append((one.row, one.halves))
         else:
             prefix, suffix, wording = one.halves
             group = groups[one.row] or one.role
@@ -150,16 +149,25 @@ def _read_file_as_record_source(
         records = _data_records_with_copy_counts(records, standing, texts)
     if columns.PII in table.columns:
         records = _data_records_with_personal_data_marks(records, table)
-    if not records:
-        # Then these are the only reasons that the refusal can give.
-        left_out |= unasked
-    reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
+    usable_rows = {record.row for record in records}
+    first_reasons = dict(reversed([(row, why) for row, why in unusable if row not in usable_rows]))
+    left_out = _rows_by_reason(sorted(first_reasons.items()))
+    parts_left_out = _rows_by_reason([(row, why) for row, why in unusable if row in usable_rows])
     dropped = (
         f"left out {plural(len(rows), 'answer')}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
-        for why, rows in unasked.items()
+        for why, rows in parts_left_out
     )
     notes = (how, *dropped, *(f"{why} ({plural(count, 'conversation')})" for why, count in remarks.items()))
-    return RecordSource(table.where, tuple(records), reasons, tuple(f"{table.where}: {note}" for note in notes), form)
+    notes_of_file = tuple(f"{table.where}: {note}" for note in notes)
+    return RecordSource(table.where, tuple(records), left_out, notes_of_file, form, parts_left_out)
+
+
+def _rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return each reason with the rows that have it, as often as they have it."""
+    rows: dict[str, list[int]] = {}
+    for row, why in reasons_of_rows:
+        rows.setdefault(why, []).append(row)
+    return tuple((why, tuple(of_reason)) for why, of_reason in rows.items())
 
 
 def _data_records_with_copy_counts(

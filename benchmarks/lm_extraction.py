@@ -62,7 +62,7 @@ class LMExtraction(Benchmark):
         self._rows = {True: members.records, False: () if others is None else others.records}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counts_by_role_text()}"
-        self.notes = parts.notes
+        self.notes, self.record_counts = parts.notes, parts.record_counts
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """Every row, those too that --limit leaves out."""

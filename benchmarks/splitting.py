@@ -5,17 +5,21 @@ Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens, Wording
+from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import people
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
 SEVERAL = "several groups"
+AUXILIARY = "auxiliary data: the attacker knows them"
+BY_LIMIT = "beyond --limit"
+ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,19 @@ class RecordSource:
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
     form: ChatRendering | None = None  # how its conversations are rendered; None: they are none
+    parts_left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of rows that have other parts: (why, row of each)
+
+    def count_records(
+        self, left_out: Mapping[str, int], not_attacked: Mapping[str, int], attacked: Sequence[DataRecord]
+    ) -> RecordCounts:
+        """Return the counts of this source's rows; left_out: rows that this split cannot use, beside its own."""
+        all_left_out = {why: len(rows) for why, rows in self.left_out} | {why: n for why, n in left_out.items() if n}
+        by_rule = {rule: n for rule, n in not_attacked.items() if n}
+        rows = {record.row for record in self.records} | {row for _, rows in self.left_out for row in rows}
+        audited = len({record.row for record in attacked})
+        copies = len(rows) - sum(all_left_out.values()) - sum(by_rule.values()) - audited
+        parts = {why: len(rows) for why, rows in self.parts_left_out}
+        return RecordCounts(len(rows), audited, copies, all_left_out, by_rule, parts)
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,7 @@ class SplitData:
     heldout: tuple[Tokens, ...]
     notes: tuple[str, ...]
     forgotten: frozenset[str] = frozenset()  # ids of secrets
+    record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)  # of "members" and "nonmembers"
 
     def member_count(self) -> int:
         return sum(secret.member for secret in self.secrets)
@@ -137,8 +155,10 @@ def split_data_records_into_secrets(
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(given), len(unique), split))
+    n_not_known = len(_distinct_row_numbers(attacked))
     pairs = {record.prefix_suffix_pair for record in (*unique, *given)}
-    others = _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else []
+    others, seen = _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else ([], {})
+    n_unseen = len(_distinct_row_numbers(others))
     if lost:
         # Limited apart: a sample of both together might hold too few of what was to be forgotten.
         kept = [record for record in attacked if record.row not in lost]
@@ -154,9 +174,16 @@ def split_data_records_into_secrets(
     secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in others]
     secrets = secrets_with_user_membership(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in others)
-    return SplitData(
-        tuple(secrets), tuple(record.prefix_suffix_pair for record in given), heldout, tuple(notes), forgotten
-    )
+    not_attacked = {
+        AUXILIARY: len(_distinct_row_numbers(unique)) - n_not_known,
+        BY_LIMIT: n_not_known - len(_distinct_row_numbers(attacked)),
+    }
+    counts = {"members": members.count_records({}, not_attacked, attacked)}
+    if nonmembers is not None:
+        beyond_limit = {BY_LIMIT: n_unseen - len(_distinct_row_numbers(others))}
+        counts["nonmembers"] = nonmembers.count_records(seen, beyond_limit, others)
+    known_pairs = tuple(record.prefix_suffix_pair for record in given)
+    return SplitData(tuple(secrets), known_pairs, heldout, tuple(notes), forgotten, counts)
 
 
 def _member_records_not_known(
@@ -236,15 +263,18 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
     return source.records
 
 
-def _nonmember_records_not_trained_on(source: RecordSource, trained: set[Pair], notes: list[str]) -> list[DataRecord]:
-    unique = merge_duplicate_data_records(_require_usable_source_records(source))
-    others = [record for record in unique if record.prefix_suffix_pair not in trained]
-    gone = len(unique) - len(others)
+def _nonmember_records_not_trained_on(
+    source: RecordSource, trained: set[Pair], notes: list[str]
+) -> tuple[list[DataRecord], dict[str, int]]:
+    """Return the distinct records that were not trained on, and how many rows have none of them, by reason."""
+    records = _require_usable_source_records(source)
+    others = [record for record in records if record.prefix_suffix_pair not in trained]
     if not others:
         raise AuditError(f"nothing is left of {source.where}: every row is also a member or an auxiliary record")
+    gone = len(_distinct_row_numbers(records)) - len(_distinct_row_numbers(others))
     if gone:
-        notes.append(f"{source.where}: left out {plural(gone, 'row')} identical to a member or an auxiliary record")
-    return others
+        notes.append(f"{source.where}: left out {plural(gone, 'row')} {ALSO_MEMBER}")
+    return merge_duplicate_data_records(others), {ALSO_MEMBER: gone}
 
 
 def _random_sample_of_rows(

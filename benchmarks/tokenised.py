@@ -74,6 +74,7 @@ class Tokenised(Benchmark):
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.forgotten, self.notes = parts.forgotten, parts.notes
+        self.record_counts = parts.record_counts
         self.description = f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:

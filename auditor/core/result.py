@@ -229,6 +229,28 @@ class KindCount:
 
 
 @dataclass(frozen=True)
+class RecordCounts:
+    """Count the records (rows) of one side, members or non-members, from the file to the attack.
+
+    given - sum(left_out) = usable = audited + copies + sum(not_attacked). A record of which some parts (answers,
+    windows) can be used is usable; `parts_left_out` counts its other parts.
+    """
+
+    given: int
+    audited: int  # distinct records that are attacked
+    copies: int = 0  # usable, the same secrets as an earlier record: audited with that record
+    left_out: dict[str, int] = field(default_factory=dict)  # records that cannot be used, by reason
+    not_attacked: dict[str, int] = field(default_factory=dict)  # usable and distinct, by rule: auxiliary data, --limit
+    parts_left_out: dict[str, int] = field(default_factory=dict)  # parts of usable records, by reason
+    tokens: int = 0  # of the audited records: of texts all tokens, else those of suffixes and answers; 0: not counted
+    attacked_tokens: int = 0  # of them, tokens inside some attacked suffix
+
+    @property
+    def usable(self) -> int:
+        return self.given - sum(self.left_out.values())
+
+
+@dataclass(frozen=True)
 class BenchmarkRecord:
     """What was attacked, in numbers: never the text itself."""
 
@@ -247,6 +269,7 @@ class BenchmarkRecord:
     kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
     doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
     text_form: str = ""  # how conversations are rendered: template, day and digest; "": there are none
+    records: dict[str, RecordCounts] = field(default_factory=dict)  # of "members" and "nonmembers"; empty: not counted
 
     @property
     def is_of_builtin_lab(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from auditor.core.nouns import Challenge, Pair, Query, Secret, TextForm, Tokens, evenly_spaced_secrets
-from auditor.core.result import Doubt
+from auditor.core.result import Doubt, RecordCounts
 
 
 class Benchmark:
@@ -33,6 +33,9 @@ class Benchmark:
     heldout_given: tuple[int, ...] = ()  # how many first tokens of each are given, not scored; empty: one
     description: str = ""
     notes: tuple[str, ...] = ()
+    record_counts: Mapping[str, RecordCounts] = types.MappingProxyType(
+        {}
+    )  # of "members", "nonmembers"; {}: not counted
     doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
 
     @property

@@ -591,3 +591,23 @@ def test_a_column_that_names_no_groups_is_refused(tmp_path: Path, values: list[A
 def test_a_group_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="expected one column --group-column 'ward', got prefix, suffix"):
         build(write(tmp_path / "d.jsonl", codes(3)), group_column="ward")
+
+
+# --- what was given, what is audited ----------------------------------------------------------------------------------
+
+
+def test_every_row_is_counted_once_with_the_rule_that_left_it_out(tmp_path: Path) -> None:
+    """Members: 12 codes, 2 copies, 1 without a suffix; known: 3; non-members: 6, of which 2 are members, one twice."""
+    data = write(tmp_path / "d.jsonl", [*codes(12), *codes(2), *pairs("")])
+    known = write(tmp_path / "k.jsonl", codes(3, start=9))
+    others = write(tmp_path / "n.jsonl", [*codes(6, start=10), *codes(1, start=10)])
+    counts = build(data, known=known, nonmembers=others, limit=3).record_counts
+    members, nonmembers = counts["members"], counts["nonmembers"]
+    assert (members.given, members.usable, members.copies, members.audited) == (15, 14, 2, 3)
+    assert members.left_out == {"prefix or suffix is empty": 1}
+    assert members.not_attacked == {"auxiliary data: the attacker knows them": 3, "beyond --limit": 6}
+    assert (nonmembers.given, nonmembers.usable, nonmembers.copies, nonmembers.audited) == (7, 4, 0, 3)
+    assert nonmembers.left_out == {"identical to a member or an auxiliary record": 3}
+    assert nonmembers.not_attacked == {"beyond --limit": 1}
+    for side in counts.values():
+        assert side.usable == side.audited + side.copies + sum(side.not_attacked.values())
