@@ -88,6 +88,7 @@ class Files(Benchmark):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
         parts = split_data_records_into_secrets(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
+        self.asking_order = parts.asking_order
         self.forgotten, self.record_counts = parts.forgotten, parts.record_counts
         self.description = f"{Path(data).name if Path(data).exists() else data}: {parts.counts_by_role_text()}"
         self.form = members.form

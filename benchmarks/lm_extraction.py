@@ -61,6 +61,7 @@ class LMExtraction(Benchmark):
         parts = split_data_records_into_secrets(members, pairs, others, split, _LABEL)
         self._rows = {True: members.records, False: () if others is None else others.records}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
+        self.asking_order = parts.asking_order
         self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counts_by_role_text()}"
         self.notes, self.record_counts = parts.notes, parts.record_counts
 

@@ -5,6 +5,7 @@ Knows token ids and row numbers. Knows nothing of files, columns or tokenizers, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,11 +15,14 @@ from auditor.core.nouns import Pair, Secret, Tokens, Wording
 from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import people
+from auditor.statistics.extraction import copies_label
+from auditor.statistics.near_pairs import group_texts_within_edit_limits
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
 SEVERAL = "several groups"
 AUXILIARY = "auxiliary data: the attacker knows them"
 BY_LIMIT = "beyond --limit"
+NEAR_SHARE, NEAR_MOST = 0.05, 20_000  # share of a near copy's tokens that may be edited; records that are compared
 ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 
@@ -90,7 +94,11 @@ class SplitOptions:
 
     def pick_indices(self, what: str, count: int, of: int) -> frozenset[int]:
         """`count` of the indices below `of`. Nested: a larger count, same seed, keeps all that a smaller one picked."""
-        return frozenset(keyed_random_generator("benchmark", what, self.seed).permutation(of)[:count].tolist())
+        return frozenset(self.draw_order(what, of)[:count])
+
+    def draw_order(self, what: str, of: int) -> list[int]:
+        """Return the indices below `of` in the random order of this seed."""
+        return keyed_random_generator("benchmark", what, self.seed).permutation(of).tolist()
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class SplitData:
     heldout: tuple[Tokens, ...]
     notes: tuple[str, ...]
     forgotten: frozenset[str] = frozenset()  # ids of secrets
+    asking_order: tuple[str, ...] = ()  # ids of secrets: most copied members first, others at random
     record_counts: Mapping[str, RecordCounts] = field(default_factory=dict)  # of "members" and "nonmembers"
 
     def member_count(self) -> int:
@@ -159,17 +168,24 @@ def split_data_records_into_secrets(
     pairs = {record.prefix_suffix_pair for record in (*unique, *given)}
     others, seen = _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else ([], {})
     n_unseen = len(_distinct_row_numbers(others))
+    copies = count_copies_of_rows(attacked, notes)
     if lost:
         # Limited apart: a sample of both together might hold too few of what was to be forgotten.
         kept = [record for record in attacked if record.row not in lost]
         gone = [record for record in attacked if record.row in lost]
-        kept = _random_sample_of_rows(kept, "retained member", split, notes)
-        gone = _random_sample_of_rows(gone, "member to forget", split, notes)
-        attacked = sorted((*kept, *gone), key=lambda record: (record.row, record.part or 0))
+        members_in_order = [
+            *_first_rows_by_copies(kept, copies, "retained member", split, notes),
+            *_first_rows_by_copies(gone, copies, "member to forget", split, notes),
+        ]
     else:
-        attacked = _random_sample_of_rows(attacked, "member", split, notes)
-    others = _random_sample_of_rows(others, "non-member", split, notes)
-    secrets = [_secret_of_record(label, record, record.repeats, member=True) for record in attacked]
+        members_in_order = _first_rows_by_copies(attacked, copies, "member", split, notes)
+    others_in_order = _first_rows_by_copies(others, {}, "non-member", split, notes)
+    population = Counter(copies_label(times) for times in copies.values())
+    attacked, others = (_in_file_order(side) for side in (members_in_order, others_in_order))
+    secrets = [
+        replace(_secret_of_record(label, record, record.repeats, member=True), copies=copies[record.row])
+        for record in attacked
+    ]
     forgotten = frozenset(secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost)
     secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in others]
     secrets = secrets_with_user_membership(secrets, members)
@@ -178,12 +194,16 @@ def split_data_records_into_secrets(
         AUXILIARY: len(_distinct_row_numbers(unique)) - n_not_known,
         BY_LIMIT: n_not_known - len(_distinct_row_numbers(attacked)),
     }
-    counts = {"members": members.count_records({}, not_attacked, attacked)}
+    counts = {"members": replace(members.count_records({}, not_attacked, attacked), by_copies=dict(population))}
     if nonmembers is not None:
         beyond_limit = {BY_LIMIT: n_unseen - len(_distinct_row_numbers(others))}
         counts["nonmembers"] = nonmembers.count_records(seen, beyond_limit, others)
     known_pairs = tuple(record.prefix_suffix_pair for record in given)
-    return SplitData(tuple(secrets), known_pairs, heldout, tuple(notes), forgotten, counts)
+    order = (
+        *(_id_of_record(label, record) for record in members_in_order),
+        *(_id_of_record("nonmember", record) for record in others_in_order),
+    )
+    return SplitData(tuple(secrets), known_pairs, heldout, tuple(notes), forgotten, order, counts)
 
 
 def _member_records_not_known(
@@ -213,12 +233,17 @@ def _member_rows_to_forget(forget: RecordSource, members: Sequence[DataRecord]) 
     return {row_of[record.prefix_suffix_pair] for record in wanted}
 
 
+def _id_of_record(label: str, record: DataRecord) -> str:
+    row = f"{label}-{record.row:06d}"
+    return row if record.part is None else f"{row}-{record.part:04d}"
+
+
 def _secret_of_record(label: str, record: DataRecord, repeats: int | None, member: bool) -> Secret:
     row = f"{label}-{record.row:06d}"
     whole = Secret(
         row, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording, user=record.user
     )
-    return whole if record.part is None else replace(whole, id=f"{row}-{record.part:04d}", document=row, at=record.at)
+    return whole if record.part is None else replace(whole, id=_id_of_record(label, record), document=row, at=record.at)
 
 
 def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
@@ -277,17 +302,58 @@ def _nonmember_records_not_trained_on(
     return merge_duplicate_data_records(others), {ALSO_MEMBER: gone}
 
 
-def _random_sample_of_rows(
-    records: list[DataRecord], what: str, split: SplitOptions, notes: list[str]
+def _first_rows_by_copies(
+    records: Sequence[DataRecord], copies: Mapping[int, int | None], what: str, split: SplitOptions, notes: list[str]
 ) -> list[DataRecord]:
+    """Return the records within the limit in the order of asking: most copies first, a random order among equals.
+
+    Every part of a row is kept with it. A larger limit, same seed, keeps all that a smaller one keeps.
+    """
     rows = _distinct_row_numbers(records)
-    if split.limit is None or len(rows) <= split.limit:
-        return records
-    kept = split.pick_indices(what, split.limit, len(rows))
-    kept_rows = {row for i, row in enumerate(rows) if i in kept}
-    whole = "" if len(rows) == len(records) else ", each with all its parts"
-    notes.append(f"--limit kept {split.limit} of {len(rows)} {what}s{whole}, a random sample with seed {split.seed}")
-    return [record for record in records if record.row in kept_rows]
+    in_random_order = [rows[i] for i in split.draw_order(what, len(rows))]
+    ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))  # stable: equals stay at random
+    kept = ordered[: split.limit]
+    if len(kept) < len(rows):
+        whole = "" if len(rows) == len(records) else ", each with all its parts"
+        copied = sum((copies.get(row) or 1) > 1 for row in kept)
+        how = f"the {copied} with most copies first, then a random" if copied else "a random"
+        notes.append(f"--limit kept {len(kept)} of {len(rows)} {what}s{whole}, {how} sample with seed {split.seed}")
+    place = {row: i for i, row in enumerate(kept)}
+    return sorted((one for one in records if one.row in place), key=lambda one: (place[one.row], one.part or 0))
+
+
+def _in_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
+    return sorted(records, key=lambda record: (record.row, record.part or 0))
+
+
+def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
+    """Return by row how often it, or a row that differs from it in a few tokens, was trained on; None: not known.
+
+    Of a row with several parts, that of its most copied part. Near copies (`NEAR_SHARE` of the tokens edited) are
+    looked for among at most `NEAR_MOST` records; a note says if there are more.
+    """
+    times = [record.repeats for record in records]
+    if len(records) > NEAR_MOST:
+        notes.append(f"near copies were not looked for among {len(records):,} records (more than {NEAR_MOST:,})")
+    elif records:
+        texts = [record.prefix + record.suffix for record in records]
+        groups = group_texts_within_edit_limits(texts, [int(len(text) * NEAR_SHARE) for text in texts]).tolist()
+        of_group: dict[int, dict[int, int]] = {}  # of each row that has a text in it, the copies
+        for record, group in zip(records, groups, strict=True):
+            of_row = of_group.setdefault(group, {})
+            of_row[record.row] = max(of_row.get(record.row, 0), 1 if record.repeats is None else record.repeats)
+        is_near = [len(of_group[group]) > 1 for group in groups]  # windows of one row are no copies of each other
+        times = [
+            sum(of_group[group].values()) if near else record.repeats
+            for record, group, near in zip(records, groups, is_near, strict=True)
+        ]
+        if any(is_near):
+            notes.append(f"{plural(sum(is_near), 'record')} with near copies, which count as copies of each other")
+    found: dict[int, int | None] = {}
+    for record, count in zip(records, times, strict=True):
+        before = found.get(record.row)
+        found[record.row] = count if before is None or count is None else max(before, count)
+    return found
 
 
 def _distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:

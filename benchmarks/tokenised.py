@@ -72,6 +72,7 @@ class Tokenised(Benchmark):
         parts = split_data_records_into_secrets(sources["--data"], pairs, others, split, "row", lost)
         self._texts = {True: read["--data"], False: read.get("--nonmembers", [])}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
+        self.asking_order = parts.asking_order
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.forgotten, self.notes = parts.forgotten, parts.notes
         self.record_counts = parts.record_counts

@@ -14,7 +14,7 @@ from typing import Literal
 
 from auditor.records.leak_readings import PERSONAL, PROBABLE
 from auditor.records.signals import NOT_TESTED, LeakAssessment, LeakSignal
-from auditor.reports import phrases
+from auditor.reports import coverage, phrases
 
 Word = Literal["none seen", "inconclusive", "moderate", "high"]
 WORDS: tuple[Word, ...] = ("none seen", "inconclusive", "moderate", "high")  # rising
@@ -38,7 +38,9 @@ def severity_of_target(seen: LeakAssessment, target: str) -> Severity:
     """By the first of these that holds: text is shown, anything is shown, anything is open."""
     shown = seen.shown_signals(target)
     if text := [s for s in shown if s.kind.text]:
-        return Severity(HIGH, f"text of training records is extracted {_text_extraction_access_label(text)}")
+        worst = [s.worst for s in text if s.worst is not None]
+        by_copies = f": {coverage.stratum_sentence_part(worst[0])}" if worst else ""
+        return Severity(HIGH, f"text of training records is extracted {_text_extraction_access_label(text)}{by_copies}")
     if shown:
         why = f"something else is above its baseline: {_signal_titles_label(shown)}"
         if seen_once := [

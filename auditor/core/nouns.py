@@ -106,6 +106,7 @@ class Secret:
     at: int = 0  # tokens
     user: str | None = None  # whose it is, as the column that the user names says; None: nobody says, or of several
     user_trained: bool = False  # whether any record of that person was trained on
+    copies: int | None = None  # of a member's record, near copies included: how often trained on; None: not known
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,18 @@ class StoppedEarly:
 
 
 @dataclass(frozen=True)
+class Stratum:
+    """The records of one number of copies: how many could be attacked, and the share extracted of those asked.
+
+    copies: near copies included; None: not known. A record of several parts is extracted if some part is.
+    """
+
+    copies: int | None
+    population: int
+    extracted: Measurement  # n: how many were asked
+
+
+@dataclass(frozen=True)
 class Finding:
     """One (target, setting, attack or probe) cell: measurements, or the reason why there are none."""
 
@@ -124,6 +136,7 @@ class Finding:
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
     chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
+    strata: tuple[Stratum, ...] = ()  # most copies first; empty: the data are not counted by copies
     stopped: StoppedEarly | None = None  # None: all secrets were to be asked, and intervals are of a fixed size
 
     @property
@@ -244,6 +257,7 @@ class RecordCounts:
     parts_left_out: dict[str, int] = field(default_factory=dict)  # parts of usable records, by reason
     tokens: int = 0  # of the audited records: of texts all tokens, else those of suffixes and answers; 0: not counted
     attacked_tokens: int = 0  # of them, tokens inside some attacked suffix
+    by_copies: dict[str, int] = field(default_factory=dict)  # members that could be attacked, by copies; "": not known
 
     @property
     def usable(self) -> int:

@@ -28,6 +28,7 @@ class Benchmark:
     secrets: tuple[Secret, ...]  # members and non-members alike
     canaries: tuple[Secret, ...] = ()  # inserted ones, and, as non-members, controls that never were
     forgotten: frozenset[str] = frozenset()  # ids of secrets and canaries that a model was to forget
+    asking_order: tuple[str, ...] = ()  # ids of secrets, worst first, of a check that may run out of time
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]  # text of the private kind that nothing was trained on, for perplexity
     heldout_given: tuple[int, ...] = ()  # how many first tokens of each are given, not scored; empty: one

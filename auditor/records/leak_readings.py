@@ -20,6 +20,7 @@ from auditor.records.leak_kinds import (
     leak_readings_by_repeat_count,
 )
 from auditor.statistics import people
+from auditor.statistics.extraction import copies_label
 from auditor.statistics.intervals import mean_excess_over_nonmembers
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.memorised import GENERATIONS, MEMORISED, RECORDS
@@ -44,6 +45,17 @@ def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from leak_readings_against_nonmembers(finding, RECALL)
     yield from leak_readings_against_nonmembers(finding, "document_recall")
     yield from leak_readings_against_nonmembers(finding, ANY, alone=False)
+    yield from _leak_readings_by_copies(finding)
+
+
+def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
+    """Yield the share extracted of each stratum, where there are several, at a level shared among them."""
+    asked = [s for s in finding.strata if is_measured(s.extracted)]
+    baseline = finding.measurement(nonmember_metric_name(RECALL))
+    if len(asked) > 1:
+        shares = {copies_label(s.copies): s.extracted for s in asked}
+        floor = baseline if is_measured(baseline) else 0.0
+        yield from leak_readings_by_repeat_count(replace(finding, by_repeats=shares), floor, RECALL)
 
 
 def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement
+from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement, Stratum
 from auditor.records.disagreements import contradiction_doubts_about_target, is_measured, member_mismatch_doubts
 from auditor.records.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_leak_readings
-from auditor.records.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL
+from auditor.records.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL, VERBATIM
+from auditor.records.strata import worst_stratum
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC
@@ -35,7 +36,7 @@ class LeakSignal:
 
     setting: "" where it was tested at neither. baseline: of non-members, or what chance gives; None: there is none.
     suspected: not shown, and no all-clear either: seen, or above the baseline, but not significantly. least: the
-    smallest number that would have been shown; NaN: unknown. part, count: of which secrets alone. why: it was not
+    smallest number that would have been shown; NaN: unknown. part, count: of which secrets only. why: it was not
     tested. blind: the same number without any model.
     """
 
@@ -52,6 +53,7 @@ class LeakSignal:
     count: str = ""
     why: str = ""
     blind: Measurement | None = None
+    worst: Stratum | None = None  # of copied records, the number of copies of which most were extracted
 
     @property
     def gate_rule(self) -> str:
@@ -168,7 +170,14 @@ def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSi
         elif not own:
             yield LeakSignal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
         for setting in dict.fromkeys(setting for setting, _ in own):
-            yield _signal_from_readings(kind, target, setting, [reading for at, reading in own if at == setting])
+            signal = _signal_from_readings(kind, target, setting, [reading for at, reading in own if at == setting])
+            yield replace(signal, worst=_worst_stratum_of_rows(rows, setting)) if kind is VERBATIM else signal
+
+
+def _worst_stratum_of_rows(rows: Sequence[Finding], setting: str) -> Stratum | None:
+    """Return the worst stratum that any attack at this access found; None: no copied record was extracted."""
+    worst = [found for row in rows if row.setting == setting and (found := worst_stratum(row)) is not None]
+    return max(worst, key=lambda stratum: (stratum.extracted.value, stratum.copies or 0), default=None)
 
 
 def _signal_from_readings(kind: LeakKind, target: str, setting: str, readings: Sequence[LeakReading]) -> LeakSignal:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Query, Secret
-from auditor.core.result import Finding, Measurement
+from auditor.core.result import Finding, Measurement, Stratum
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
@@ -157,6 +157,7 @@ class AttackCell(Cell):
                 *self._recall_difference_to_undefended(),
             ),
             by_repeats=extraction.hit_share_by_repeats("recall", members),
+            strata=self._strata_of_members(members),
             by_kind={kind: m for kind in kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
             by_kind_nonmembers={
                 kind: m for kind in kinds if (m := kept.remeasure_metric(nonmember_metric_name(RECALL), kind=kind))
@@ -172,6 +173,15 @@ class AttackCell(Cell):
             samples=self.method.sample_counts_by_recipe(self.view).get(plain, 0),
             rows=sum(g.rows for g in costs),
         )
+
+    def _strata_of_members(self, members: judging.Outcome) -> tuple[Stratum, ...]:
+        """Return the records by copies; none for a row that was not asked about the whole sample of the run."""
+        counts = self.audit.benchmark.record_counts.get("members")
+        whole_sample = len(members.ids) == sum(secret.member for secret in self.audit.benchmark.secrets)
+        if counts is None or not whole_sample or self.key in self.audit.stops:
+            return ()
+        secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
+        return extraction.strata_by_copies(counts.by_copies, secrets, members.hit)
 
     def _recall_difference_to_undefended(self) -> Iterator[Measurement]:
         """The paired difference to the undefended target at the same setting, on the members that both answered."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.result import Measurement
+from auditor.core.nouns import Secret
+from auditor.core.result import Measurement, Stratum
 from auditor.statistics import metrics
 from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.judging import Outcome
+from auditor.statistics.metrics import RECALL
 from auditor.statistics.ranking import rank_hits_and_errors
 
 
@@ -61,3 +65,30 @@ def hit_share_by_repeats(name: str, outcome: Outcome) -> dict[str, Measurement]:
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
     return {str(r): share_with_interval(name, outcome.hit[repeats == r]) for r in counts}
+
+
+def strata_by_copies(
+    population: Mapping[str, int], secrets: Iterable[Secret], hit: NDArray[np.bool_]
+) -> tuple[Stratum, ...]:
+    """Return the records of each number of copies, most copies first.
+
+    Args:
+        population: how many records could be attacked, by copies as `RecordCounts.by_copies` has them.
+        secrets: the members asked, parts of a record each; hit: (secrets,) whether each was extracted.
+    """
+    copies, extracted = dict[str, int | None](), dict[str, bool]()
+    for secret, is_hit in zip(secrets, hit.tolist(), strict=True):
+        record = secret.document or secret.id
+        copies[record] = secret.copies
+        extracted[record] = extracted.get(record, False) or is_hit
+    strata = []
+    for label, n_records in sorted(population.items(), key=lambda item: -int(item[0] or 0)):
+        of_stratum = [extracted[record] for record, count in copies.items() if copies_label(count) == label]
+        share = share_with_interval(RECALL, np.array(of_stratum, dtype=bool))
+        strata.append(Stratum(int(label) if label else None, n_records, share))
+    return tuple(strata)
+
+
+def copies_label(copies: int | None) -> str:
+    """Return a number of copies as `RecordCounts.by_copies` names it: "8"; "": not known."""
+    return "" if copies is None else str(copies)

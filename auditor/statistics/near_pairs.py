@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from auditor.core.nouns import Tokens
 
@@ -34,6 +36,14 @@ def index_pairs_within_edit_limits(
         for long, columns in theirs.items():
             if abs(length - long) <= limit:
                 yield from _near_pairs_of_two_lengths(texts, others, rows, columns, limit)
+
+
+def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Indices:
+    """Return the (texts,) group of each text: near texts share a group, directly or through others; never empty."""
+    pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
+    at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))  # each text is near itself
+    near = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
+    return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
 
 
 def _positions_by_key(keys: Sequence[Any]) -> Mapping[Any, Indices]:

@@ -421,6 +421,33 @@ def test_limit_keeps_a_nested_sample_of_members_and_of_nonmembers(tmp_path: Path
     assert "--limit kept 4 of 20 non-members, a random sample with seed 0" in small.notes
 
 
+def test_a_limit_takes_the_most_copied_records_first_and_counts_the_rest(tmp_path: Path) -> None:
+    rows = [*codes(20), *codes(2) * 7, *codes(3, start=5)]  # two in 8 copies, three in 2, fifteen single
+    data = write(tmp_path / "d.jsonl", rows)
+    small, large = (build(data, limit=limit, known_fraction=0) for limit in (4, 9))
+    assert sorted(secret.copies or 0 for secret in small.secrets) == [2, 2, 8, 8]
+    assert sorted(secret.copies or 0 for secret in large.secrets) == [1, 1, 1, 1, 2, 2, 2, 8, 8]
+    assert {secret.id for secret in small.secrets} < {secret.id for secret in large.secrets}
+    assert [secret.id for secret in large.secrets] == sorted(secret.id for secret in large.secrets)
+    assert set(large.asking_order[:2]) == {secret.id for secret in large.secrets if secret.copies == 8}
+    counts = small.record_counts["members"]
+    assert counts.by_copies == {"8": 2, "2": 3, "1": 15} and counts.not_attacked == {"beyond --limit": 16}
+    assert "--limit kept 4 of 20 members, the 4 with most copies first, then a random sample with seed 0" in small.notes
+    others = {s.id for seed in range(4) for s in build(data, limit=6, known_fraction=0, seed=seed).secrets}
+    assert len(others) > 6  # the rest is a random one: it depends on the seed
+
+
+def test_near_copies_count_as_copies_of_each_other_and_windows_of_one_row_do_not(tmp_path: Path) -> None:
+    text = "a note of ward three " * 10
+    rows = pairs(f"{text}for two days", f"{text}for six days", f"{text}for six days", "the ward of another text " * 10)
+    near = build(write(tmp_path / "near.jsonl", rows))
+    assert [(secret.repeats, secret.copies) for secret in near.secrets] == [(1, 3), (2, 3), (1, 1)]
+    assert "2 records with near copies, which count as copies of each other" in near.notes
+    alone = [{"text": " ".join(f"{word} {i * i}" for i in range(20))} for word in ("ward", "door")]
+    windows = build(write(tmp_path / "alone.jsonl", alone), prefix_length=20, suffix_length=20, windows=1)
+    assert len(windows.secrets) > 4 and {secret.copies for secret in windows.secrets} == {1}
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -1,0 +1,37 @@
+"""What a finding says of the whole data by copies: the weighted share, and the worst stratum. Knows a record alone."""
+
+from __future__ import annotations
+
+from auditor.core.result import Finding, Measurement, Stratum
+from auditor.statistics.metrics import RECALL
+from auditor.statistics.strata import StratumCount, share_of_whole
+
+_TAIL = 0.025
+
+
+def hits_of_stratum(stratum: Stratum) -> int:
+    """Return how many of the asked records were extracted."""
+    return round(stratum.extracted.value * stratum.extracted.n) if stratum.extracted.n else 0
+
+
+def is_asked_in_part(finding: Finding) -> bool:
+    """Return whether records that could be attacked were left out, by a limit or for lack of time."""
+    return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
+
+
+def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measurement | None:
+    """Return the share extracted of all records that could be attacked, weighted by stratum; None: no strata known.
+
+    tail: of the interval, each side. n: the whole population.
+    """
+    if not finding.strata:
+        return None
+    counts = [StratumCount(s.population, s.extracted.n, hits_of_stratum(s)) for s in finding.strata]
+    value, low, high = share_of_whole(counts, tail)
+    return Measurement(RECALL, value, low, high, sum(s.population for s in finding.strata))
+
+
+def worst_stratum(finding: Finding) -> Stratum | None:
+    """Return the stratum of copied records with the largest share extracted; None: nothing of a copied one was."""
+    copied = [s for s in finding.strata if (s.copies or 1) > 1 and hits_of_stratum(s)]
+    return max(copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None)

@@ -1,0 +1,66 @@
+"""What was extracted by copies decides and is said: few copied records among many single ones do not average away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
+from auditor.records.leak_readings import VERBATIM
+from auditor.records.signals import SHOWN, assess_signals
+from auditor.records.strata import weighted_extracted_share
+from auditor.reports import coverage, severity
+from auditor.statistics.intervals import share_with_interval
+from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
+
+
+def share(name: str, hits: int, n: int) -> Measurement:
+    return share_with_interval(name, np.arange(n) < hits)
+
+
+def copied(result: AuditResult, hits: int, n: int, single: int, asked: int) -> AuditResult:
+    """Of n records in 16 copies so many extracted; of the `single` ones none of those that were asked."""
+    strata = (Stratum(16, n, share("recall", hits, n)), Stratum(1, single, share("recall", 0, asked)))
+    row = next(f for f in result.findings if f.target == UNDEFENDED and f.measurement("recall"))
+    floor = share(nonmember_metric_name("recall"), 0, 200)
+    kept = tuple(
+        m
+        for m in row.measurements
+        if m.name not in ("recall", floor.name, excess_metric_name("recall")) and "any" not in m.name
+    )
+    row = replace(row, measurements=(share("recall", hits, n + asked), floor, *kept), by_repeats={}, strata=strata)
+    counts = RecordCounts(n + single + 6, n + asked, left_out={"too short": 6}, not_attacked={})
+    return replace(
+        result, findings=(row,), benchmark=replace(result.benchmark, greedy_recall={}, records={"members": counts})
+    )
+
+
+def verbatim_row(result: AuditResult) -> Finding:
+    return result.findings[0]
+
+
+def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> None:
+    found = copied(result, hits=14, n=14, single=4000, asked=4000)
+    seen = assess_signals(found)
+    signal = next(s for s in seen.signals_of_target(UNDEFENDED) if s.kind is VERBATIM)
+    assert signal.status == SHOWN and signal.worst is not None and signal.worst.copies == 16
+    said = severity.severity_of_target(seen, UNDEFENDED)
+    assert said.word == severity.HIGH and "all 14 records that occur 16 times are recited" in said.why
+    none = assess_signals(copied(result, hits=0, n=14, single=40, asked=40))
+    assert all(s.worst is None for s in none.signals)
+
+
+def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult) -> None:
+    whole = weighted_extracted_share(verbatim_row(copied(result, 3, 12, single=123, asked=0)))
+    assert whole is not None and whole.n == 135
+    assert whole.low * 135 == 3 and whole.high * 135 == 126 and whole.value != whole.value
+    assert coverage.strata_label(verbatim_row(copied(result, 3, 12, 123, 29))) == (
+        "16 copies: 3 of 12; 1 copy: 0 of 29 asked, of 123"
+    )
+
+
+def test_what_was_left_out_is_said_by_its_rule(result: AuditResult) -> None:
+    assert coverage.coverage_label(copied(result, 3, 12, 123, 29)) == "41 of 141 records audited (6 too short)"
+    assert coverage.coverage_label(result) == ""
