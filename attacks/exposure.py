@@ -43,6 +43,7 @@ class Exposure(Probe):
     """
 
     name: ClassVar[str] = "exposure"
+    page: ClassVar[str] = "how-to/canaries"
     measures: ClassVar[str] = "exposure"
     of: ClassVar[Literal["secrets", "canaries"]] = "canaries"
     nodes: int = 0

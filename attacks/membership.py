@@ -61,6 +61,7 @@ class Membership(Probe):
     """
 
     name: ClassVar[str] = "membership"
+    page: ClassVar[str] = "how-to/membership"
     measures: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("likelihood",)
     quick: ClassVar[Mapping[str, Any]] = {"lowercase": False}  # no second reading of each text

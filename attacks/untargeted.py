@@ -35,6 +35,7 @@ class Untargeted(CorpusAttack):
     """
 
     name: ClassVar[str] = "untargeted"
+    page: ClassVar[str] = "how-to/untargeted"
     measures: ClassVar[str] = "untargeted"
     control: ClassVar[str] = "public"
     temperature: float = 1.0

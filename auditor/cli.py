@@ -150,7 +150,13 @@ def _print_unexpected_error_for_exit_code(error: BaseException) -> int:
 def _run_command_for_exit_code(arguments: list[str]) -> int:
     """Runs the command. Not by `app()`, which takes an EOFError for an interrupt and gives a closed pipe code 1."""
     try:
-        with _click_command().make_context("audit", arguments) as context:
+        context = _click_command().make_context("audit", arguments)
+    except typer.Exit as leave:
+        return 2 if leave.exit_code else 0  # --help, and completion for a shell that typer does not know
+    except SystemExit as leave:
+        return 2 if leave.code else 0  # --show-completion and --install-completion: no plug-in has run yet
+    try:
+        with context:
             context.command.invoke(context)
     except typer.Exit as leave:
         return leave.exit_code

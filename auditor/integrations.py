@@ -225,7 +225,10 @@ class AuditCallback(TrainerCallback):
             if self.canaries:
                 values[EXPOSURE] = self._mean_exposure_of_inserted_canaries(target)
         self.rows.append({"step": step, **values})
+        # transformers' on_log clears should_log: the training loss of this step would never be logged
+        log_is_due = self.trainer.control.should_log
         self.trainer.log({f"{PREFIX}{name}": value for name, value in values.items()})
+        self.trainer.control.should_log = log_is_due
         return values
 
     def _mean_suffix_probability_and_loss_by_name(self, target: LanguageModel) -> dict[str, float]:

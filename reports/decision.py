@@ -76,7 +76,8 @@ def decision_junit_xml(decision: Decision) -> str:
     # Programs that read JUnit take a suite without cases for passed.
     if not cases:
         cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
-        ET.SubElement(cases[0], "failure", {"type": "failed", "message": "nothing was judged"})
+        nothing = "nothing was judged"
+        ET.SubElement(cases[0], "failure", {"type": "failed", "message": nothing}).text = nothing
     return junit_xml("audit gate", to_printable_line(decision.run), cases)
 
 
@@ -96,10 +97,12 @@ def _ruling_junit_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
     # XML 1.0 has no control characters, and ElementTree would write them all the same.
     row, rule, reason = map(to_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
+    # the reason is both attribute and text: GitHub's readers show the one, GitLab's the other
     if element := {"failed": "failure", "inconclusive": "error"}.get(decision.verdict_with_inconclusive_read(ruling)):
-        ET.SubElement(case, element, {"type": ruling.verdict, "message": reason})
+        ET.SubElement(case, element, {"type": ruling.verdict, "message": reason}).text = reason
     elif ruling.verdict == "inconclusive":
-        ET.SubElement(case, "skipped", {"message": f"inconclusive, let pass: {reason}"})
+        passed = f"inconclusive, let pass: {reason}"
+        ET.SubElement(case, "skipped", {"message": passed}).text = passed
     else:
         ET.SubElement(case, "system-out").text = reason
     return case

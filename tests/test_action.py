@@ -89,6 +89,17 @@ def test_the_workflow_to_copy_fits_the_action() -> None:
     assert [any(r.against_baseline for r in read_policy(EXAMPLE / name).rules) for name in policies] == [True, False]
 
 
+def test_every_action_is_pinned_and_no_token_lies_in_the_checkout() -> None:
+    workflow = yaml.safe_load((EXAMPLE / "workflow.yml").read_text())
+    steps = workflow["jobs"]["audit"]["steps"]
+    used = [step["uses"] for step in (*steps, *STEPS.values()) if "uses" in step]
+    unpinned = [name for name in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name)]
+    assert len(used) == 6 and unpinned == ["OWNER/audit@COMMIT"]  # whose commit the reader fills in
+    (checkout,) = (step for step in steps if step.get("uses", "").startswith("actions/checkout@"))
+    assert checkout["with"] == {"persist-credentials": False}
+    assert workflow["permissions"] == {}
+
+
 def test_a_pull_request_is_held_to_the_policy_of_the_branch_it_is_for(tmp_path: Path) -> None:
     """The step of the workflow, in a checkout whose own policy was loosened."""
     steps = yaml.safe_load((EXAMPLE / "workflow.yml").read_text())["jobs"]["audit"]["steps"]

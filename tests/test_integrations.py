@@ -44,8 +44,9 @@ def trainer(base: Path, out: Path, rows: list[dict[str, Any]] = MEMBERS, steps: 
         {"input_ids": [*ids, *[0] * (width - len(ids))], "labels": [*ids, *[-100] * (width - len(ids))]}
         for ids in texts
     ]
+    more.setdefault("logging_steps", 10)
     args = TrainingArguments(
-        output_dir=str(out), max_steps=steps, learning_rate=5e-3, per_device_train_batch_size=6, logging_steps=10,
+        output_dir=str(out), max_steps=steps, learning_rate=5e-3, per_device_train_batch_size=6,
         report_to=[], use_cpu=True, save_strategy="steps", save_steps=30, disable_tqdm=True, seed=0, **more,
     )  # fmt: skip
     data = datasets.Dataset.from_list(padded)
@@ -92,6 +93,23 @@ def test_looking_changes_nothing(trained: tuple[Trainer, AuditCallback, Path], b
     watched = trained[0].model.state_dict()
     assert all(torch.equal(value, watched[name]) for name, value in alone.model.state_dict().items())
     assert trained[0].model.training and all(p.requires_grad for p in trained[0].model.parameters())
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_the_trainers_own_log_is_the_same_with_and_without_looking(base: Path, tmp_path: Path, every: int) -> None:
+    timing = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
+
+    def read_log(out: Path, watched: bool) -> list[dict[str, float]]:
+        made = trainer(base, out, steps=9, logging_first_step=True, logging_steps=4)
+        if watched:
+            made.add_callback(AuditCallback(made, data=MEMBERS, every=every, limit=2, out=out / "audit"))
+        made.train()
+        rows = [row for row in made.state.log_history if "audit/loss_members" not in row]
+        return [{name: row[name] for name in row.keys() - timing} for row in rows]
+
+    unwatched = read_log(tmp_path / "unwatched", watched=False)
+    assert [row["step"] for row in unwatched if "loss" in row] == [1, 4, 8]
+    assert read_log(tmp_path / "watched", watched=True) == unwatched
 
 
 def test_checkpoints_are_a_sweep_with_a_picture(

@@ -207,9 +207,9 @@ def crash_test_junit_xml(test: CrashTest, again: str) -> str:
     for case, check in zip(cases, test.checks, strict=True):
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
-            failure.text = broken_crash_check_reproduction_text(test, check, again)
+            failure.text = f"{check.said}\n\n{broken_crash_check_reproduction_text(test, check, again)}"
         elif check.verdict == UNKNOWN:
-            ET.SubElement(case, "skipped", {"message": check.said})
+            ET.SubElement(case, "skipped", {"message": check.said}).text = check.said
         else:
             ET.SubElement(case, "system-out").text = check.said
     return junit_xml("audit dp-loop", "dp-loop", cases)

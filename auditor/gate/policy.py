@@ -43,7 +43,7 @@ from auditor.core.nouns import SettingName
 from auditor.gate.rulings import Reading
 from auditor.statistics.audited import MAIN
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.metrics import RECALL, SHARES, find_metric
+from auditor.statistics.metrics import LEAKS, RECALL, SHARES, find_metric
 
 _PART = r"\(\s*(?:count\s*=\s*([0-9]{1,12})|kind\s*=\s*([^()=\s][^()=]*?))\s*\)"
 _METRIC = re.compile(rf"([a-z][a-z0-9_.]*)(?:{_PART})?", re.IGNORECASE)
@@ -279,6 +279,7 @@ def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: boo
     found = _METRIC.fullmatch(name)
     assert found is not None
     metric, count, kind = found[1], None if found[2] is None else int(found[2]), found[3]
+    _check_metric_is_gateable(metric)
     if kind is not None and (metric != RECALL or against_baseline):
         only = f"expected a limit on {RECALL}(kind={kind}) itself: only that is counted by kind"
         raise AuditError(f"{only}, got {name!r}")
@@ -294,6 +295,17 @@ def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: boo
     if find_metric(rule.metric).unit in SHARES:
         check_share_limit(rule)
     return rule
+
+
+def _check_metric_is_gateable(name: str) -> None:
+    """Raises AuditError for a metric on which every rule would fail."""
+    metric = find_metric(name)
+    if not metric.is_gateable:
+        why = "is a number of the model and of no attack" if metric.of_model else "has no interval"
+        raise AuditError(
+            f"expected a metric that a gate can decide, such as {', '.join(LEAKS)} (all: docs/reference/metrics.md), "
+            f"got {name}, which {why}"
+        )
 
 
 def check_share_limit(rule: Rule) -> None:

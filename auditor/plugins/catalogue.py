@@ -22,7 +22,8 @@ from auditor.core.errors import AuditError
 from auditor.plugins.options import ENTRY_POINTS, allowed_option_values, plugin_option_defaults
 
 _PACKAGES = ("auditor", "auditor.attacks", "auditor.benchmarks", "auditor.defenses")
-_SAID = ("name", "title", "needs", "claims", "form")  # what is kept of a class beside its docstring and its options
+# what is kept of a class beside its docstring and its options
+_SAID = ("name", "title", "needs", "claims", "form", "page")
 
 Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 

@@ -50,6 +50,7 @@ class Metric:
     per_secret: bool = False  # secrets.parquet holds the number of each secret that it is the mean of
     signed: bool = False  # one share minus another
     bounded: bool = True  # it has an interval, which every number has that a gate can decide on
+    of_model: bool = False  # it is a number of the model, in no row of an attack, so that no gate finds it
     members: bool = True  # whom it is of, or else the non-members
     short: str = ""  # its name where there is room for a word or two
     place: int = 0  # of its column in a table of several runs, which `short` heads; 0: it has none
@@ -63,6 +64,11 @@ class Metric:
     scores: str = ""  # the column of scores by which members are told from non-members; this is how well
     rate: float = 0.0  # of false positives, at which it is the share of members found; 0: it is the AUC
     below: float = 0.0  # it is the mean of those shares over all rates up to this one
+
+    @property
+    def is_gateable(self) -> bool:
+        """Whether a rule of a gate may name it."""
+        return self.bounded and not self.of_model
 
     @property
     def per_secret_column_name(self) -> str:
@@ -289,7 +295,7 @@ METRICS = (
         values=lambda o: _recall_per_person(o) > 0,
     ),
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
-    Metric("greedy", "Greedy decoding, no attack"),
+    Metric("greedy", "Greedy decoding, no attack", of_model=True),
     Metric(people.INFERENCE, "Membership of people, by records that were not trained on", roc.AUC),
     Metric(people.INFERENCE_CONTROL, "The same by the reference alone", roc.AUC),
     Metric("document_recall", "Documents of which a part was extracted", exact=True),
@@ -323,7 +329,7 @@ METRICS = (
     *_membership_metrics(),
     *_generation_metrics(),
     # of the models
-    Metric("perplexity", "Held-out perplexity", "perplexity", short="PPL", place=5, varies=True),
+    Metric("perplexity", "Held-out perplexity", "perplexity", short="PPL", place=5, varies=True, of_model=True),
     Metric(
         "perplexity_subset_average",
         "Held-out perplexity, averaged over subsets as in the paper",
@@ -331,6 +337,7 @@ METRICS = (
         short="PPL, subset average",
         place=6,
         varies=True,
+        of_model=True,
     ),
 )
 

@@ -1291,3 +1291,22 @@ def test_what_libraries_report_of_weights_does_not_bury_a_refusal(monkeypatch: p
         assert transformers.logging.get_verbosity() == transformers.logging.ERROR
     finally:
         transformers.logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize(("shell", "code"), [("bash", 0), ("zsh", 0), ("fish", 0), ("tcsh", 2)])
+@pytest.mark.parametrize("flag", ["--show-completion", "--install-completion"])
+def test_completion_is_no_fault(
+    flag: str,
+    shell: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for module in ("typer.completion", "typer._completion_shared"):
+        monkeypatch.setattr(f"{module}._get_shell_name", lambda: shell)
+    assert run_command_line([flag]) == code
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert ("audit" in shown.out or "completion installed" in shown.out) is (code == 0)

@@ -13,6 +13,7 @@ import pytest
 from auditor.cli import run_command_line
 from auditor.commands import listing
 from auditor.plugins import registry
+from auditor.plugins.catalogue import cached_plugin_classes
 from auditor.plugins.options import allowed_option_values, plugin_option_defaults
 
 Said = pytest.CaptureFixture[str]
@@ -51,10 +52,20 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
     assert all(f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in given.items())
     assert all(f"({'|'.join(map(str, values))})" in shown for values in allowed_option_values(cls).values())
     pages = [line.split()[1] for line in shown.splitlines() if line.startswith("page ")]
+    assert f"docs/how-to/{name}.md" in pages or not (ROOT / "docs" / "how-to" / f"{name}.md").exists()
     assert any(f"`{name}`" in (ROOT / page).read_text(encoding="utf-8") for page in pages)
     sources = [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("source ")]
     assert all(f'name: ClassVar[str] = "{name}"' in Path(source).read_text(encoding="utf-8") for source in sources)
     assert all(need in shown for need in getattr(cls, "needs", ()))
+
+
+def test_classes_from_the_cache_name_the_same_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
+    for _ in ("made", "read"):
+        classes = cached_plugin_classes(lambda: None)
+        pages = {name: cls.page for kind in ("Attack", "Probe") for name, cls in classes[kind].items()}
+        assert pages == {name: cls.page for kind in ("Attack", "Probe") for name, cls in FOUND[kind].items()}
+    assert pages["epsilon-audit"] == "how-to/audit-an-epsilon"
 
 
 def test_a_slip_is_refused_with_the_nearest_name(capsys: Said) -> None:

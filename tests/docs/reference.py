@@ -188,14 +188,25 @@ _METRICS = """# Metrics
 
 {printed}
 The names that `result.json`, policies of a gate, `audit compare --metric` and exports use. In a family `{{n}}` and
-`{{p}}` stand for a number. Every number has its interval and its sample size, but for those without one.
+`{{p}}` stand for a number. Every number has its interval and its sample size, but for those without one. A gate refuses
+a rule on a metric that has no `yes` under "gate": it is in no row of an attack, or has no interval.
 
 """
 
 
 def metrics() -> str:
-    rows = ([_code(one.name), one.title, one.unit, "" if one.bounded else "none", one.note] for one in METRICS)
-    return _METRICS.format(printed=_PRINTED) + _table(("name", "what it is", "unit", "interval", "note"), rows)
+    rows = [
+        [
+            _code(metric.name),
+            metric.title,
+            metric.unit,
+            "" if metric.bounded else "none",
+            "yes" if metric.is_gateable else "",
+            metric.note,
+        ]
+        for metric in METRICS
+    ]
+    return _METRICS.format(printed=_PRINTED) + _table(("name", "what it is", "unit", "interval", "gate", "note"), rows)
 
 
 # --- files of a run ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule, read_policy
+from auditor.statistics.metrics import METRICS
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,17 @@ def test_sentences(sentence: str, rule: Rule) -> None:
 def test_other_sentences_are_refused(sentence: str) -> None:
     with pytest.raises(AuditError, match="expected a"):
         parse_rule(sentence)
+
+
+@pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
+def test_metrics_on_which_every_rule_would_fail_are_refused_at_once(metric: str) -> None:
+    refused = {"greedy", "perplexity", "perplexity_subset_average", "exposure_extrapolated"}
+    if metric not in refused:
+        assert parse_rule(f"{metric} <= 0.5").metric == metric
+        return
+    for name in (metric, f"{metric}_nonmembers"):
+        with pytest.raises(AuditError, match=f"such as extraction_probability, exposure, .* got {name}, which "):
+            parse_limits([f"{name}=0.5"])
 
 
 def policy(tmp_path: Path, text: str) -> Path:

@@ -49,6 +49,17 @@ def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Readin
     assert f"gate {made.verdict}: " in decision.decision_markdown(made)
 
 
+@given(VERDICTS, st.sampled_from(["report", "pass", "fail"]))
+def test_junit_reasons_are_both_attribute_and_text(outcomes: list[Any], reading: Reading) -> None:
+    """GitHub's readers show the attribute, GitLab's the text of the element."""
+    made = Decision("run", "base", tuple(ruling(o) for o in outcomes), reading)
+    suite = ET.fromstring(decision.decision_junit_xml(made))
+    reasons = [reason for case in suite.iter("testcase") for reason in case]
+    assert len(reasons) == max(1, len(outcomes))
+    for reason in reasons:
+        assert reason.text and reason.text in (reason.get("message"), "because t")
+
+
 def test_a_ruling_without_a_number_says_why() -> None:
     nothing = Ruling("t", "", "", "recall", 0.1, math.nan, math.nan, "failed", "no row was measured", "recall <= 0.1")
     text = decision.decision_markdown(Decision("run", "", (nothing,)))
