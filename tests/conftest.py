@@ -161,7 +161,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-ASKED = ("_rows_agree_behind", "_shared_prefix_is_exact", "_joined_rows_are_exact")
+ASKED = ("_rows_agree_behind", "_shared_prefix_is_exact", "_joined_rows_are_exact", "_rows_agree_on_records")
 QUESTIONS = {name: getattr(self_check._SelfCheckTrial, name) for name in ASKED}
 ANSWERS: dict[Any, bool] = {}
 

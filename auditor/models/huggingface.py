@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
+from auditor.models.activation import ActivatedTexts, Activation, Offsets
 from auditor.models.base import LanguageModel, Rows, max_logits_at_once, refuse_nan_logits
 from auditor.models.caches import Dimensions, NativeCache, find_cache_batch_dimensions
 from auditor.models.configuration import end_of_text_tokens, max_positions, model_input_device, unwrap_peft
@@ -59,6 +60,7 @@ class HuggingFaceRows(Rows):
 
     _logits: Tensor  # (rows, width, V)
     _total: Tensor | None = None  # (rows, width): what exp of them sums to, as a log, once it is known
+    _offsets: Offsets | None = None  # of an activated LoRA, for the sequences that are read next
 
     def __init__(
         self,
@@ -81,12 +83,16 @@ class HuggingFaceRows(Rows):
         self, tokens: Tensor, prompt: Tensor | None, cache: Cache | NativeCache | None
     ) -> Tensor:
         """(sequences, width, V): the logits behind tokens (sequences, n)."""
+        if cache is None:
+            self._offsets = self.model.activation.offsets_of(tokens)
         return self._next_logits_of_input(self.model.input_behind_soft_prompt(tokens, prompt), cache)
 
     def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
         """As `_next_logits_of_tokens`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
         self._total = None
-        return self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)[:, 0].unflatten(0, (-1, self.width))
+        with self.model.activation.reading_with(self._offsets):
+            logits = self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)
+        return logits[:, 0].unflatten(0, (-1, self.width))
 
     def _sequence_indices(self, rows: Tensor) -> Tensor:
         """The sequences (rows x width,) behind these rows."""
@@ -130,6 +136,8 @@ class SlotRows(HuggingFaceRows):
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
+        self.texts, self.prompt = ActivatedTexts(self.model.activation, prefixes, length), prompt
+        self._offsets = self.model.activation.offsets_of(prefixes)
         alone = self.forward == self.model.logits_of_input  # not `is`: a bound method is made anew each time
         before = self.model.cached_prefix_logits_and_layers(prefixes, total) if alone and prompt is None else None
         if before is not None:
@@ -167,6 +175,10 @@ class SlotRows(HuggingFaceRows):
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        if self.model.activation and self.texts.advance(parents, tokens):
+            # An invocation has just ended: its own tokens were read without the adapter.
+            self._start(self.texts.tokens, self.texts.length, self.prompt)
+            return
         slots, source, destination = assign_slots(parents, self.slots)
         if len(source):
             source, destination = self._sequence_indices(source), self._sequence_indices(destination)
@@ -177,6 +189,8 @@ class SlotRows(HuggingFaceRows):
             self.cache.empty = torch.empty_like(empty)
             self.cache.empty[slots] = empty
         self.slots = slots
+        if self.model.activation:
+            self._offsets = self.texts.offsets_by_slot(slots)
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
         self._logits = self._next_logits_of_tokens(in_slots.unsqueeze(-1), None, self.cache)
@@ -257,12 +271,15 @@ class HuggingFaceModel(LanguageModel):
         self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
         self._seen: HiddenStateCache | None = None
         self.begins: SharedPrefixCache | None = None
+        self.activation = Activation(model)
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(self) -> None:
         """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
+        if self.activation:  # what it makes of a text's beginning depends on what follows
+            return
         body, head = unwrap_peft(self.model).base_model, self.model.get_output_embeddings()
         self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
 
@@ -344,7 +361,9 @@ class HuggingFaceModel(LanguageModel):
         return next(iter(token), None) if isinstance(token, list | tuple) else token
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.log_probs_of_input(self.input_behind_soft_prompt(contexts.to(self.device), prompt), last)
+        contexts = contexts.to(self.device)
+        read = self.input_behind_soft_prompt(contexts, prompt)
+        return self.activation.read(contexts, last, lambda: self.log_probs_of_input(read, last))
 
     def embedding_rows(self, count: int) -> Tensor:
         """As the model reads them: the look-up itself scales them in some families (Gemma, XGLM, BioGPT)."""
@@ -397,12 +416,18 @@ class HuggingFaceModel(LanguageModel):
         cache = Cache(layers=list(own)) if begun or layers is not None else None
         return self._transformers_logits(read[:, begun:], last if kept is None else kept, cache)
 
+    def logits_without_cache(self, texts: Tensor, last: int) -> Tensor:
+        """Return what one call of transformers gives for whole texts (B, n), with nothing of ours: (B, last, V)."""
+        return self._transformers_logits(texts, last, None)
+
     def _transformers_logits(self, read: Tensor, last: int, cache: Cache | NativeCache | None) -> Tensor:
         own = cache if isinstance(cache, NativeCache) else None
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
             # use_cache: where it is not said, models make a cache of their own for every call.
             extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
+        if self.activation.offsets is not None:
+            extra["alora_offsets"] = self.activation.offsets
         if isinstance(cache, PaddedCache):
             extra |= cache.mask_and_positions(read.shape[1])
         traffic.rows += len(read)

@@ -84,12 +84,12 @@ def dtype_effect_sentence(model: Any, texts: Sequence[tuple[tuple[int, ...], tup
             f"runs in {dtype}; what that changes was not measured: float32 takes {needed / 1e9:.1f} GB beside it, "
             f"of {free / 1e9:.1f} GB that are free"
         )
-    exact, apart, same = copy.deepcopy(plain).float(), [], []
+    exact, apart, same = type(model)(copy.deepcopy(plain).float(), name=model.name), [], []
     for prefix, suffix in texts[:_TEXTS]:
         read = torch.tensor([prefix + suffix[:-1]], device=model.device)
         tokens = torch.tensor(suffix, device=model.device).unsqueeze(-1)
         few = model.log_probs(read, len(suffix))[0]
-        full = exact(input_ids=read).logits[0, -len(suffix) :].float().log_softmax(-1)
+        full = exact.log_probs(read, len(suffix))[0]
         apart.append((few.gather(-1, tokens) - full.gather(-1, tokens)).squeeze(-1))
         same.append((few.argmax(-1) == full.argmax(-1)).double())
     return (

@@ -1,5 +1,5 @@
-"""Whether a model that was loaded gives one distribution however it is asked, on random tokens, before anything rests
-on it.
+"""Whether a model that was loaded gives one distribution however it is asked, on random tokens and on a few records of
+the run, before anything rests on it.
 
 Four things are held against what transformers itself gives for token ids: the distribution by input embeddings, the
 distribution of rows that were advanced and split, the distribution of a token when others follow it, and that
@@ -10,15 +10,16 @@ is right for is refused. Knows nothing of what a model is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
+from auditor.core.nouns import Tokens
 from auditor.models.base import refuse_nan_logits
 from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, largest_rms_log_prob_distance
 from auditor.models.decoding import index_batches_of_equal_shape
@@ -31,23 +32,33 @@ _SHORT = 12  # tokens of the texts that most is tried on
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
 _SPECIAL = re.compile(r"_token_(id|index)$")
 
+_RECORDS = 3  # of a run that are read step by step and whole
+_RECORD_STEPS = 2  # tokens of a suffix that are read one by one
+
+Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
+
 _reached: WeakKeyDictionary[HuggingFaceModel, int] = WeakKeyDictionary()
+_compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
 
 
-def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = None) -> tuple[str, ...]:
+def check_and_configure_serving(
+    model: HuggingFaceModel, reach: int | None = None, records: Records = ()
+) -> tuple[str, ...]:
     """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with notes that say so.
 
-    reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. What was tried before is
-    not tried again. Returns the notes that are new. Raises AuditError for a model that no way of asking is right for,
-    or whose distributions on texts that long depend on what comes later.
+    reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. records: those of the run,
+    of which a few are read as transformers reads them. What was tried before is not tried again. Returns the notes
+    that are new. Raises AuditError for a model that no way of asking is right for, or whose distributions on texts that
+    long depend on what comes later.
     """
     wanted = AT_LOAD if reach is None else reach
     room = min(wanted, model.max_positions or wanted)
-    if room <= max(_reached.get(model, 0), 1):
+    records = () if model in _compared_on_records else _choose_records_to_compare(records, room)
+    if room <= max(_reached.get(model, 0), 1) and not records:
         return ()
     before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
     with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
-        trial = _SelfCheckTrial(model, room)
+        trial = _SelfCheckTrial(model, max(room, 2), records)
         if model not in _reached:
             trial.check_causality()
             trial.drop_embeddings_unless_faithful()
@@ -57,15 +68,24 @@ def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = Non
         if reach is not None:
             trial.enable_exact_prefix_sharing()
             trial.enable_exact_row_joining()
-    _reached[model] = room
+    _reached[model] = max(room, _reached.get(model, 0))
+    if records:
+        _compared_on_records.add(model)
     return model.notes[len(before) :]
 
 
-class _SelfCheckTrial:
-    """One model on one set of random tokens."""
+def _choose_records_to_compare(records: Records, room: int) -> Records:
+    """Return a few records of at most `room` tokens, spread over all of them."""
+    fitting = [(prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room]
+    return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
 
-    def __init__(self, model: HuggingFaceModel, room: int) -> None:
+
+class _SelfCheckTrial:
+    """One model on one set of random tokens, and on a few records of the run."""
+
+    def __init__(self, model: HuggingFaceModel, room: int, records: Records = ()) -> None:
         self.model, self.room, self.short = model, room, min(_SHORT, room)
+        self.records = records
         noise = torch.Generator().manual_seed(SEED)
         ordinary = _non_special_token_ids(model)
         texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
@@ -149,7 +169,8 @@ class _SelfCheckTrial:
 
     def choose_row_serving(self) -> None:
         """Leaves the first way of serving rows, from the fastest on, whose distributions are those of whole texts."""
-        ways = get_args(Served)
+        # Rows on a cache of the model's own do not tell PEFT where an activated LoRA is on.
+        ways = [way for way in get_args(Served) if way != "cache" or not self.model.activation]
         first = self.model.served
         for served in ways[ways.index(first) :]:
             self.model.served = served
@@ -166,6 +187,8 @@ class _SelfCheckTrial:
 
     def enable_exact_prefix_sharing(self) -> None:
         """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
+        if self.model.activation:
+            return
         if self.model.served == "slots" and all(
             self._shared_prefix_is_exact(begin) for begin in self._prefix_lengths_to_test()
         ):
@@ -179,9 +202,8 @@ class _SelfCheckTrial:
 
         Where not, prefixes of each length are completed on their own: the same, later.
         """
-        self.model.can_join_rows = self.model.served == "slots" and _self_check_holds_without_error(
-            self._joined_rows_are_exact
-        )
+        slots = self.model.served == "slots" and not self.model.activation
+        self.model.can_join_rows = slots and _self_check_holds_without_error(self._joined_rows_are_exact)
 
     def _joined_rows_are_exact(self) -> bool:
         """Whether rows behind texts of two lengths, advanced and split together, have their contexts' distributions."""
@@ -218,9 +240,11 @@ class _SelfCheckTrial:
         )
 
     def _rows_are_exact(self) -> bool:
-        return all(
-            self._rows_agree_behind(begin) for begin in self._prefix_lengths_to_test()
-        ) and self._rows_agree_behind(2, soft=True)
+        return all(self._rows_agree_behind(begin) for begin in self._prefix_lengths_to_test()) and (
+            self._rows_agree_behind(2, soft=True)
+            and self._rows_follow_invocations()
+            and self._rows_agree_on_records(self.records)
+        )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
         """Lengths of prefixes from which rows pass every length that means something, and reach the last."""
@@ -238,6 +262,52 @@ class _SelfCheckTrial:
         rows = self.model.start_rows_as_served(self.texts[:, :begin], len(steps), prompt)
         found, contexts = advance_collecting_log_probs(rows, self.texts, begin, steps)
         return self.is_same_distribution(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
+
+    def _rows_follow_invocations(self) -> bool:
+        """Whether rows switch an activated LoRA on when PEFT does: in the prefix, at the first token after it, never.
+
+        The random tokens hold no invocation, so that they would not tell.
+        """
+        invocation = self.model.activation.invocation
+        begin = len(invocation) + 1
+        if not invocation or begin + len(STEPS) > self.room:
+            return True
+        texts = self.texts[:1, : begin + len(STEPS)].repeat(3, 1)
+        tokens = torch.tensor(invocation, device=texts.device)
+        texts[0, :begin][1:] = tokens
+        texts[1, 2 : begin + 1] = tokens
+        rows = self.model.start_rows_as_served(texts[:, :begin], len(STEPS), None)
+        contexts = texts[:, :begin]
+        for parents in ([0, 1, 2], [1, 2, 0, 1]):
+            at = torch.tensor(parents, device=texts.device)
+            rows.advance(at, texts[at, contexts.shape[1]])
+            texts = texts[at]
+            contexts = texts[:, : contexts.shape[1] + 1]
+            if not self.is_same_distribution(rows.log_probs(), self._whole_context_log_probs(contexts)):
+                return False
+        return True
+
+    def _rows_agree_on_records(self, records: Records) -> bool:
+        """Whether rows and teacher forcing have, for records of the run, what one whole forward of a context has."""
+        for prefix, suffix in records:
+            text = torch.tensor([prefix + suffix], device=self.model.device)
+            steps = min(_RECORD_STEPS, len(suffix))
+            contexts = [text[:, : len(prefix) + step] for step in range(steps + 1)]
+            whole = torch.cat([self._whole_context_log_probs(context) for context in contexts])
+            rows = self.model.start_rows_as_served(contexts[0], steps, None)
+            distributions = [rows.log_probs()]
+            for context in contexts[1:]:
+                rows.advance(torch.zeros(1, dtype=torch.long, device=text.device), context[:, -1])
+                distributions.append(rows.log_probs())
+            forced = self.model.log_probs(contexts[-1], steps + 1)[0]
+            if not all(self.is_same_distribution(found, whole) for found in (torch.cat(distributions), forced)):
+                return False
+        return True
+
+    def _whole_context_log_probs(self, contexts: Tensor) -> Tensor:
+        """Return the distributions after contexts (B, n) as transformers has them without a cache, (B, V)."""
+        logits = [self.model.logits_without_cache(context.unsqueeze(0), 1)[:, 0] for context in contexts]
+        return torch.cat(logits).log_softmax(-1)
 
     def _note(self, text: str) -> None:
         self.model.notes = (*self.model.notes, f"{self.model.name}: {text}")

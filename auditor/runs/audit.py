@@ -108,17 +108,16 @@ class RunContext:
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
+        # The site's model stands behind no prefix token, so the pairs bring it along.
+        before, attacked = self.prefix_token.tokens, (*self.benchmark.secrets, *self.benchmark.canaries)
+        pairs = [(before + one.prefix, one.suffix) for one in attacked]
         reach = self.selection.longest_soft_prompt_row_count + len(self.prefix_token.tokens) + max(texts, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 # First of all: it also settles how the model is served, which everything asked later depends on.
-                notes = self_check.check_and_configure_serving(model, reach)
-                if model is self.site.model:
-                    # The site's model stands behind no prefix token, so the pairs bring it along.
-                    before, attacked = self.prefix_token.tokens, (*self.benchmark.secrets, *self.benchmark.canaries)
-                    pairs = [(before + one.prefix, one.suffix) for one in attacked]
-                    if changed := precision.dtype_effect_sentence(model, pairs):
-                        notes += (f"{model.name}: {changed}",)
+                notes = self_check.check_and_configure_serving(model, reach, pairs)
+                if model is self.site.model and (changed := precision.dtype_effect_sentence(model, pairs)):
+                    notes += (f"{model.name}: {changed}",)
                 self.benchmark.notes += notes
                 for note in notes:
                     self.site.reporter.note(note)

@@ -83,7 +83,7 @@ def test_each_record_is_read_once_and_completed_once(
     plan, _ = fitted(given, nonmembers=nonmembers, shared=shared)
     assert plan.data.limit is None
     monkeypatch.setattr(
-        self_check, "check_and_configure_serving", lambda model, reach: ()
+        self_check, "check_and_configure_serving", lambda model, reach, records: ()
     )  # asks as much of few as of many
     before = traffic.tokens
     run_audit(plan, make_site(plan, shared=shared), RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
