@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def load_adapter_onto_base(base: Any, folder: str, adapter: str = "default", ont
         if training_wrapper_names_phrase(others) and all(key.startswith("base_model.") for key in others):
             found = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
     strangers = [key for key in found.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
+    strangers = sorted(set(strangers) - _weights_saved_twice(Path(folder), strangers))
     refuse_missing_or_foreign_weights(
         folder, _unshared_missing_weights(onto, found.missing_keys), strangers, of="adapter on its base"
     )
@@ -45,6 +46,23 @@ def _unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]
     tensors = dict(model.named_parameters(remove_duplicate=False)) if missing else {}
     read = {id(tensor) for name, tensor in tensors.items() if name not in missing}
     return [name for name in missing if id(tensors.get(name)) not in read]
+
+
+def _weights_saved_twice(adapter: Path, names: Sequence[str]) -> set[str]:
+    """Return those of these weights of trained tokens that the file has a second time, as PEFT saves tied matrices."""
+    from safetensors import safe_open
+
+    tails = {name: tail for name in names if (tail := name.partition(".token_adapter.")[2])}
+    if not tails:
+        return set()
+    with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as weights:
+        return {
+            name
+            for name, tail in tails.items()
+            for other in weights.keys()  # noqa: SIM118 - no mapping: it has no iterator
+            if other not in names and other.endswith(f".token_adapter.{tail}")
+            if weights.get_tensor(other).equal(weights.get_tensor(name))
+        }
 
 
 def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
@@ -62,23 +80,51 @@ def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedM
 
 
 def resize_embeddings_for_adapter(base: Any, adapter: Path) -> None:
-    """Resizes the base's embeddings, in place, to as many rows as an adapter with embeddings of its own has saved."""
-    rows = _saved_embedding_row_count(adapter, base)
-    if rows is not None and rows != base.get_input_embeddings().weight.shape[0]:
-        base.resize_token_embeddings(rows, mean_resizing=False)  # new rows need no guess: the adapter has them
+    """Resize the base's embeddings, in place, to the rows that an adapter of another vocabulary was trained with.
+
+    PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the `base_layer` of trainable
+    tokens and of LoRA. An adapter of trainable tokens may have only the rows of these tokens. Raises AuditError for an
+    adapter that has the new rows of one matrix and lacks those of the other: nobody has them.
+    """
+    n_rows = base.get_input_embeddings().weight.shape[0]
+    rows_by_name = _embedding_rows_by_name(base, adapter)
+    wanted = max(map(len, rows_by_name.values()), default=n_rows)
+    trained = _trained_tokens(PeftConfig.from_pretrained(str(adapter)))
+    if not any(rows_by_name.values()):
+        wanted = max([n_rows, *(token + 1 for token in trained)])
+    if wanted == n_rows:
+        return
+    new = set(range(n_rows, wanted)) - set(trained)
+    tied = base.get_input_embeddings().weight is getattr(base.get_output_embeddings(), "weight", None)
+    lacking = [name for name, rows in rows_by_name.items() if new - set(rows)]
+    if len(lacking) > (len(rows_by_name) - 1 if tied else 0):
+        raise AuditError(
+            f"expected the adapter {str(adapter)!r} to bring the rows of its {wanted - n_rows} new tokens, but it has "
+            f"none in {' and '.join(lacking)}: train and save it with these in modules_to_save"
+        )
+    base.resize_token_embeddings(wanted, mean_resizing=False)  # new rows need no guess: the adapter has them
 
 
-def _saved_embedding_row_count(adapter: Path, base: Any) -> int | None:
-    """How many tokens the embedding matrix has that is kept in an adapter; None where it keeps none."""
+def _embedding_rows_by_name(base: Any, adapter: Path) -> dict[str, range]:
+    """Return the rows that an adapter has of the input and the output matrix, by name; none of a matrix not saved."""
     from safetensors import safe_open
 
     file = adapter / "adapter_model.safetensors"
-    own = base.get_input_embeddings()
-    name = next((key for key, module in base.named_modules() if module is own), None)
-    if name is None or not file.is_file():
-        return None
-    with safe_open(str(file), framework="pt") as held:
-        for key in held.keys():  # noqa: SIM118 - no mapping: it has no iterator
-            if re.search(rf"(^|\.){re.escape(name)}\.(modules_to_save\.)?weight$", key):
-                return int(held.get_slice(key).get_shape()[0])
-    return None
+    matrices = (base.get_input_embeddings(), base.get_output_embeddings())
+    rows = {name: range(0) for name, module in base.named_modules() if module in matrices}
+    if not file.is_file():
+        return rows
+    with safe_open(str(file), framework="pt") as weights:
+        keys = list(weights.keys())
+        for name in rows:
+            wrapped = rf"(^|\.){re.escape(name)}\.((modules_to_save|token_adapter|base_layer)\.)*weight$"
+            for key in filter(re.compile(wrapped).search, keys):
+                rows[name] = range(int(weights.get_slice(key).get_shape()[0]))
+    return rows
+
+
+def _trained_tokens(config: Any) -> list[int]:
+    """Return the token ids that an adapter has rows of its own for, in any module."""
+    indices = getattr(config, "trainable_token_indices", None) or getattr(config, "token_indices", None) or []
+    parts = list(indices.values()) if isinstance(indices, dict) else [indices]
+    return [int(token) for part in parts for token in part]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,51 @@ def test_an_adapter_with_tokens_of_its_own_brings_their_rows(tmp_path: Path, kep
     loaded = load_causal_lm(str(tmp_path / "adapter"))
     assert loaded.vocab_size == 53
     torch.testing.assert_close(distribution(loaded), distribution(HuggingFaceModel(trained)))
+
+
+NEW_ROWS = {"init_lora_weights": False, "r": 2, "task_type": "CAUSAL_LM"}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "more", "saved"),
+    [
+        (53, {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [50, 52]}}, "auto"),
+        (56, {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [50, 52]}}, "auto"),
+        (53, {"target_modules": ["q_proj"], "trainable_token_indices": [50, 51, 52]}, False),
+        (53, {"target_modules": ["q_proj", "embed_tokens"]}, True),
+        (53, {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}, True),
+        (53, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}, False),
+    ],
+    ids=["trl", "trl-padded", "rows-only", "lora-embedding", "lora-both", "saved-whole"],
+)
+def test_an_adapter_loads_with_the_rows_of_its_tokens(
+    tmp_path: Path, tied: bool, rows: int, more: dict[str, Any], saved: Any
+) -> None:
+    """As TRL's `chat_template_path` makes them: tokens are added, their rows trained, the matrices resized."""
+    base = save(llama(tie_word_embeddings=tied), tmp_path / "base")
+    grown = LlamaForCausalLM.from_pretrained(base)
+    grown.resize_token_embeddings(rows, mean_resizing=False)
+    if "trainable_token_indices" in more and not tied:
+        more = {**more, "modules_to_save": ["lm_head"]}  # TRL trains the untied head whole
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's, of tied weights and of saving them unasked
+        trained = get_peft_model(grown, LoraConfig(**NEW_ROWS, **more))
+        with torch.no_grad():
+            for name, weight in trained.named_parameters():
+                if "trainable_tokens_delta" in name or "modules_to_save" in name:
+                    weight.normal_()
+        trained.save_pretrained(tmp_path / "adapter", save_embedding_layers=saved)
+        if more.get("target_modules") == ["q_proj", "embed_tokens"] and not tied:
+            with refuses("3", "lm_head"):  # PEFT 0.21.2 does not save the rows of the output matrix then
+                load_causal_lm(str(tmp_path / "adapter"))
+            return
+        loaded = load_causal_lm(str(tmp_path / "adapter"))
+    assert loaded.vocab_size == rows
+    texts = torch.tensor([[3, 50, 7, 52]])
+    torch.testing.assert_close(
+        loaded.log_probs(texts, 4), HuggingFaceModel(trained).log_probs(texts, 4), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_an_adapter_may_hold_modules_twice(tmp_path: Path) -> None:
