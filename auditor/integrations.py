@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import math
 import operator
 import re
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from auditor import api
 from auditor.attacks.exposure import Exposure
@@ -47,6 +48,10 @@ MEMBERS, OTHERS = "extraction_probability", "extraction_probability_nonmembers"
 LOSS, LOSS_OTHERS = "loss_members", "loss_nonmembers"
 EXPOSURE = "exposure"
 LOGGED = (MEMBERS, OTHERS, LOSS, LOSS_OTHERS, EXPOSURE)
+NOT_CHECKED = (
+    "whether the records are in the training set was not checked: its rows hold no token ids (input_ids, or TRL's "
+    "prompt_ids with completion_ids, chosen_ids or rejected_ids)"
+)
 _PANELS = (
     ("Probability that one sample is the suffix", (MEMBERS, OTHERS)),
     ("Loss of the suffix, nats a token", (LOSS, LOSS_OTHERS)),
@@ -159,12 +164,16 @@ class AuditCallback(TrainerCallback):
             )
             if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
                 self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
-        training = preflight.read_training_set(self.trainer.train_dataset)
-        looked = ("the training set is tokenised as it is read: whether the records are in it was not checked",)
+        cut, mode = getattr(args, "max_length", None), getattr(args, "truncation_mode", "keep_start")
+        training = preflight.read_training_set(self.trainer.train_dataset, cut, keep_end=mode == "keep_end")
         sought = self.secrets
         if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
-        self.notes = looked if training is None else preflight.preflight_sentences_about_secrets(training, sought)
+        if training is None:
+            self.notes = (NOT_CHECKED,)
+            logging.getLogger(__name__).warning("audit: %s", NOT_CHECKED)
+        else:
+            self.notes = preflight.preflight_sentences_about_secrets(training, sought)
         self._measure_and_log(state.global_step)
 
     def on_step_end(
@@ -227,7 +236,8 @@ class AuditCallback(TrainerCallback):
         self.rows.append({"step": step, **values})
         # transformers' on_log clears should_log: the training loss of this step would never be logged
         log_is_due = self.trainer.control.should_log
-        self.trainer.log({f"{PREFIX}{name}": value for name, value in values.items()})
+        # Not the trainer's own `log`: TRL's adds the metrics that it has gathered to whatever is logged and drops them.
+        Trainer.log(self.trainer, {f"{PREFIX}{name}": value for name, value in values.items()})
         self.trainer.control.should_log = log_is_due
         return values
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from auditor import load_run
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
-from auditor.integrations import AuditCallback, StopLimit
+from auditor.integrations import NOT_CHECKED, AuditCallback, StopLimit
 from auditor.training import preflight
 from tests.conftest import refuses, save_tiny
 
@@ -93,6 +95,56 @@ def test_looking_changes_nothing(trained: tuple[Trainer, AuditCallback, Path], b
     watched = trained[0].model.state_dict()
     assert all(torch.equal(value, watched[name]) for name, value in alone.model.state_dict().items())
     assert trained[0].model.training and all(p.requires_grad for p in trained[0].model.parameters())
+
+
+class Gathering(Trainer):
+    """Gathers metrics between its logs, as TRL 1.16's trainers do: `log` adds their means and drops them."""
+
+    gathered: ClassVar[list[float]]
+
+    def training_step(self, *args: Any, **named: Any) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(*args, **named)
+        self.gathered.append(loss.item())
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **named: Any) -> None:
+        if self.gathered:
+            logs["mean_loss"] = sum(self.gathered) / len(self.gathered)
+        super().log(logs, *args, **named)
+        self.gathered.clear()
+
+
+def test_metrics_that_a_trainer_gathers_stay_whole(base: Path, tmp_path: Path) -> None:
+    logs = list[list[float]]()
+    for watched in (False, True):
+        made = trainer(base, tmp_path / str(watched), steps=8, logging_steps=4)
+        made.__class__, Gathering.gathered = Gathering, []
+        if watched:
+            made.add_callback(AuditCallback(made, data=MEMBERS, every=3, limit=2, out=tmp_path / "audit"))
+        made.train()
+        looks = [row for row in made.state.log_history if "audit/loss_members" in row]
+        assert len(looks) == (4 if watched else 0) and not any("mean_loss" in look for look in looks)
+        logs.append([row["mean_loss"] for row in made.state.log_history if "mean_loss" in row])
+    assert logs[0] == logs[1] and len(logs[0]) == 2
+
+
+def test_rows_without_tokens_are_said_not_to_be_checked(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = trainer(base, tmp_path, steps=1)
+    callback = AuditCallback(made, data=MEMBERS, every=9, limit=2, out=tmp_path / "audit")
+    made.add_callback(callback)
+    made.train_dataset = TokensAsAsked(made.train_dataset)
+    made.train()
+    assert callback.notes == (NOT_CHECKED,) and NOT_CHECKED in caplog.text
+
+
+class TokensAsAsked(IterableDataset[Any]):
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
 
 
 @pytest.mark.parametrize("every", [1, 4])

@@ -19,6 +19,7 @@ from auditor.core.nouns import Secret, Tokens
 
 _ROWS = 200_000  # of a training set that are looked at
 _BETWEEN = -1  # no token
+_COMPLETIONS = ("completion_ids", "chosen_ids", "rejected_ids")  # TRL's, each read with the row's prompt_ids
 _MASKS = ("assistant_masks", "completion_mask")  # TRL's: 1 where a loss is taken
 
 
@@ -32,19 +33,42 @@ class TrainingSet:
     copies: int  # rows that an earlier one equals
 
 
-def read_training_set(dataset: Any) -> TrainingSet | None:
-    """Of a data set whose rows have `input_ids`; None for one that makes its tokens as it is asked."""
+def read_training_set(dataset: Any, max_length: int | None = None, keep_end: bool = False) -> TrainingSet | None:
+    """Return the tokens of a data set whose rows have token ids; None for one that makes its tokens as it is asked.
+
+    A row is `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids` (DPO), `completion_ids`
+    (KTO). max_length: TRL's collators cut a prompt with a completion to so many tokens, the first ones or, with
+    `keep_end`, the last ones.
+    """
     rows = _first_rows_of_training_set(dataset)
-    first = next(rows, None)
-    if first is None or "input_ids" not in first:
+    ids, learnt, copies_by_row = list[NDArray[np.int32]](), list[NDArray[np.bool_]](), Counter[bytes]()
+    kept = slice(-max_length, None) if max_length and keep_end else slice(max_length)
+    for row in rows:
+        sequences = _token_sequences_of_row(row, kept)
+        if not sequences:
+            return None
+        for tokens, mask in sequences:
+            ids += [tokens, np.array([_BETWEEN], np.int32)]
+            learnt += [mask, np.zeros(1, bool)]
+        copies_by_row[np.array([_BETWEEN], np.int32).tobytes().join(tokens.tobytes() for tokens, _ in sequences)] += 1
+    if not ids:
         return None
-    ids, learnt, seen = list[NDArray[np.int32]](), list[NDArray[np.bool_]](), Counter[bytes]()
-    for row in (first, *rows):
-        own = np.asarray(row["input_ids"], dtype=np.int32).ravel()
-        ids += [own, np.array([_BETWEEN], np.int32)]
-        learnt += [_learnt_token_mask(row, len(own)), np.zeros(1, bool)]
-        seen[own.tobytes()] += 1
-    return TrainingSet(np.concatenate(ids), np.concatenate(learnt), seen.total(), seen.total() - len(seen))
+    n_rows = copies_by_row.total()
+    return TrainingSet(np.concatenate(ids), np.concatenate(learnt), n_rows, n_rows - len(copies_by_row))
+
+
+def _token_sequences_of_row(row: Mapping[str, Any], kept: slice) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """Return each sequence that the model reads of a row, with the tokens that a loss is taken of; [] for no ids."""
+    if row.get("input_ids") is not None:
+        tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
+        return [(tokens, _learnt_token_mask(row, len(tokens)))]
+    prompt = row.get("prompt_ids") or []
+    sequences = []
+    for name in _COMPLETIONS:
+        if row.get(name) is not None:
+            tokens = np.array([*prompt, *row[name]], dtype=np.int32)
+            sequences.append((tokens[kept], (np.arange(len(tokens)) >= len(prompt))[kept]))
+    return sequences
 
 
 def _first_rows_of_training_set(dataset: Any) -> Iterator[Mapping[str, Any]]:

@@ -57,6 +57,39 @@ def test_members_that_are_elsewhere_and_non_members_that_are_there_are_refused()
         said(secret(1, 2, 3), secret(12, 13, 14, member=False), secret(14, 13, 12, member=False))
 
 
+PREFERENCES: list[dict[str, Any]] = [
+    {"prompt_ids": [1, 2], "chosen_ids": [3, 4], "rejected_ids": [5, 6]},
+    {"prompt_ids": [1, 2], "chosen_ids": [7, 8], "rejected_ids": [5, 6]},
+]
+
+
+def test_preference_rows_are_read_with_both_answers() -> None:
+    training = preflight.read_training_set(PREFERENCES)
+    assert training is not None and (training.rows, training.copies) == (2, 0)
+    wanted, unwanted, prompt = secret(1, 2, 3, 4), secret(1, 2, 5, 6), Secret("p", (1,), (2,), 1)
+    found, silent = preflight.preflight_sentences_about_secrets(training, [wanted, unwanted, prompt])
+    assert found == "3 of 3 members stand in the training set, token by token"
+    assert silent.startswith("of 1 of them no loss is taken")
+    with pytest.raises(AuditError, match="1 of 1 stand in the training set"):
+        preflight.preflight_sentences_about_secrets(training, [wanted, secret(1, 2, 5, 6, member=False)])
+    with pytest.raises(AuditError, match="stand nowhere in its 2 rows"):  # chosen and rejected never follow each other
+        preflight.preflight_sentences_about_secrets(training, [secret(3, 4, 5, 6)])
+
+
+def test_labelled_completions_are_read_without_those_of_the_other_prompts() -> None:
+    rows = [{"prompt_ids": [1, 2], "completion_ids": [3, 4], "KL_completion_ids": [8, 9], "label": False}] * 2
+    training = preflight.read_training_set(rows)
+    assert training is not None and (training.rows, training.copies) == (2, 1)
+    assert training.ids[:4].tolist() == [1, 2, 3, 4] and 9 not in training.ids
+    assert training.learnt[:5].tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(("keep_end", "tokens"), [(False, [1, 2, 3]), (True, [2, 3, 4])])
+def test_a_collators_cut_is_made_before_tokens_are_looked_for(keep_end: bool, tokens: list[int]) -> None:
+    training = preflight.read_training_set(PREFERENCES[:1], 3, keep_end)
+    assert training is not None and training.ids[:3].tolist() == tokens
+
+
 def test_what_makes_its_tokens_as_it_is_asked_says_nothing() -> None:
     assert (
         preflight.read_training_set([{"text": "a"}]) is None
