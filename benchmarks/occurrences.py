@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ahocorasick
 
+from auditor.benchmarks.words import is_inside_word
+
 _END = 32  # characters of a text that are looked for; the rest is looked at where they are found
 
 
@@ -46,4 +48,4 @@ def is_occurrence_end_inside_word(text: str, behind: str) -> bool:
     """Whether the last word, number or space of a text is only a part of one, from the character behind it."""
     if not behind:
         return False
-    return (text[-1].isalnum() and behind.isalnum()) or (text[-1].isspace() and not behind.isspace())
+    return is_inside_word(text, behind) or (text[-1].isspace() and not behind.isspace())

@@ -1,12 +1,10 @@
 """Released text beside the records it may have come from: files as word ids, and the passage nearest to each record.
 
-A word is a run of letters and digits, or a single other character that is no space. Knows text; no tokenizer, model or
-torch.
+Words are those of `words.split_into_words`. Knows text; no tokenizer, model or torch.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +15,13 @@ from auditor.benchmarks import columns, ngrams
 from auditor.benchmarks.conversation_rows import UnusableConversation, message_text
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
+from auditor.benchmarks.words import join_words, split_into_words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Tokens
 from auditor.statistics import memorised
 from auditor.statistics.judging import near_verbatim_edit_limit
 from auditor.statistics.memorised import MemorisedTokens
 
-_WORD = re.compile(r"\w+|[^\w\s]")
 _AT_ONCE = 1000  # texts looked up at once
 _SEEDS = 64  # places that a record is aligned at, at most
 
@@ -35,13 +33,13 @@ class WordIds:
     ids: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> Tokens:
-        return tuple(self.ids.setdefault(word, len(self.ids) + 1) for word in _WORD.findall(text))
+        return tuple(self.ids.setdefault(word, len(self.ids) + 1) for word in split_into_words(text))
 
     def words_of_ids(self, tokens: Sequence[int]) -> str:
-        """Words with a space between."""
+        """Return words with a space between, but for scripts that have none."""
         # In the order of their ids: a dict keeps the order of insertion.
         names = list(self.ids)
-        return " ".join(names[token - 1] for token in tokens)
+        return join_words(names[token - 1] for token in tokens)
 
 
 @dataclass(frozen=True)

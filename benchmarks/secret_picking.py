@@ -7,7 +7,6 @@ Knows texts; no tokens and no models: whoever audits cuts them into tokens.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from rapidfuzz.process import extractOne
 from auditor.benchmarks import pii
 from auditor.benchmarks.columns import PII, REPEATS
 from auditor.benchmarks.occurrences import count_text_occurrences
+from auditor.benchmarks.words import RUN, is_inside_word, is_whole_word_somewhere
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
@@ -31,7 +31,6 @@ RANDOM = "random"  # the kind of a span that nobody chose
 _CHOICE = 5  # non-members to choose from, for each member
 _LEAST = 20  # characters before a secret: behind fewer words anything could stand
 _DIFFERENT = 0.1  # of a mean length: above that, matched ones are no match
-_WORD = re.compile(r"\S+")
 _LIKENESS = Levenshtein.normalized_similarity
 
 
@@ -72,12 +71,16 @@ class Picking:
 
 @dataclass(frozen=True)
 class PickedSecret:
-    """One secret: `said` is the span that makes it one, with which the suffix ends."""
+    """One secret: `said` is the span that makes it one, with which the suffix ends.
+
+    ends_word: whether it ends a word of its text; a marked name may have an ending of its language behind it.
+    """
 
     kind: str
     prefix: str
     suffix: str
     said: str
+    ends_word: bool = True
 
     @property
     def prefix_with_suffix_text(self) -> str:
@@ -186,8 +189,9 @@ def pick_secrets(
     if heldout is not None:
         others.pick_from(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
     # Of a non-member the secret itself must be nowhere in the data, whatever stands before it.
-    looked_for = (*(one.prefix_with_suffix_text for one in members.taken), *(one.said for one in others.taken))
-    counted = count_text_occurrences(dict.fromkeys(looked_for, True), data.texts, data.times)
+    looked_for = {one.prefix_with_suffix_text: one.ends_word for one in members.taken}
+    looked_for |= {one.said: one.ends_word for one in others.taken}
+    counted = count_text_occurrences(looked_for, data.texts, data.times)
     rows = tuple({**one.as_data_row(), REPEATS: counted[one.prefix_with_suffix_text]} for one in members.taken)
     said = _member_picks_sentence(data, members, [counted[one.prefix_with_suffix_text] for one in members.taken])
     if heldout is None:
@@ -242,24 +246,25 @@ def _pick_span_or_reason(text: str, span: pii.Span, length: int) -> PickedSecret
     said = text[span.start : span.end]
     middle = span.start - text[: span.start].endswith(" ")
     first = max(0, middle - length)
-    while 0 < first < middle - _LEAST and text[first - 1].isalnum() and text[first].isalnum():
+    while 0 < first < middle - _LEAST and is_inside_word(text[first - 1], text[first]):
         first += 1
     prefix = text[first:middle]
     if len(prefix.strip()) < _LEAST:
         return f"have fewer than {_LEAST} characters before them"
-    if any(pii.whole_word_places_in_text(said, prefix)):
+    if is_whole_word_somewhere(said, prefix):
         return "the prefix holds already"
-    return PickedSecret(span.kind, prefix, text[middle : span.end], said)
+    ends_word = not is_inside_word(said, text[span.end : span.end + 1])
+    return PickedSecret(span.kind, prefix, text[middle : span.end], said, ends_word)
 
 
 def _random_word_span(text: str, length: int, noise: np.random.Generator) -> pii.Span | None:
     """Whole words of at most so many characters, and of at least half of them; None where there is no room."""
-    starts = [match.start() for match in _WORD.finditer(text) if _LEAST < match.start() <= len(text) - length]
+    starts = [match.start() for match in RUN.finditer(text) if _LEAST < match.start() <= len(text) - length]
     if not starts:
         return None
     start = starts[int(noise.integers(len(starts)))]
     # Searched one character too far: a word that runs on there ends too late, and is left out instead of cut.
-    ends = [match.end() for match in _WORD.finditer(text, start, start + length + 1) if match.end() <= start + length]
+    ends = [match.end() for match in RUN.finditer(text, start, start + length + 1) if match.end() <= start + length]
     return pii.Span(RANDOM, start, ends[-1]) if ends and ends[-1] - start >= length / 2 else None
 
 

@@ -25,7 +25,10 @@ def synthetic(
     ] = None,
     words: Annotated[
         int | None,
-        typer.Option(help="Words in a row that count as extracted. [default: 10, or as half of the records have]"),
+        typer.Option(
+            help="Words in a row that count as extracted, or characters in a script without spaces. [default: 10, "
+            "or 20 characters, or as half of the records have]"
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -12,6 +12,7 @@ from typing import Literal
 
 from auditor.benchmarks import pii
 from auditor.benchmarks.occurrences import count_text_occurrences
+from auditor.benchmarks.words import is_whole_word_somewhere
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
@@ -42,8 +43,12 @@ class PersonalDataOfSecrets:
             right = answer.ranked[0].suffix == secret.suffix
             text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             out: dict[str, list[bool]] = {}
+            # In a guess as in its record: a whole word, or part of one if it is only that there.
+            record = _whole_text(secret.wording) if secret.wording else None
             for kind, said in self.of[answer.secret]:
-                out.setdefault(kind, []).append(right or any(pii.whole_word_places_in_text(said, text)))
+                whole = record is None or is_whole_word_somewhere(said, record)
+                stated = is_whole_word_somewhere(said, text) if whole else said in text
+                out.setdefault(kind, []).append(right or stated)
             for kind, held in out.items():
                 found.setdefault(kind, {})[answer.secret] = sum(held) / len(held)
         return dict(sorted(found.items()))
@@ -70,7 +75,12 @@ def find_personal_data_of_secrets(benchmark: Benchmark, regions: Sequence[str] =
     found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
     members = {secret.id for secret in benchmark.secrets if secret.member}
     # True: a number that goes on where the text ends is another number.
-    foreign = {text: True for id, spans in found.items() if id not in members for _, text, _ in spans}
+    foreign = {
+        text: is_whole_word_somewhere(text, _whole_text(worded[id]))
+        for id, spans in found.items()
+        if id not in members
+        for _, text, _ in spans
+    }
     known = (decode(pair.prefix + pair.suffix) for pair in benchmark.known)
     counted = count_text_occurrences(foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known))
     # As far as it is attacked or known: a guess of what stands in what was trained on is no chance.
@@ -111,13 +121,17 @@ def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
     return text_added_by_tokens(decode, prefix[-CONTEXT:], suffix)
 
 
+def _whole_text(wording: Wording) -> str:
+    return wording.prefix_and_suffix_text + wording.after
+
+
 def _personal_spans_with_fate(
     wording: Wording, recognisers: pii.PiiRecognisers | None
 ) -> Iterator[tuple[str, str, Fate]]:
     """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
     # With what follows the suffix, so that what its end cuts through is found whole.
     whole, begin, end = (
-        wording.prefix_and_suffix_text + wording.after,
+        _whole_text(wording),
         len(wording.prefix),
         len(wording.prefix_and_suffix_text),
     )
@@ -127,7 +141,7 @@ def _personal_spans_with_fate(
         if span.end <= begin or span.start >= end or (span.kind, text) in seen:
             continue
         seen.add((span.kind, text))
-        if any(pii.whole_word_places_in_text(text, wording.prefix)):
+        if is_whole_word_somewhere(text, wording.prefix):
             yield span.kind, text, "held"
         else:
             yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from auditor.benchmarks import manifests, pii, released_passages
 from auditor.benchmarks.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.occurrences import count_text_occurrences
 from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
+from auditor.benchmarks.words import is_mostly_unspaced, is_whole_word_somewhere
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
 from auditor.core.plan import Plan
@@ -59,6 +61,7 @@ _CELLS = {attack: CellKey(UNDEFENDED, SETTING, attack) for attack in METHODS}
 DELTA = 1e-5
 _SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest
 WORDS = 10
+CHARACTERS = 20  # about as many words of Chinese, Japanese or Thai, of which every character counts as one
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,14 @@ class ReleasedText:
     written: tuple[str, ...]
     manifest: AuditCanaryManifest | None
     said: tuple[str, ...]
+
+    @cached_property
+    def is_unspaced(self) -> bool:
+        return is_mostly_unspaced(one.text for one in self.records if one.member)
+
+    @property
+    def usual_passage_length(self) -> int:
+        return CHARACTERS if self.is_unspaced else WORDS
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
@@ -120,13 +131,13 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
 
 
 def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter) -> AuditResult:
-    """n: words of a passage; None: `WORDS`, or as many as half of the private records have, where these are shorter.
+    """n: words of a passage; None: `usual_passage_length`, or the median of the private records if they are shorter.
 
     Raises AuditError where no record of either kind has so many.
     """
     clock, secrets, rows = StageClock(reporter), held.secrets, _ReleasedTextResults(folder)
     # 2: a word alone stands everywhere.
-    n = n or max(2, min(WORDS, int(np.median([len(one.tokens) for one in held.records if one.member]))))
+    n = n or max(2, min(held.usual_passage_length, int(np.median([len(r.tokens) for r in held.records if r.member]))))
     folder.pin_secrets(comparable_secrets_digest(secrets))
     with clock.timed_stage("passages of the records"):
         passages, kinds = _find_copied_passages(held, n, secrets, rows)
@@ -217,7 +228,8 @@ def _find_copied_passages(
     few = [kind for kind in (True, False) if not any(held.records[i].member == kind for i in long)]
     if few:
         flag = "--data" if few[0] else "--nonmembers"
-        raise AuditError(f"expected records of {n} words or more in {flag}, got none (--words sets how many)")
+        unit = "characters" if held.is_unspaced else "words"
+        raise AuditError(f"expected records of {n} {unit} or more in {flag}, got none (--words sets how many)")
     found, every, index = released_passages.find_nearest_passages([held.records[i] for i in long], held.texts, n)
     # What is asked for of a record is its passage: the longest there, else the nearest n words, else its first.
     asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
@@ -255,19 +267,20 @@ def _released_passage_sentences(
     every: Sequence[memorised.MemorisedTokens],
     index: released_passages.NGramIndex,
 ) -> Iterator[str]:
+    unit = "characters" if held.is_unspaced else "words"
     yield (
-        f"extracted: {n} words in a row or more that one record alone has, of --data or --nonmembers; near-verbatim: "
-        f"{n} words with {judging.near_verbatim_edit_limit(n)} changed at most, of which {max(1, n // 2)} stand side "
+        f"extracted: {n} {unit} in a row or more that one record alone has, of --data or --nonmembers; near-verbatim: "
+        f"{n} {unit} with {judging.near_verbatim_edit_limit(n)} changed at most, of which {max(1, n // 2)} stand side "
         "by side"
     )
     if short := len(held.records) - long:
-        yield f"{short:,} records have fewer than {n} words: they are not looked for here (--words)"
+        yield f"{short:,} records have fewer than {n} {unit}: they are not looked for here (--words)"
     holding = sum(one.memorised > 0 for one in every)
     trained, heldout = index.ngram_place_counts(n)
     # As if an n-gram of the private data came up by chance as often as one of the held-out text does.
     floor = sum(one.heldout > 0 for one in every) * trained / max(heldout, 1)
     yield (
-        f"{holding:,} of {len(every):,} released texts hold {n} words in a row of the private data and of no "
+        f"{holding:,} of {len(every):,} released texts hold {n} {unit} in a row of the private data and of no "
         f"non-member; by non-members, {floor:,.0f} would by chance"
     )
     if not pii.has_pii_packages():
@@ -287,8 +300,16 @@ def _personal_data_shares(
         list(dict.fromkeys((span.kind, one.text[span.start : span.end]) for span in found))
         for one, found in zip(records, found_in, strict=True)
     ]
+    # A mark that is only a part of longer words in its record may be so elsewhere.
+    whole = {said: True for own in spans for _, said in own}
+    whole |= {
+        said: False
+        for own, one in zip(spans, records, strict=True)
+        for _, said in own
+        if not is_whole_word_somewhere(said, one.text)
+    }
     of_members, of_others = (
-        {said for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
+        {said: whole[said] for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
         for side in (True, False)
     )
     members, others = ([one.text for one in records if one.member == side] for side in (True, False))
@@ -307,9 +328,9 @@ def _personal_data_shares(
     return dict(sorted(found.items())), {kind: KindCount(**held) for kind, held in sorted(counts.items())}
 
 
-def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
-    """Which of these stand in the texts; a number that goes on behind its end is another one."""
-    return {said for said, count in count_text_occurrences(dict.fromkeys(wanted, True), texts).items() if count}
+def _strings_found_in_texts(wanted: Mapping[str, bool], texts: Sequence[str]) -> set[str]:
+    """Return those that are in the texts. wanted: whether a number that goes on after its end is another one."""
+    return {said for said, count in count_text_occurrences(wanted, texts).items() if count}
 
 
 # --- membership -------------------------------------------------------------------------------------------------------

@@ -36,3 +36,10 @@ def test_nothing_to_look_for_is_no_fault_and_an_empty_text_is_one() -> None:
     assert count_text_occurrences({}, ["a"]) == {}
     with pytest.raises(ValueError, match="an empty one"):
         count_text_occurrences({"": False}, ["a"])
+
+
+def test_a_letter_of_another_script_ends_a_text_and_a_mark_does_not() -> None:
+    texts = ["메일은 u1@example.com으로", "邮箱u1@example.com已登记", "u1@example.company", "u1@example.com2"]
+    assert count_text_occurrences({"u1@example.com": True}, texts) == {"u1@example.com": 2}
+    assert count_text_occurrences({"राम": True}, ["राम है", "रामा है"]) == {"राम": 1}
+    assert count_text_occurrences({"金额12": True}, ["金额12元", "金额123元"]) == {"金额12": 1}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from stdnum import luhn
 
 from auditor.benchmarks import pii
 from auditor.benchmarks.lab_recipe import LabRecipe
@@ -10,6 +13,7 @@ from auditor.benchmarks.lab_texts import make_lab_texts
 from auditor.benchmarks.pii import PiiRecognisers, find_pii_spans_in_text
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
+from tests.benchmarks.pii_formats import EXAMPLES, REGIONS, WrittenExample
 
 
 def found(text: str, *regions: str, marks: tuple[Mark, ...] = ()) -> list[tuple[str, str]]:
@@ -56,6 +60,41 @@ def test_what_is_valid_is_found_whole(text: str, expected: list[tuple[str, str]]
 )
 def test_what_no_check_vouches_for_is_not(text: str) -> None:
     assert found(text) == []
+
+
+@pytest.mark.parametrize("one", EXAMPLES, ids=lambda one: one.text)
+def test_each_way_of_writing_is_recognised_as_the_page_says(one: WrittenExample) -> None:
+    assert found(one.text, *REGIONS) == ([] if one.kind is None else [(one.kind, one.example)])
+
+
+def test_of_what_is_around_an_email_nothing_is_part_of_it() -> None:
+    for sign in '="|/?&:;,<>()[]{}*~`#!$^ \n':
+        assert found(f"mail{sign}jo@mail.example{sign}") == [("email", "jo@mail.example")], sign
+    assert found("a..jo@mail.example") == [("email", "jo@mail.example")]
+    assert found("x" * 65 + "@mail.example") == []
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "n_cards"), [("35", 15, 0), ("4", 16, 300), ("37", 15, 300), ("62", 19, 300)]
+)
+def test_a_card_has_the_first_digits_and_the_length_of_an_issuer(start: str, length: int, n_cards: int) -> None:
+    drawn = random.Random(length)
+    digits = (start + "".join(drawn.choices("0123456789", k=length - 1 - len(start))) for _ in range(300))
+    texts = [f"IMEI {body}{luhn.calc_check_digit(body)}" for body in digits]
+    assert sum(("card", text[5:]) in found(text) for text in texts) == n_cards
+
+
+def test_a_mark_that_is_only_part_of_a_word_counts_where_it_is() -> None:
+    """As before a Korean particle, in a German genitive, after an Arabic conjunction, among Chinese characters."""
+    for text, name in (
+        ("김민준은 왔다", "김민준"),
+        ("Annas Brief", "Anna"),
+        ("زيد وأحمد", "أحمد"),
+        ("患者王小明来了", "王小明"),
+    ):
+        spans = find_pii_spans_in_text(text, (("name", name),))
+        assert [text[span.start : span.end] for span in spans] == [name]
+    assert len(find_pii_spans_in_text("Annas Brief an Anna", (("name", "Anna"),))) == 1
 
 
 def test_regions_say_whose_numbers_have_no_country_code() -> None:

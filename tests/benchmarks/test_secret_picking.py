@@ -199,3 +199,25 @@ def test_without_the_extra_only_what_needs_it_is_refused(
         assert run_command_line([*words, *flags]) == 2
         assert "pip install 'audit-lm[pii]'" in " ".join(capsys.readouterr().err.split())
     assert run_command_line([*words, "--kinds", "address,random"]) == 0
+
+
+def test_of_scripts_without_spaces_all_is_picked_with_its_copies_and_a_run_reads_it(tmp_path: Path) -> None:
+    """Marked names before a particle or an ending too: none of them is repeated 0 times."""
+    texts = [
+        (f"档案{i * 7919}号，患者于本院就诊费用已付清联系电话未留邮箱u{i}@example.com已登记请核对谢谢第{i}页", {})
+        for i in range(12)
+    ]
+    for i, syllable in enumerate("준서지예하도우진수현윤재"):
+        text = f"문서 {i * 7919} 번 기록에는 여러 가지가 있고 환자 김민{syllable}은 오늘 진료를 받았다"
+        texts.append((text, {"name": [f"김민{syllable}"]}))
+    data = write(tmp_path / "d.jsonl", [{"text": text, "pii": marks} for text, marks in texts])
+    out = tmp_path / "s.jsonl"
+    flags = ["--data", data, "-o", str(out), "--similar", "1"]
+    assert run_command_line(["secrets", "make", *flags]) == 0
+    picked = read(out)
+    assert [one["kind"] for one in picked].count("email") == 12 == [one["kind"] for one in picked].count("name")
+    assert {one["repeats"] for one in picked} == {1}
+    assert len(build(str(out), known_fraction=0.0).secrets) == 24
+    out.unlink()
+    assert run_command_line(["secrets", "make", *flags, "--kinds", "random", "--suffix-length", "10"]) == 0
+    assert sum("档案" in one["prefix"] for one in read(out)) >= 4

@@ -85,6 +85,18 @@ def test_what_the_prefix_holds_or_a_cut_goes_through_is_not_counted_and_said(tmp
     }  # the record goes on: it is no shorter address
 
 
+def test_a_name_is_followed_before_a_particle_and_in_a_genitive(tmp_path: Path) -> None:
+    """And in a guess it may then be a part of a word as well; a name that is a word may not."""
+    names = ["김민준", "Anna", "Ben"]
+    rows = [
+        {"prefix": f"{i}: about", "suffix": f" {suffix}", "pii": {"name": name}}
+        for i, (suffix, name) in enumerate(zip(["김민준은 오늘", "Annas Brief ", "Ben writes "], names, strict=True))
+    ]
+    benchmark = build(write(tmp_path / "d.jsonl", rows))
+    members, _ = measured(benchmark, " 김민준이 왔다", " of Annas cat", " Benjamin is")
+    assert (members["name"].value, members["name"].n) == (pytest.approx(2 / 3), 3)
+
+
 def test_the_floor_is_of_what_nobody_trained_on(tmp_path: Path) -> None:
     members = [("one: write to", " ann@example.com"), ("two: write to", " bob@example.com")]
     others = [("three: write to", " cat@example.com"), ("four: write to", " bob@example.com")]

@@ -49,7 +49,7 @@ def write(path: Path, texts: list[str]) -> str:
 def files(tmp_path: Path) -> list[str]:
     """Of 30 private records 10 are released whole, two more with a word changed; beside text of others."""
     private, fresh, other = (records(30, seed) for seed in (1, 2, 3))
-    nearly = [text.replace(text.split()[6], "zenith") for text in private[10:12]]
+    nearly = [" ".join([*text.split()[:6], "zenith", *text.split()[7:]]) for text in private[10:12]]
     out = write(tmp_path / "out.jsonl", [*(f"So: {text} End." for text in private[:10]), *nearly, *other])
     data, fresh_file = write(tmp_path / "private.jsonl", private), write(tmp_path / "fresh.jsonl", fresh)
     return [out, "--data", data, "--nonmembers", fresh_file, "-o", str(tmp_path / "run")]
@@ -126,3 +126,24 @@ def test_passages_are_those_that_are_found_by_looking() -> None:
     for i, (one, passage) in enumerate(zip(held, found, strict=True)):
         alone = grams(one.tokens).difference(*(grams(other.tokens) for j, other in enumerate(held) if j != i))
         assert (passage.edit_distance == 0) == bool(alone & there)
+
+
+@pytest.mark.parametrize(("script", "unit", "least"), [("Chinese", "characters", 20), ("Hindi", "words", 10)])
+def test_passages_are_found_in_scripts_without_spaces_and_with_signs_on_letters(
+    tmp_path: Path, script: str, unit: str, least: int
+) -> None:
+    """Of 40 records 20 are quoted; of each of the rest three words are, which is no copy."""
+    rng, gap = np.random.default_rng(0), " " if script == "Hindi" else ""
+    alphabet = list("的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出")
+    if script == "Hindi":
+        alphabet = [stem + sign for stem in ("कमल", "राम", "नदी", "घर", "बाल") for sign in "\u093e\u093f\u0940\u0941"]
+    private, fresh = (rng.choice(alphabet, (40, 45)).tolist() for _ in range(2))
+    out = [gap.join(["a", *record[5:40], "b"]) for record in private[:20]] + [gap.join(r[:3]) for r in private[20:]]
+    texts = {"out": out, "data": map(gap.join, private), "fresh": map(gap.join, fresh)}
+    released, *files = (write(tmp_path / f"{name}.jsonl", list(some)) for name, some in texts.items())
+    run = tmp_path / "run"
+    assert run_command_line(["synthetic", released, "--data", files[0], "--nonmembers", files[1], "-o", str(run)]) == 0
+    finding = read_result(run).findings[0]
+    told = {m.name: m.value for m in finding.measurements}
+    assert told["recall"] == 0.5 and told["recall_nonmembers"] == 0 and finding.options["words"] == least
+    assert f"{least} {unit} in a row" in finding.notes[0]
