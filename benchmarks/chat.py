@@ -75,7 +75,10 @@ class RenderedChat:
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """One answer as a secret. at: where its suffix begins, in tokens; stands: what it is in the conversation."""
+    """One answer as a secret. at: where its suffix begins, in tokens; stands: what it is in the conversation.
+
+    tokens: of the whole answer.
+    """
 
     prefix: Tokens
     suffix: Tokens
@@ -83,6 +86,7 @@ class AnswerCut:
     at: int
     stands: str
     role: str = ASSISTANT
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -383,7 +387,7 @@ def cut_answers_into_secrets(
         if not prefix:
             yield UnusableConversation("an answer with nothing before it")
             continue
-        yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands, answer.role)
+        yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands, answer.role, end - start)
 
 
 def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:

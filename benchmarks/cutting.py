@@ -21,6 +21,14 @@ from auditor.benchmarks.columns import (
     text_column_values,
 )
 from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
+from auditor.benchmarks.cut_places import (
+    BY_OWN_LENGTH,
+    LENGTH,
+    NOTHING_SHARED,
+    SharedBeginnings,
+    TextLengths,
+    find_shared_beginnings,
+)
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends_in_characters, wording_of_tokens
 from auditor.core.errors import AuditError
@@ -31,8 +39,8 @@ from auditor.models.vocabulary import decode_keeping_special_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LENGTH = 50  # tokens of a prefix or suffix
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
+_COMPARED = (1000, 10_000)  # texts, and first characters of each, that are looked at for what many begin with
 
 
 @dataclass(frozen=True)
@@ -40,12 +48,11 @@ class Cutting:
     """How a row becomes prefixes and suffixes: lengths in tokens, the stride of windows, what an attacker knows."""
 
     tokenizer: Any
-    prefix_length: int | None
-    suffix_length: int
-    windows: int | None = None
+    lengths: TextLengths = BY_OWN_LENGTH
     knows: str | None = None
     form: ChatRendering | None = None  # of conversations; None: the usual one
     turns: str | None = None  # of conversations, whose are attacked; None: the assistant's
+    shared: SharedBeginnings = NOTHING_SHARED  # what many of the texts begin with
 
 
 Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
@@ -61,6 +68,7 @@ class CutPart:
     at: int = 0
     stands: str = ""  # what it is in the row, where an attacker is told something else
     role: str | None = None  # whose turn it is, where those of several are attacked
+    tokens: int = 0  # of the row, that this part is the first of: over all its parts they add up to the row's
 
 
 def require_fast_tokenizer_for_cutting(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
@@ -85,51 +93,66 @@ def cut_rows_into_parts(
 ) -> tuple[Iterator[CutPart], str, Sequence[str]]:
     """The parts of each row, how they were cut, and the rows' texts: those of conversations fill up as parts are read.
 
-    remarks: fills up too, with what of conversations is not written and how many say so. Raises AuditError for a flag
-    that says nothing to this layout.
+    remarks: fills up too, with what of conversations is not written and with where texts are cut, and how many each.
+    Raises AuditError for a flag that says nothing to this layout.
     """
     layout = detect_column_layout(table)
     for flag, asked in (("--knows", cut.knows), ("--turns", cut.turns)):
         if asked is not None and layout in PLAIN:
             raise AuditError(f"{flag} is about conversations (messages), but {table.where} has {' and '.join(layout)}")
-    if cut.windows is not None and layout != ("text",):
+    if cut.lengths.windows is not None and layout != ("text",):
         raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
     if cut.form is not None:
         knows, texts, turns = cut.knows or USER, list[str](), cut.turns or ASSISTANT
         form = f"--template {cut.form.name_with_day} (--knows {knows})"
-        how = f"{turns} turns, {cut.suffix_length} tokens of each, as {form}"
+        longest = cut.lengths.suffix or LENGTH
+        how = f"{turns} turns, {longest} tokens of each, as {form}"
         return _cut_conversations(cut, cut.form, parse_row_conversations(table, layout), texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
         encoded = encode_data_texts_with_offsets(cut.tokenizer, said)  # as one text, which they were in training
         halves = zip(*(text_column_values(table, column) for column in layout), encoded, strict=True)
         parts = (
-            CutPart(row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
+            _part_of_pair(row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
             for row, (prefix, suffix, (ids, offsets)) in enumerate(halves)
         )
         return parts, "prefix and suffix tokenised jointly and kept whole", said
-    prefix = cut.prefix_length or LENGTH
-    how = f"text cut into its first {prefix} and the next {cut.suffix_length} tokens"
-    if cut.windows is not None:
-        how = f"every {cut.windows} tokens of a text, {prefix} of them and the next {cut.suffix_length}"
-    return _cut_texts_into_parts(cut, prefix, said), how, said
+    return _cut_texts_into_parts(cut, said, remarks), cut.lengths.rule, said
 
 
-def _cut_texts_into_parts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[CutPart]:
-    """(prefix,) and (suffix_length,) tokens of each text, once or at every stride; what is left over is not used."""
-    total = prefix + cut.suffix_length
+def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[str]) -> Iterator[CutPart]:
+    """Yield a prefix and a suffix at each place of each text. remarks: get what was cut in another place, and why."""
     for row, (text, (ids, offsets)) in enumerate(
         zip(texts, encode_data_texts_with_offsets(cut.tokenizer, texts), strict=True)
     ):
-        if len(ids) < total:
-            yield CutPart(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
+        n_shared = cut.shared.length_in(ids)
+        places = cut.lengths.cut_places(len(ids), n_shared)
+        if places != cut.lengths.cut_places(len(ids)):
+            remarks[f"cut where they part: their first {n_shared} tokens are those of many others"] += 1
+        if isinstance(places, str):
+            yield CutPart(row, places)
             continue
-        starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
-        for part, start in enumerate(starts):
-            middle, end = start + prefix, start + total
+        several = len(places) > 1 or cut.lengths.windows is not None
+        for number, (start, middle, end) in enumerate(places):
             wording = wording_of_tokens(text, offsets, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
-            yield CutPart(row, halves, None if cut.windows is None else part, middle)
+            part = number if several else None
+            yield CutPart(row, halves, part, middle, tokens=0 if number else len(ids))
+
+
+def shared_beginnings_of_texts(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
+    """Return what many texts of a table begin with; nothing for a table of other records."""
+    layout = detect_column_layout(table)
+    if layout != ("text",):
+        return NOTHING_SHARED
+    texts = joined_layout_texts(table, layout)
+    n_texts, n_characters = _COMPARED
+    some = [text[:n_characters] for text in texts[:: -(-len(texts) // n_texts)]]
+    return find_shared_beginnings([ids for ids, _ in encode_data_texts_with_offsets(tokenizer, some)])
+
+
+def _part_of_pair(row: int, halves: Halves) -> CutPart:
+    return CutPart(row, halves, tokens=0 if isinstance(halves, str) else len(halves[1]))
 
 
 def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]) -> Halves:
@@ -162,7 +185,7 @@ def _cut_conversations(
     remarks: Counter[str],
 ) -> Iterator[CutPart]:
     """texts, remarks: are given what is written of each, and what is not."""
-    knows, lengths = cut.knows or USER, (cut.suffix_length, cut.prefix_length)
+    knows, lengths = cut.knows or USER, (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     for row, one in enumerate(said):
         try:
             if isinstance(one, UnusableConversation):
@@ -180,7 +203,7 @@ def _cut_conversations(
                 yield CutPart(row, str(answer), number)
             else:
                 halves, role = (answer.prefix, answer.suffix, answer.wording), answer.role if cut.turns == ALL else None
-                yield CutPart(row, halves, number, answer.at, answer.stands, role)
+                yield CutPart(row, halves, number, answer.at, answer.stands, role, answer.tokens)
 
 
 def usual_chat_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:

@@ -10,26 +10,31 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from auditor.benchmarks import chat, columns, cutting
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
-from auditor.benchmarks.cutting import LENGTH, Cutting
+from auditor.benchmarks.cut_places import TextLengths
+from auditor.benchmarks.cutting import Cutting
+from auditor.benchmarks.length_matching import match_nonmembers_by_length
+from auditor.benchmarks.member_copies import leave_out_copies_of_members
 from auditor.benchmarks.occurrences import count_text_occurrences, is_occurrence_end_inside_word
 from auditor.benchmarks.splitting import (
     DataRecord,
     RecordSource,
     SplitOptions,
     check_prefix_and_suffix_lengths,
+    group_rows_by_reason,
     plural,
     row_numbers_phrase,
     split_data_records_into_secrets,
 )
 from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens
+from auditor.core.nouns import Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
 
 if TYPE_CHECKING:
@@ -66,26 +71,35 @@ class Files(Benchmark):
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
-        `prefix_length` and `suffix_length`, 50 each where not given, cut a `text` column, at the start of each text, or
-        with `windows` all along it, a stride of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of
+        Each text of a `text` column is cut by its own length, a long one all along (`TextLengths`); with
+        `prefix_length` or `suffix_length`, 50 where only the other is given, at its start, or with `windows` a stride
+        of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of
         a conversation, each assistant turn (or each of another of whom `turns` says) is a suffix, behind what an
         attacker `knows` of what came before: all of it, or its last `prefix_length` tokens.
         `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
         first are shown in reports, those of the second under other names.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
+        lengths = TextLengths(prefix_length, suffix_length, windows)
         split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = cutting.require_fast_tokenizer_for_cutting(tokenizer)
-        cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
         named = (group_column, user_column)
-        members = _read_file_as_record_source("--data", data, cut, *named)
+        table = _read_nonempty_table("--data", data, *named)
+        shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
+        cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared)
+        members = _table_as_record_source("--data", table, cut, *named)
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (
-            None if name is None else _read_file_as_record_source(flag, name, cut, *own) for flag, name, own in asked
+            None if name is None else _table_as_record_source(flag, _read_nonempty_table(flag, name, *own), cut, *own)
+            for flag, name, own in asked
         )
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
+        if others is not None:
+            others = leave_out_copies_of_members(others, members)
+            if columns.detect_column_layout(table) == ("text",) and not lengths.are_given:
+                others, self.doubts = match_nonmembers_by_length(others, members, split)
         parts = split_data_records_into_secrets(members, pairs, others, split, "row", lost)
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.asking_order = parts.asking_order
@@ -95,6 +109,8 @@ class Files(Benchmark):
         self.framed = self.form is not None and self.form.source is not None
         if self.form is not None:  # of a conversation, what is answered: the rest need not have been learnt
             self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
+        else:
+            self.heldout_given = _given_tokens_of_heldout_parts(self.secrets)
         self.notes = (cutting.data_tokenisation_note(self.tokenizer), *parts.notes)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
@@ -115,13 +131,16 @@ class Files(Benchmark):
         yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
 
 
-def _read_file_as_record_source(
-    flag: str, name: str, cut: Cutting, group_column: str | None = None, user_column: str | None = None
-) -> RecordSource:
-    """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = require_nonempty_record_table(
-        read_record_table(flag, name, (*columns.COLUMNS, *filter(None, (group_column, user_column))))
+def _read_nonempty_table(flag: str, name: str, *named_columns: str | None) -> RecordTable:
+    return require_nonempty_record_table(
+        read_record_table(flag, name, (*columns.COLUMNS, *filter(None, named_columns)))
     )
+
+
+def _table_as_record_source(
+    flag: str, table: RecordTable, cut: Cutting, group_column: str | None = None, user_column: str | None = None
+) -> RecordSource:
+    """Return the rows of one table as records. Rows that cannot be cut are listed by reason."""
     layout = columns.detect_column_layout(table)
     form = None if layout in columns.PLAIN else cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
@@ -136,7 +155,9 @@ def _read_file_as_record_source(
     records: list[DataRecord] = []
     standing: list[str] = []
     unusable: list[tuple[int, str]] = []  # the row of each part that cannot be used, and why
+    row_tokens = Counter[int]()
     for one in parts:
+        row_tokens[one.row] += one.tokens
         if isinstance(one.halves, str):
             unusable.append((one.row, one.halves))
         else:
@@ -152,23 +173,37 @@ def _read_file_as_record_source(
         records = _data_records_with_personal_data_marks(records, table)
     usable_rows = {record.row for record in records}
     first_reasons = dict(reversed([(row, why) for row, why in unusable if row not in usable_rows]))
-    left_out = _rows_by_reason(sorted(first_reasons.items()))
-    parts_left_out = _rows_by_reason([(row, why) for row, why in unusable if row in usable_rows])
+    left_out = group_rows_by_reason(sorted(first_reasons.items()))
+    parts_left_out = group_rows_by_reason([(row, why) for row, why in unusable if row in usable_rows])
+    part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
     dropped = (
-        f"left out {plural(len(rows), 'answer')}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
+        f"left out {plural(len(rows), part_noun)}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
         for why, rows in parts_left_out
     )
-    notes = (how, *dropped, *(f"{why} ({plural(count, 'conversation')})" for why, count in remarks.items()))
+    notes = (how, *dropped, *(f"{why} ({plural(count, row_noun)})" for why, count in remarks.items()))
     notes_of_file = tuple(f"{table.where}: {note}" for note in notes)
-    return RecordSource(table.where, tuple(records), left_out, notes_of_file, form, parts_left_out)
+    return RecordSource(
+        table.where,
+        tuple(records),
+        left_out,
+        notes_of_file,
+        form,
+        parts_left_out,
+        row_tokens,
+        texts if flag == "--data" else (),
+    )
 
 
-def _rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return each reason with the rows that have it, as often as they have it."""
-    rows: dict[str, list[int]] = {}
-    for row, why in reasons_of_rows:
-        rows.setdefault(why, []).append(row)
-    return tuple((why, tuple(of_reason)) for why, of_reason in rows.items())
+def _given_tokens_of_heldout_parts(secrets: Sequence[Secret]) -> tuple[int, ...]:
+    """Return how many first tokens of each non-member are not scored: () if each is one text, as everywhere else.
+
+    The prefix of a later window was scored in the one before.
+    """
+    others = [secret for secret in secrets if not secret.member]
+    if all(secret.document is None for secret in others):
+        return ()
+    later = [one.document is not None and one.document == before.document for before, one in pairwise(others)]
+    return tuple(len(one.prefix) if is_later else 1 for one, is_later in zip(others, [False, *later], strict=True))
 
 
 def _data_records_with_copy_counts(

@@ -58,18 +58,44 @@ class RecordSource:
     notes: tuple[str, ...] = ()
     form: ChatRendering | None = None  # how its conversations are rendered; None: they are none
     parts_left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of rows that have other parts: (why, row of each)
+    row_tokens: Mapping[int, int] = field(default_factory=dict)  # of each row; empty: not counted
+    texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if they are looked at again
+    not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # usable rows without a record, by rule
 
     def count_records(
         self, left_out: Mapping[str, int], not_attacked: Mapping[str, int], attacked: Sequence[DataRecord]
     ) -> RecordCounts:
         """Return the counts of this source's rows; left_out: rows that this split cannot use, beside its own."""
         all_left_out = {why: len(rows) for why, rows in self.left_out} | {why: n for why, n in left_out.items() if n}
-        by_rule = {rule: n for rule, n in not_attacked.items() if n}
-        rows = {record.row for record in self.records} | {row for _, rows in self.left_out for row in rows}
-        audited = len({record.row for record in attacked})
-        copies = len(rows) - sum(all_left_out.values()) - sum(by_rule.values()) - audited
+        by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
+        by_rule |= {rule: n for rule, n in not_attacked.items() if n}
+        without_record = [*(rows for _, rows in self.left_out), *self.not_attacked.values()]
+        rows = {record.row for record in self.records}.union(*without_record)
+        audited_rows = {record.row for record in attacked}
+        copies = len(rows) - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
         parts = {why: len(rows) for why, rows in self.parts_left_out}
-        return RecordCounts(len(rows), audited, copies, all_left_out, by_rule, parts)
+        tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
+        attacked_tokens = _count_attacked_tokens(attacked) if tokens else 0
+        return RecordCounts(len(rows), len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens)
+
+
+def group_rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return each reason with the rows that have it, as often as they have it."""
+    rows: dict[str, list[int]] = {}
+    for row, why in reasons_of_rows:
+        rows.setdefault(why, []).append(row)
+    return tuple((why, tuple(of_reason)) for why, of_reason in rows.items())
+
+
+def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
+    """Return how many tokens are in some suffix: those of windows that overlap count once."""
+    covered, last_row, last_end = 0, -1, 0
+    for record in sorted(records, key=lambda record: (record.row, record.at)):
+        begin = max(record.at, last_end) if record.row == last_row else record.at
+        last_end = max(begin, record.at + len(record.suffix))
+        covered += last_end - begin
+        last_row = record.row
+    return covered
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,8 @@ class DataPlan:
     data: Training records: JSONL, CSV, Parquet, .npy or a Hugging Face data set.
     nonmembers: Records like --data, but not trained on: the non-member baseline.
     limit: Attack at most N members and N non-members.
-    prefix_length: Tokens that the attacker is shown. [default: 50 of text, whole arrays]
-    suffix_length: Tokens to extract. [default: 50 of text, whole arrays]
+    prefix_length: Tokens that the attacker is shown. [default: half of a text, at most 50; whole arrays]
+    suffix_length: Tokens to extract. [default: the rest of a text, at most 50; whole arrays]
     known: Auxiliary data: records that the attacker already has.
     known_fraction: Without --known: share of --data that the attacker already has.
     known_limit: Use at most N records of the auxiliary data. [default: all]
@@ -186,7 +186,7 @@ class DataPlan:
     date: Day that the chat template writes: the day of the training.
     prefix_token: Token before every text; auto: the tokenizer's, unless the auxiliary data are more likely with
         another.
-    windows: Attack a suffix every STRIDE tokens of a text. [default: one, at its start]
+    windows: Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it; one with a given length]
     canaries: Canaries that were inserted into the training data: see `audit canaries`.
     phone_region: Countries of telephone numbers that are written without a country code.
     forget: Records of --data that --model was trained to forget.

@@ -52,7 +52,11 @@ def document_recall_measurements(secrets: Iterable[Secret], hit: Mapping[str, bo
 
     Only secrets that `hit` has count: those that were asked for.
     """
-    asked = [(s.member, s.document, s) for s in secrets if s.document is not None and s.id in hit]
+    attacked = [secret for secret in secrets if secret.id in hit]
+    if all(secret.document is None for secret in attacked if secret.member):
+        return ()
+    # A record that is one secret is a document as well: without it the share would be of long records only.
+    asked = [(s.member, s.document or s.id, s) for s in attacked]
     members, others = (
         longest_extracted_block_by_document(
             DocumentPart(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose

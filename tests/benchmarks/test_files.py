@@ -464,9 +464,9 @@ def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any
 
 
 def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
-    short = write(tmp_path / "short.jsonl", [{"text": SECRET}, {"text": "b"}])
+    short = write(tmp_path / "short.jsonl", [{"text": "Zelda-4711"}, {"text": "b"}])
     data, same = write(tmp_path / "d.jsonl", codes(3)), write(tmp_path / "same.jsonl", codes(4))
-    assert "unusable rows (2 rows: shorter than 50 + 50 tokens)" in refusal(short)
+    assert "unusable rows (2 rows: shorter than 4 + 8 tokens)" in refusal(short)
     assert "nothing is left of --known" in refusal(data, known=short)
     assert "every row is also in --known" in refusal(data, known=same)
     assert "every row is also a member or an auxiliary record" in refusal(data, nonmembers=data)

@@ -1,0 +1,159 @@
+"""Where a text is cut into prefixes and suffixes: by its own length, or by given lengths. Knows numbers only."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from typing import NamedTuple
+
+from auditor.core.nouns import Tokens
+
+LENGTH = 50  # tokens of a prefix and of a suffix, at most, if no length is given
+LEAST_PREFIX = 4  # tokens, if a text is cut by its own length
+LEAST_SUFFIX = 8
+MOST_WINDOWS = 20  # of one text: together they cover about 1,000 tokens
+_OWN = 16  # tokens of its own in the prefix of a text that begins as many others do, if it is long enough
+_LEAST_SHARED = 8  # tokens: texts that share fewer at their beginning are cut as if they shared none
+_SHARE = 0.1  # of the texts, that begin alike: of fewer nothing is concluded
+_FEWEST = 5  # texts that begin alike
+
+
+class CutPlace(NamedTuple):
+    """Tokens start:middle of a text are a prefix, middle:end its suffix."""
+
+    start: int
+    middle: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TextLengths:
+    """Lengths and stride as they were given, in tokens; None: each text is cut by its own length."""
+
+    prefix: int | None = None
+    suffix: int | None = None
+    windows: int | None = None
+
+    @property
+    def are_given(self) -> bool:
+        return self.prefix is not None or self.suffix is not None
+
+    @property
+    def fixed(self) -> tuple[int, int]:
+        return self.prefix or LENGTH, self.suffix or LENGTH
+
+    @property
+    def rule(self) -> str:
+        """Return how texts are cut, in words."""
+        prefix, suffix = self.fixed
+        if self.windows is not None:
+            return f"every {self.windows} tokens of a text, {prefix} of them and the next {suffix}"
+        if self.are_given:
+            return f"text cut into its first {prefix} and the next {suffix} tokens"
+        return (
+            f"each text cut by its own length: half of it, at most {LENGTH} tokens, and the next {LENGTH} or what is "
+            f"left, at least {LEAST_SUFFIX}; a longer text is attacked all along, in at most {MOST_WINDOWS} windows"
+        )
+
+    def cut_places(self, n_tokens: int, shared: int = 0, room: int | None = None) -> list[CutPlace] | str:
+        """Return the places of a text of so many tokens, in order, or why it has none.
+
+        shared: its first tokens that many other texts begin with as well. A prefix within them cannot say which text
+        is meant: the first own suffix comes after all of them, which everybody knows, and some own tokens. room: tokens
+        of a prefix and a suffix that a model can read at once; None: any number.
+        """
+        places = self._cut(n_tokens, shared)
+        return places if isinstance(places, str) else [_fit_place(place, room) for place in places]
+
+    def _cut(self, n_tokens: int, shared: int) -> list[CutPlace] | str:
+        if self.are_given or (self.windows is not None and n_tokens >= sum(self.fixed)):
+            prefix, suffix = self.fixed
+            return self._cut_by_given_lengths(n_tokens, shared) or f"shorter than {prefix} + {suffix} tokens"
+        return self._cut_by_own_length(n_tokens, shared) or f"shorter than {LEAST_PREFIX} + {LEAST_SUFFIX} tokens"
+
+    def _cut_by_given_lengths(self, n_tokens: int, shared: int) -> list[CutPlace]:
+        prefix, suffix = self.fixed
+        last = n_tokens - prefix - suffix
+        if last < 0:
+            return []
+        own = max(0, shared + _OWN - prefix) if shared else 0
+        begin = own if own <= last else 0
+        starts = [begin] if self.windows is None else range(begin, last + 1, self.windows)
+        return [CutPlace(start, start + prefix, start + prefix + suffix) for start in starts]
+
+    def _cut_by_own_length(self, n_tokens: int, shared: int) -> list[CutPlace]:
+        if n_tokens < LEAST_PREFIX + LEAST_SUFFIX:
+            return []
+        first, begin, public = _first_middle(n_tokens), 0, LENGTH
+        size = n_tokens - shared
+        if shared and size >= LEAST_PREFIX + LEAST_SUFFIX and first < shared + _OWN:
+            # What is shared is a text of its own: its windows are the same in all of these texts, and merged.
+            begin, first = shared, max(first, shared + min(_OWN, _first_middle(size)))
+            public = first
+        places = self._cut_by_own_length(begin, 0)[: MOST_WINDOWS // 2]
+        middles = list(range(first, n_tokens - LEAST_SUFFIX + 1, LENGTH))
+        n_windows = MOST_WINDOWS - len(places)
+        if len(middles) > n_windows:
+            step = (n_tokens - LENGTH - first) / (n_windows - 1)
+            middles = [first + round(i * step) for i in range(n_windows)]
+        own = [CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)) for at in middles]
+        return [*places, own[0]._replace(start=max(0, first - public)), *own[1:]]
+
+
+def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
+    """Return the place with as much of its prefix as a model can read before the suffix."""
+    if room is None or place.end - place.start <= room:
+        return place
+    start = max(place.start, min(place.middle - 1, place.end - room))
+    return CutPlace(start, place.middle, min(place.end, start + room))
+
+
+def _first_middle(n_tokens: int) -> int:
+    return min(LENGTH, n_tokens // 2, n_tokens - LEAST_SUFFIX)
+
+
+BY_OWN_LENGTH = TextLengths()
+
+
+@dataclass(frozen=True)
+class SharedBeginnings:
+    """What many texts begin with, as a notice or a form's head, in sorted order."""
+
+    beginnings: tuple[Tokens, ...] = ()
+
+    def length_in(self, tokens: Sequence[int]) -> int:
+        """Return how many first tokens of a text are the beginning of one of these."""
+        at = bisect_left(self.beginnings, tuple(tokens))  # the nearest in sorted order share most
+        nearest = self.beginnings[max(0, at - 1) : at + 1]
+        length = max((_common_length(tokens, text) for text in nearest), default=0)
+        return length if length >= _LEAST_SHARED else 0
+
+
+NOTHING_SHARED = SharedBeginnings()
+
+
+def find_shared_beginnings(texts: Sequence[Sequence[int]]) -> SharedBeginnings:
+    """Return what at least a tenth of the distinct texts, and five of them, begin with: the longest of each text.
+
+    Among sorted texts, those that share most with a text are next to it: the beginning that n texts share is the
+    shortest that neighbours among them share.
+    """
+    distinct = sorted({tuple(text) for text in texts})
+    together = max(_FEWEST, round(_SHARE * len(distinct)))
+    shared = [_common_length(text, after) for text, after in pairwise(distinct)]
+    beginnings = {
+        distinct[i][:length]
+        for i in range(len(distinct) - together + 1)
+        if (length := min(shared[i : i + together - 1])) >= _LEAST_SHARED
+    }
+    # One that goes on for a few tokens more, as a frequent first name, is no beginning of its own.
+    told_apart = [
+        text for text in beginnings if not any(text[:-n] in beginnings for n in range(1, min(_LEAST_SHARED, len(text))))
+    ]
+    return SharedBeginnings(tuple(sorted(told_apart)))
+
+
+def _common_length(text: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
