@@ -31,8 +31,9 @@ from auditor.plugins.probe import (
 )
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, membership, people, roc
-from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import auc_name, partial_auc_name, score_column_name, tpr_name
+from auditor.statistics.membership import FALSE_POSITIVES, SCORES
+from auditor.statistics.metrics import auc_name, score_column_name
+from auditor.statistics.strongest_score import CandidateScore, auc_and_tpr_measurements
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution whose moments are taken at once: 16 MiB of float32
@@ -55,9 +56,10 @@ _SIZES = ("characters", "compressed_bytes")  # of the whole text, for the blind 
 class Membership(Probe):
     """Scores that tell members from non-members: AUC, TPR at 1% and 0.1% FPR, and a baseline that sees no model.
 
-    score: the main one, chosen beforehand; text: the suffix behind its prefix, or all but the first token; k: share of
-    tokens that Min-K% looks at; references: models that saw some of the records, for RMIA and LiRA: a folder of them,
-    or in the lab how many it is to train; lowercase: whether each text is read once more in lower case.
+    score: one that must be there, else the row does not apply; text: the suffix behind its prefix, or all but the
+    first token; k: share of tokens that Min-K% looks at; references: models that saw some of the records, for RMIA and
+    LiRA: a folder of them, or in the lab how many it is to train; lowercase: whether each text is read once more in
+    lower case.
     """
 
     name: ClassVar[str] = "membership"
@@ -285,11 +287,15 @@ class Membership(Probe):
         found = {"": main, **self._target_free_baseline_scores(observations), **sound}
         return {score_column_name(name): scores.tolist() for name, scores in found.items()}
 
+    def membership_candidates(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, CandidateScore]:
+        """Return every score that ranks the records; baselines that never ask the target are none."""
+        widen = _auc_widening_by_score(observations, member_mask(secrets))
+        usable = self._usable_scores_by_name(observations)
+        return {name: CandidateScore(scores, SCORES[name], widen[name]) for name, scores in usable.items()}
+
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        member, sound = member_mask(secrets), self._usable_scores_by_name(observations)
+        member = member_mask(secrets)
         said = [
-            f"the main score is {SCORES[self.score]}, chosen beforehand (-A membership.score=); the highest AUC of the "
-            f"{len(sound)} would be the best of {len(sound)}, and no estimate of its own",
             "each record's stacked and blind score is by a classifier fitted to other records: no label of its own, "
             "its near-duplicates, document or person is used; its attacker knows some members and some others",
         ]
@@ -356,16 +362,6 @@ class Membership(Probe):
                 kind = "offline: only those that did not see a record are asked about it"
             shared = ", LiRA's deviations shared by all records" if count < membership.SHADOWS else ""
             yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
-
-
-def auc_and_tpr_measurements(
-    name: str, scores: NDArray[np.float64], member: NDArray[np.bool_], widen: float = 1.0, note: str = ""
-) -> list[Measurement]:
-    """AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for the main one."""
-    own, others = scores[member], scores[~member]
-    rates = [roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
-    rates.append(roc.partial_auc_with_interval(partial_auc_name(name), own, others, BELOW))
-    return [roc.auc_with_interval(auc_name(name), own, others, note, widen), *(m for m in rates if m is not None)]
 
 
 def _auc_widening_by_score(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:

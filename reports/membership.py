@@ -11,25 +11,35 @@ from auditor.core.result import AuditResult, Finding
 from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.figures import repeat_count_row_group
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import CONTROLS, auc_name, partial_auc_name, score_column_name, tpr_name
+from auditor.statistics.metrics import (
+    CONTROLS,
+    OF_TEXT,
+    auc_name,
+    partial_auc_name,
+    score_column_name,
+    to_label,
+    tpr_name,
+)
 
 _SHOWN = 60  # steps of a curve in its table
 # The threshold is formulas D1: the k-th highest of n non-members, k = floor((n + 1) rate).
 _NOTE = (
-    "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is chance. A rate is the "
-    "share of members above a threshold that other non-members exceed so often in expectation, the k-th highest of n "
-    "non-members where k is (n + 1) times the rate, rounded down; who ties with it is not found. Its interval is of "
-    "the share above the threshold that exactly so many of all non-members exceed, for any two distributions: too few "
-    "non-members bound it from above alone. Behind each rate stands how many non-members passed, and how many of "
-    "others may. The first line is the main score, named beforehand and not by the "
-    "results; the highest of the others is the best of many. The blind baseline and the reference have not seen the "
-    "model: where they lie above 0.5, members differ from non-members in kind, and no number here means what it says. "
-    "Stacked and blind scores are cross-fitted: no label of a record, or of its near duplicates, is used "
-    "for its own."
+    "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is chance. The first line "
+    "is the strongest score, the one whose interval is farthest from chance: membership_auc, which the verdict and "
+    "gates read. The AUCs have intervals that hold for all scores and all groups of copies together (bootstrap of the "
+    "maximum), so the best of many is not overstated. A rate is the share of members above a threshold that other "
+    "non-members exceed so often in expectation, the k-th highest of n non-members where k is (n + 1) times the rate, "
+    "rounded down; who ties with it is not found. With too few non-members its interval has no lower end above 0. The "
+    "blind baseline and the reference have not seen the model: if they lie above 0.5, members differ from non-members "
+    "in kind, and no number here means what it says. Stacked and blind scores are cross-fitted: no label of a record, "
+    "or of its near duplicates, is used for its own."
+)
+_OLD_NOTE = (
+    " An older version made this run: the first line is a score named beforehand, and the intervals are not corrected. "
+    "The verdict takes the strongest score and corrects its interval for their number."
 )
 
 
@@ -47,7 +57,8 @@ def _membership_tables(result: AuditResult) -> list[Block]:
     head = ("Score", "AUC", *found, f"Mean up to {100 * BELOW:g}%", f"Counts behind the {rates[0]}%")
     groups = tuple(Group(row_title_with_attack(result, f), tuple(_membership_score_table_rows(f))) for f in shown)
     table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3, 4}))
-    return [table, *_reversed_score_blocks(result, shown), *_auc_by_copies_blocks(result, shown), Paragraph(_NOTE)]
+    note = _NOTE if all(f.scores_tried for f in shown) else f"{_NOTE}{_OLD_NOTE}"
+    return [table, *_reversed_score_blocks(result, shown), *_auc_by_copies_blocks(result, shown), Paragraph(note)]
 
 
 def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
@@ -66,7 +77,8 @@ def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Bl
 
 def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     main = finding.measurement(auc_name(""))
-    for name, title in {"": f"main: {main.note if main else ''}", **CONTROLS, **SCORES}.items():
+    first = f"{'strongest' if finding.scores_tried else 'main'}: {main.note if main else ''}"
+    for name, title in {"": first, **CONTROLS, **SCORES, **_plugin_scores(finding)}.items():
         auc = finding.measurement(auc_name(name))
         if auc is None:
             continue
@@ -82,12 +94,21 @@ def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         yield (title, phrases.value_with_interval(auc), *cells, found[0].note if found[0] else phrases.NOTHING)
 
 
+def _plugin_scores(finding: Finding) -> dict[str, str]:
+    """Return the titles of the row's scores that are no built-in ones, by name."""
+    before = f"{auc_name('')}_"
+    names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
+    return {name: f"{to_label(name)} (of the plug-in)" for name in names if name not in SCORES and name not in OF_TEXT}
+
+
 def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    groups = tuple(
-        repeat_count_row_group(row_title_with_attack(result, f), f.by_repeats) for f in shown if f.by_repeats
-    )
-    caption = "The main score, by copies of members in the data; each against all non-members"
-    head = ("Repetitions", "AUC", "95% interval", "n")
+    def rows(f: Finding) -> Iterator[tuple[str, ...]]:
+        for count, m in phrases.sort_by_repeats(f.by_repeats):
+            yield count, *phrases.cells_of_measurement(m), m.note
+
+    groups = tuple(Group(row_title_with_attack(result, f), tuple(rows(f))) for f in shown if f.by_repeats)
+    caption = "The strongest score, by copies of members in the data; each against all non-members"
+    head = ("Repetitions", "AUC", "95% interval", "n", "Score")
     return [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))] if groups else []
 
 
@@ -129,7 +150,7 @@ def _roc_curve_blocks(result: AuditResult, details: SecretDetails) -> list[Block
 def _plotted_roc_curves_by_score(
     details: SecretDetails, finding: Finding
 ) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """The main score's curve and the blind baseline's; of the undefended model the stacked one's too."""
+    """The strongest score's curve and the blind baseline's; of the undefended model the stacked one's too."""
     seen = details.rows.get(finding.cell_key)
     wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
     if seen is None:

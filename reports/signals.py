@@ -21,7 +21,7 @@ from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import forest_span
 from auditor.statistics.memorised import RECORDS
-from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL, SHARES
+from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL, SHARES, auc_name
 from auditor.statistics.roc import AUC
 
 NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
@@ -31,7 +31,8 @@ _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
 _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
     "never trained on, or chance. Not shown: nothing beyond it was seen; “Shown from” is what would have had to "
-    "be measured instead. Seen, not significant: above it, but chance could explain that. Not tested: this run cannot "
+    "be measured instead. Seen, not significant: above it, but chance could explain that. An interval is the one that "
+    "decides: if several numbers share the level, it is corrected for them. Not tested: this run cannot "
     "say. By greedy decoding one record is enough, unless as large a share of non-members is given. "
     "The bar spans the interval, the dot is the number, an open ring the non-members."
 )
@@ -62,7 +63,13 @@ def describe_signal_number(signal: LeakSignal) -> str:
     if surely := DISCOVERABLE.numbers_in_metric_name(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
         return f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
-    return f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}{at}"
+    chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
+    return f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}{chosen}{at}"
+
+
+def corrected_interval_phrase(signal: LeakSignal) -> str:
+    """`interval corrected for 5 numbers that share the level`; "" if the number has a level of its own."""
+    return f"interval corrected for {signal.looks} numbers that share the level" if signal.looks > 1 else ""
 
 
 def describe_signal_baseline(signal: LeakSignal) -> str:
@@ -90,7 +97,8 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     if shown or suspected:
         best = strongest_signal_to_report(shown or suspected)
         access = f", {best.setting}" if best.setting else ""
-        beside = "; ".join(filter(None, ("" if shown else "not significant", describe_signal_baseline(best))))
+        remarks = ("" if shown else "not significant", describe_signal_baseline(best), corrected_interval_phrase(best))
+        beside = "; ".join(filter(None, remarks))
         return f"{describe_signal_number(best)}{access}{_bracketed(beside)}"
     access = " or ".join(s.setting for s in of_a_kind if s.setting)
     access = f", {access}" if access else ""
@@ -101,6 +109,8 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_has_counted_secrets_and_found_none, of_a_kind)):
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
+        corrected = corrected_interval_phrase(worst)
+        never += f"; {corrected}" if corrected else ""
         return f"{describe_signal_number(worst)}{access} (not above {describe_signal_baseline(worst) or 'zero'}{never})"
     found = f"{worst.kind.counted[m.name]}{access}"
     return f"none of {m.n:,} {found} (up to {phrases.format_percent(m.high)}% not ruled out)"
@@ -291,10 +301,13 @@ def _measured_text(s: LeakSignal) -> str:
     """The number, without the name of its metric where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    if s.kind is PERSONAL or s.count or not (m.unit == "share" or m.name == s.kind.main):
-        return describe_signal_number(s)
+    if s.kind is PERSONAL or s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
+        corrected = corrected_interval_phrase(s)
+        return describe_signal_number(s) + (f" ({corrected})" if corrected else "")
     unit = _UNITS.get(m.unit, "")
-    return phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)}{unit}"
+    chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
+    whole = f"{phrases.value_with_interval(m)}{unit}{chosen}"
+    return phrases.format_share_with_interval(m) if m.unit == "share" else whole
 
 
 def _baseline_text(b: Measurement | float | None) -> str:

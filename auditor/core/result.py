@@ -137,6 +137,7 @@ class Finding:
     chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
     strata: tuple[Stratum, ...] = ()  # most copies first; empty: the data are not counted by copies
+    scores_tried: int = 0  # membership scores, of all rows, that `membership_auc` is the strongest of; 0: older record
     stopped: StoppedEarly | None = None  # None: all secrets were to be asked, and intervals are of a fixed size
 
     @property

@@ -11,7 +11,6 @@ been.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,9 @@ from auditor.gate.rule_scope import (
     check_rule_scope_names_exist,
     findings_in_rule_scope,
     judged_targets,
+    nearest_metrics_to_ruled_one_phrase,
     pair_rows_with_rules,
+    rule_on_group_told_best,
 )
 from auditor.gate.rulings import Decision, Ruling, Verdict, ruling_without_number
 from auditor.records import claims, outcomes
@@ -40,7 +41,7 @@ from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import powerless_audit_reason, reaudit_at_level
 from auditor.statistics.bounds import LEVEL, AucEitherDirection, BinomialCount, BoundedNumber, RecordedInterval
 from auditor.statistics.holm import adjusted_test_level
-from auditor.statistics.metrics import METRICS, SHARES, find_metric, is_builtin_metric
+from auditor.statistics.metrics import METRICS, SHARES, auc_name, find_metric, is_builtin_metric
 from auditor.statistics.roc import AUC
 
 
@@ -248,6 +249,7 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
 def _rule_case_for_finding(
     finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None, baseline: RunOutcomes | None
 ) -> _Case:
+    rule = rule_on_group_told_best(finding, rule)
     measured, derived = _measurement_for_rule_and_if_recomputed(finding, rule, own)
     if isinstance(measured, str):
         return _Case(finding.cell_key, rule, measured)
@@ -262,13 +264,6 @@ def _rule_case_for_finding(
     )
 
 
-def _nearest_metrics_to_ruled_one_phrase(wanted: str, known: Sequence[str]) -> str:
-    """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
-    shown = dict.fromkeys((*known[:1], *difflib.get_close_matches(wanted, known, n=2)))
-    others = f" and {len(known) - len(shown)} others" if len(known) > len(shown) else ""
-    return f"; it has {', '.join(shown) or 'none'}{others}"
-
-
 def _measurement_for_rule_and_if_recomputed(
     finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
@@ -279,7 +274,7 @@ def _measurement_for_rule_and_if_recomputed(
         known = f" (kinds of personal data: {', '.join(finding.by_kind) or 'none'})"
     else:
         recorded = finding.measurement(rule.metric)
-        known = _nearest_metrics_to_ruled_one_phrase(rule.metric, [m.name for m in finding.measurements])
+        known = nearest_metrics_to_ruled_one_phrase(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
         return f"this row has no {rule.metric_with_part if rule.kind else rule.metric}{known}", False
     if not find_metric(rule.metric).bounded:
@@ -295,7 +290,9 @@ def _measurement_for_rule_and_if_recomputed(
     found = again or recorded
     if again is not None and recorded is not None and again.unit not in SHARES:
         # of what is no share the recorded interval may be wider, by more than the secrets show; it never narrows
-        found = replace(again, low=min(again.low, recorded.low), high=max(again.high, recorded.high))
+        found = replace(
+            recorded, value=again.value, low=min(again.low, recorded.low), high=max(again.high, recorded.high)
+        )
     if found is None or math.isnan(found.value) or found.n == 0:
         return f"{rule.metric_with_part} is not a number: nothing was measured", False
     believed = found.unit == "count"  # of queries and records, as claim_violations: no mean over secrets
@@ -322,6 +319,8 @@ def _evidence_for_absolute_limit(
         seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
     seen = seen or outcomes.tpr_bounds_of_row(rule.metric, kept) or one_sided_bounds_for_gate_rule(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
+    if rule.metric == auc_name("") and measured.note:
+        other = f" ({measured.note}){other}"
     return _Number(seen, f"{rule.metric_with_part} {measured.value:.4g}{other}", derived)
 
 

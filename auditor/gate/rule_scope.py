@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.policy import Rule
-from auditor.statistics.metrics import SHARES
+from auditor.statistics.metrics import SHARES, auc_name
 from auditor.statistics.roc import AUC
 
 
@@ -40,6 +41,21 @@ def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -
     return [(row, replace(rule, metric=m.name)) for row, m in main if m is not None and m.unit in (*SHARES, AUC)]
 
 
+def rule_on_group_told_best(finding: Finding, rule: Rule) -> Rule:
+    """The rule; a limit on the membership AUC, for the group of copies that is told better than all members are.
+
+    A group that is told is worse than the mean over all. One whose interval holds chance is not held against anybody.
+    """
+    whole = finding.measurement(rule.metric)
+    if rule.metric != auc_name("") or rule.is_paired_difference or rule.count is not None or whole is None:
+        return rule
+    told = {count: max(m.low, 1 - m.high) for count, m in finding.by_repeats.items() if count.isdecimal()}
+    best = max(told, key=told.__getitem__, default="")
+    if not finding.scores_tried or not best or told[best] <= max(0.5, whole.low, 1 - whole.high):
+        return rule
+    return replace(rule, count=int(best))
+
+
 def findings_in_rule_scope(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
     """The applicable rows of this target, setting and attack; a part that is None takes any."""
     return [
@@ -47,3 +63,10 @@ def findings_in_rule_scope(result: AuditResult, scope: Mapping[str, str | None])
         for f in result.findings
         if not f.not_applicable and all(name in (None, getattr(f, part)) for part, name in scope.items())
     ]
+
+
+def nearest_metrics_to_ruled_one_phrase(wanted: str, known: Sequence[str]) -> str:
+    """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
+    shown = dict.fromkeys((*known[:1], *difflib.get_close_matches(wanted, known, n=2)))
+    others = f" and {len(known) - len(shown)} others" if len(known) > len(shown) else ""
+    return f"; it has {', '.join(shown) or 'none'}{others}"

@@ -23,6 +23,7 @@ from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import mean_excess_over_nonmembers, mean_probability
 from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
+from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
 DELTA = 1e-5  # of a bound on epsilon, where neither the user nor a claim says which
 
@@ -93,6 +94,10 @@ class Probe(Method):
 
         A measurement left out cannot be held to a baseline.
         """
+        return {}
+
+    def membership_candidates(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, CandidateScore]:
+        """Return the scores that tell members from non-members, by name: the run takes the strongest of all rows'."""
         return {}
 
     def epsilon_lower_bounds(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
@@ -178,6 +183,15 @@ def observed_names_without_prefix(prefix: str, names: Iterable[str]) -> list[str
 
 def member_mask(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
     return np.array([secret.member for secret in secrets], dtype=bool)
+
+
+def scored_records(secrets: Sequence[Secret]) -> ScoredRecords:
+    """Return who is a member, by copies too, and whose records are resampled together: a person's, or a document's."""
+    copies = {str(r): own for r, own in masks_by_repeat_count(secrets).items()}
+    # A record of nobody, and of no document, is a unit by itself.
+    units = [s.user or s.document or s.id for s in secrets]
+    unit = np.unique(units, return_inverse=True)[1] if len(set(units)) < len(units) else None
+    return ScoredRecords(member_mask(secrets), copies, unit)
 
 
 def mean_probability_with_nonmember_baseline(

@@ -18,7 +18,15 @@ from auditor.core.result import Finding, Measurement
 from auditor.records.disagreements import is_measured
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, wilson_interval
-from auditor.statistics.metrics import AT_LEAST, excess_metric_name, nonmember_metric_name, upper_bound_metric_name
+from auditor.statistics.metrics import (
+    AT_LEAST,
+    SHARES,
+    excess_metric_name,
+    find_metric,
+    nonmember_metric_name,
+    upper_bound_metric_name,
+)
+from auditor.statistics.roc import AUC
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class LeakReading:
     @property
     def is_above_baseline(self) -> bool:
         """Whether its lower bound is above the baseline, the baseline's own interval included."""
-        m = bonferroni_widened_leak_measurement(self.measured, self.looks)
+        m = self.corrected
         if self.excess is not None:
             # The baseline's error is in the interval of the excess already.
             return self.excess.low > 0
@@ -61,6 +69,11 @@ class LeakReading:
         if self.baseline is None and m.unit == "probability":
             return m.low * m.n >= 1  # of whom nobody knows what strangers get: a hit is expected of one sample each
         return m.low > self._baseline_value or (self.either_way and m.high < self._baseline_value)
+
+    @property
+    def corrected(self) -> Measurement:
+        """The number with the interval that it is decided by."""
+        return bonferroni_widened_leak_measurement(self.measured, self.looks)
 
     @property
     def is_shown(self) -> bool:
@@ -79,7 +92,7 @@ class LeakReading:
     @property
     def smallest_detectable_value(self) -> float:
         """The smallest number that would have been shown, all else as it was; NaN: unknown."""
-        m = bonferroni_widened_leak_measurement(self.measured, self.looks)
+        m = self.corrected
         if not math.isnan(self.most):
             return self.most
         if m.unit == "share":
@@ -184,8 +197,13 @@ def bonferroni_adjusted_leak_readings(readings: Sequence[LeakReading]) -> list[L
 
 def bonferroni_widened_leak_measurement(m: Measurement, looks: int) -> Measurement:
     """The measurement with its 95% interval over so many looks (Bonferroni), as a normal distribution's widens."""
+    if looks < 2:
+        return m
     scale = _leak_interval_factor_for_looks(looks)
-    return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))
+    low, high = m.value - scale * (m.value - m.low), m.value + scale * (m.high - m.value)
+    if m.unit in (*SHARES, AUC) and not find_metric(m.name).signed:
+        low, high = max(0.0, low), min(1.0, high)
+    return replace(m, low=low, high=high)
 
 
 @cache

@@ -16,6 +16,7 @@ from auditor.records.disagreements import ANY, EXACT, is_auc_above_chance, is_me
 from auditor.records.leak_kinds import (
     LeakKind,
     LeakReading,
+    bonferroni_widened_leak_measurement,
     leak_readings_against_nonmembers,
     leak_readings_by_repeat_count,
 )
@@ -158,28 +159,44 @@ CANARIES = LeakKind(
 
 
 def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    """The main score, chosen beforehand; the other scores and single repeat counts at a level shared among them."""
-    main, of_people = finding.measurement(auc_name("")), _person_inference_measurements(finding)
-    if not is_measured(main) or any(map(is_auc_above_chance, membership_control_aucs(finding))):
-        yield from (
-            LeakReading(m, 0.5, row=finding.cell_key, either_way=True) for m in of_people
-        )  # it compares no records
+    """The strongest score, over all members and by copies: intervals that hold for all scores and groups together."""
+    row, of_people = finding.cell_key, _person_inference_measurements(finding)
+    people_readings = [LeakReading(m, 0.5, row=row, either_way=True) for m in of_people]
+    strongest, by_copies = _strongest_aucs(finding)
+    if strongest is None or any(map(is_auc_above_chance, membership_control_aucs(finding))):
+        yield from people_readings  # it compares no records
         return
     blind = finding.measurement(auc_name("blind"))
-    yield LeakReading(main, 0.5, either_way=True, row=finding.cell_key, blind=blind)
+    yield LeakReading(strongest, 0.5, either_way=True, row=row, blind=blind)
+    for count, m in by_copies.items():
+        yield LeakReading(m, 0.5, either_way=True, row=row, blind=blind, count=count)
     for rate in FALSE_POSITIVES:
-        found = finding.measurement(tpr_name("", rate))
-        if is_measured(found):
+        share = finding.measurement(tpr_name("", rate))
+        if is_measured(share):
             # By chance as many members are above the threshold as non-members: the rate itself.
-            yield LeakReading(found, rate, row=finding.cell_key)
-    others = [m for score in SCORES if is_measured(m := finding.measurement(auc_name(score)))]
-    looks = len(others) + len(of_people)
-    for m in others:
-        yield LeakReading(m, 0.5, row=finding.cell_key, either_way=True, looks=looks, blind=blind)
-    yield from (LeakReading(m, 0.5, row=finding.cell_key, either_way=True, looks=looks) for m in of_people)
-    yield from (
-        replace(one, either_way=True, blind=blind) for one in leak_readings_by_repeat_count(finding, 0.5, auc_name(""))
-    )
+            yield LeakReading(share, rate, row=row)
+    yield from people_readings
+
+
+def _strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
+    """The strongest score's AUC, and by copies where there are several groups; both with corrected intervals.
+
+    A record of an older version has the AUC of a score named beforehand: the strongest is then chosen here, each
+    interval corrected by Bonferroni's rule, which is wider.
+    """
+    main = finding.measurement(auc_name(""))
+    groups = {n: m for n, m in finding.by_repeats.items() if n.isdecimal() and m.name == auc_name("")}
+    groups = {n: m for n, m in groups.items() if is_measured(m) and len(groups) > 1}
+    if not is_measured(main):
+        return None, {}
+    if finding.scores_tried:
+        return main, groups
+    others = {title: m for score, title in SCORES.items() if is_measured(m := finding.measurement(auc_name(score)))}
+    tried = [replace(m, name=auc_name(""), note=title) for title, m in others.items()] or [main]
+    corrected = [bonferroni_widened_leak_measurement(m, len(tried)) for m in tried]
+    best = max(corrected, key=lambda m: max(m.low, 1 - m.high))
+    note = f"{best.note}, best of {len(tried)} scores" if len(tried) > 1 else best.note
+    return replace(best, note=note), {n: bonferroni_widened_leak_measurement(m, len(groups)) for n, m in groups.items()}
 
 
 def _person_inference_measurements(finding: Finding) -> list[Measurement]:

@@ -21,12 +21,12 @@ from auditor.records.manifest import NO_EDITS, FolderEdits
 from auditor.records.table import MEASURED, TABLE, Column, blame_errors_on_secrets_table_context, read_secrets_table
 from auditor.statistics import metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
-from auditor.statistics.bounds import BoundedNumber, measurement_from_evidence
+from auditor.statistics.bounds import BoundedNumber, SharedLevel, measurement_from_evidence
 from auditor.statistics.compare import difference_evidence
 from auditor.statistics.intervals import mean_share_per_secret
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find_metric, nonmember_metric_name
-from auditor.statistics.recomputed import remeasure_with_interval
+from auditor.statistics.recomputed import remeasure_with_interval, strongest_score_columns
 
 _FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
 _PROBABILITY = "probability"  # what a score is called that is one
@@ -211,7 +211,10 @@ def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumb
         or not len(own)
     ):
         return None
-    return roc.BoundedTprAtFpr(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
+    bounds = roc.BoundedTprAtFpr(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
+    if about.scores != metrics.score_column_name(""):
+        return bounds
+    return SharedLevel(bounds, len(strongest_score_columns(row.values)))
 
 
 def paired_row_difference_or_reason(
@@ -245,10 +248,17 @@ def paired_row_difference_or_reason(
         )
         if np.isnan(np.concatenate([*one, *other])).any():
             return f"{metric} is by a score that is not a number for some secret"
+        if not about.rate:
+            one, other = _scores_read_from_members_up(one), _scores_read_from_members_up(other)
         return difference_evidence(one, other, rate=about.rate)
     if not np.isfinite([*one, *other]).all():
         return f"{metric} is not a number for some secret"
     return difference_evidence(one, other)
+
+
+def _scores_read_from_members_up(scores: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return (members' scores, non-members'), negated if members score lower: an AUC below 1/2 tells them as well."""
+    return tuple(-side for side in scores) if roc.auc(*scores) < 0.5 else scores
 
 
 def _anytime_valid_row_difference_or_reason(

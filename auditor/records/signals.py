@@ -54,6 +54,7 @@ class LeakSignal:
     why: str = ""
     blind: Measurement | None = None
     worst: Stratum | None = None  # of copied records, the number of copies of which most were extracted
+    looks: int = 1
 
     @property
     def gate_rule(self) -> str:
@@ -191,16 +192,18 @@ def _signal_from_readings(kind: LeakKind, target: str, setting: str, readings: S
     least = min(reading.looks for reading in readings)
 
     def place(reading: LeakReading) -> tuple[bool, bool, int, float, float]:
-        m = reading.measured
-        size = abs(m.value - 0.5) if reading.either_way else m.value
+        m = reading.corrected
+        # Of AUCs the one that is surely farthest from chance: that of a small group is often far by chance.
+        size = max(m.low, 1 - m.high) if reading.either_way else m.value
         shared, named = reading.looks > least, first.get(m.name, len(first))
         # The least is best: able to show a leak, at its own level, high among the limits, large; of zeros the widest.
         return not reading.alone, shared, named, -size, -m.n if size else -m.high
 
     best = min(shown or suspected or readings, key=place)
     return LeakSignal(
-        *(kind, target, setting, SHOWN if shown else NOT_SHOWN, best.measured, best.baseline, best.row),
+        *(kind, target, setting, SHOWN if shown else NOT_SHOWN, best.corrected, best.baseline, best.row),
         suspected=bool(suspected),
+        looks=best.looks,
         least=best.smallest_detectable_value,
         part=best.part,
         count=best.count,

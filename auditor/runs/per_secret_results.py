@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_keeping_special_tokens
-from auditor.plugins.probe import Observed, Probe
+from auditor.plugins.probe import Observed, Probe, scored_records
 from auditor.records import private_texts, table
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import RowValuesBySecret
@@ -21,16 +22,26 @@ from auditor.records.table import Column
 from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
 from auditor.statistics.metrics import RECALL
+from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
 # By kind of personal data and secret, the share of what it holds of the kind that was extracted
 Kinds = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """A row's membership scores by name, of records side by side with `ids`."""
+
+    ids: tuple[str, ...]
+    records: ScoredRecords
+    candidates: Mapping[str, CandidateScore]
 
 
 class PerSecretCollector:
     """answers: by cell, the main number of each member, and of non-members where theirs shows what is no memory.
 
     likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that asked in random order;
-    rows: all of them.
+    rows: all of them; scored: of the rows that have membership scores, these.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -40,6 +51,7 @@ class PerSecretCollector:
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.stopped: dict[CellKey, StoppedEarly] = {}
         self.rows: dict[CellKey, RowValuesBySecret] = {}
+        self.scored: dict[CellKey, ScoredRow] = {}
         self._columns: list[Column] = []
         self._attacks: list[CellKey] = []
         self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
@@ -60,11 +72,24 @@ class PerSecretCollector:
         """Takes the row of a probe's cell, and what it observed; main: its first measurement."""
         row = self._keep_row_of_cell(key, per_secret_row_of_observations(probe, secrets, observations))
         self._columns += [*row.columns_for_secrets_table(key), *_observation_columns(key, secrets, observations)]
+        if candidates := probe.membership_candidates(secrets, observations):
+            self.scored[key] = ScoredRow(row.ids, scored_records(secrets), candidates)
         if main.name in row.values:
             # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
             answers = row.keep_one_metric(main.name, others=probe.of == "secrets")
             if answers.member.any() and np.isfinite(answers.values[main.name]).all():
                 self.answers[key] = answers
+
+    def replace_row_column(self, key: CellKey, quantity: str, values: NDArray[np.float64]) -> None:
+        """Puts other values into a column of a row that was taken before."""
+        row = self.rows[key]
+        self.rows[key] = replace(row, values={**row.values, quantity: values})
+        self._columns = [
+            replace(column, values=values)
+            if (column.kind, column.cell, column.quantity) == (table.MEASURED, key, quantity)
+            else column
+            for column in self._columns
+        ]
 
     def _keep_row_of_cell(self, key: CellKey, row: RowValuesBySecret) -> RowValuesBySecret:
         self.rows[key] = replace(row, anytime=key in self.stopped)

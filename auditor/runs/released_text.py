@@ -46,12 +46,18 @@ from auditor.statistics import extraction, judging, memorised, roc
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import OF_TEXT, RECALL, auc_name, nonmember_metric_name, score_column_name, tpr_name
+from auditor.statistics.metrics import OF_TEXT, RECALL, nonmember_metric_name, score_column_name, tpr_name
 from auditor.statistics.ngram_scores import (
     NGramCounts,
     mean_jaccard_similarity,
     mean_per_text,
     score_against_other_records,
+)
+from auditor.statistics.strongest_score import (
+    CandidateScore,
+    ScoredRecords,
+    choose_strongest_score,
+    simultaneous_widening,
 )
 
 SETTING = "text-only"
@@ -341,26 +347,29 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Re
     # + 1: any word that none of them has.
     records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
     model = NGramCounts.count_ngrams(held.texts, kinds)
-    scores = {
-        "": score_against_other_records(model, records, held.plan.seed),
+    found = {
+        "ngrams": score_against_other_records(model, records, held.plan.seed),
         "bigrams": model.mean_laplace_log_prob(records),
         "likeness": mean_jaccard_similarity(records, held.texts, kinds),
     }
-    measured, member = list[Measurement](), np.array([one.member for one in held.records])
-    for name, values in scores.items():
-        own, others = values[member], values[~member]
-        note = "n-grams of the released text against those of other records" if not name else ""
-        measured.append(roc.auc_with_interval(auc_name(name), own, others, note))
-        rates = (roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
-        measured += [m for m in rates if m is not None]
-    rows.add_observations(
-        _CELLS[MEMBERS], secrets, {score_column_name(name): values for name, values in scores.items()}
-    )
-    notes = [
-        "the main score was chosen beforehand; the others are the published ones (2502.14921): "
-        + ", ".join(OF_TEXT.values())
+    who = ScoredRecords(np.array([one.member for one in held.records]), {})
+    scores = {name: CandidateScore(values, OF_TEXT[name]) for name, values in found.items()}
+    widening = simultaneous_widening(list(scores.values()), who)
+    strongest = choose_strongest_score(scores, who, widening, len(scores))
+    rates = [
+        tpr
+        for name, values in found.items()
+        for rate in FALSE_POSITIVES
+        if (tpr := roc.tpr_with_interval(tpr_name(name, rate), values[who.member], values[~who.member], rate))
     ]
-    return _finding_of_release(MEMBERS, measured, notes)
+    columns = {score_column_name(name): values for name, values in {"": strongest.values, **found}.items()}
+    rows.add_observations(_CELLS[MEMBERS], secrets, columns)
+    notes = [
+        f"the membership AUC is that of the strongest of {len(scores)} scores; the intervals of all AUCs hold "
+        "together; the published scores (2502.14921): " + ", ".join([OF_TEXT["bigrams"], OF_TEXT["likeness"]])
+    ]
+    finding = _finding_of_release(MEMBERS, [*strongest.measurements, *strongest.corrected, *rates], notes)
+    return replace(finding, scores_tried=len(scores))
 
 
 # --- canaries ---------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from auditor.runs.scoring import greedy_nonmember_recall, greedy_recall_by_repea
 from auditor.runs.selection import PluginSelection, select_and_check_plugins
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
+from auditor.runs.strongest_membership import findings_with_strongest_membership
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 from auditor.runs.train_ahead import later_models_trained_in_background
@@ -234,6 +235,7 @@ def _train_models_on_workers(
 def _measure_target(target_run: TargetRun, clock: StageClock, findings: list[Finding]) -> TargetRecord:
     """All that is measured of a target; what its cells find is added to the findings."""
     audit, target, collector = target_run.audit, target_run.target, target_run.collector
+    first = len(findings)
     machine.reset_peak_memory()
     with clock.timed_stage(f"perplexity of {target.title}"):
         heldout = scoring.heldout_losses(audit, target)
@@ -248,6 +250,7 @@ def _measure_target(target_run: TargetRun, clock: StageClock, findings: list[Fin
             finding = cell.measure()
         aliases.refuse_secret_ids_in_sentences(finding, audit.benchmark.secrets)
         findings.append(finding)
+    findings[first:] = findings_with_strongest_membership(findings[first:], collector)
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):
         doubts += scoring.doubt_if_members_likelier(target.title, found)

@@ -102,6 +102,29 @@ class AucEitherDirection:
         return max(self.auc.high(level), 1 - self.auc.low(level))
 
 
+@dataclass(frozen=True)
+class SharedLevel:
+    """A number that was chosen among `tried` ones: its lower bound has that part of the level, its upper bound all."""
+
+    number: BoundedNumber
+    tried: int
+
+    @property
+    def value(self) -> float:
+        return self.number.value
+
+    @property
+    def n(self) -> int:
+        return self.number.n
+
+    def low(self, level: float) -> float:
+        return self.number.low(level / max(1, self.tried))
+
+    def high(self, level: float) -> float:
+        # The chosen number is the largest, so that its upper bound errs no more often than that of any other.
+        return self.number.high(level)
+
+
 def _interval_stretch_for_level(level: float) -> float:
     return max(1.0, float(norm.isf(level) / norm.isf(0.025)))
 

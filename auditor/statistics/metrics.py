@@ -139,12 +139,16 @@ class Metric:
 
 # --- of a membership probe --------------------------------------------------------------------------------------------
 
-OF_TEXT = {"bigrams": "bigrams of released text", "likeness": "likeness to released text"}  # without a model
+OF_TEXT = {  # without a model
+    "ngrams": "n-grams of released text against those of other records",
+    "bigrams": "bigrams of released text",
+    "likeness": "likeness to released text",
+}
 CONTROLS = {"blind": "blind baseline", "reference_alone": "the reference alone"}  # which have not seen the target
 
 
 def auc_name(score: str) -> str:
-    """What the AUC of a membership score is called; "": of the main one."""
+    """What the AUC of a membership score is called; "": of the strongest one."""
     if score in CONTROLS:
         return f"{score}_auc"
     return f"membership_auc_{score}" if score else "membership_auc"
@@ -161,20 +165,34 @@ def partial_auc_name(score: str) -> str:
 
 
 def score_column_name(score: str) -> str:
-    """What the column of a membership score is called."""
+    """What the column of a membership score is called; "": that of the strongest one."""
     return "_".join(filter(None, ("membership_score", score)))
 
 
 def _membership_metrics() -> Iterator[Metric]:
     for score, title in {"": "", **CONTROLS, **SCORES, **OF_TEXT}.items():
-        by = f" ({title})" if title else ""
-        short = "AUC" if not score else ""
-        yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=score_column_name(score))
-        for rate in FALSE_POSITIVES:
-            found = f"Members found at {100 * rate:g}% false positives{by}"
-            yield Metric(tpr_name(score, rate), found, scores=score_column_name(score), rate=rate)
-        mean = f"Members found, mean up to {100 * BELOW:g}% false positives{by}"
-        yield Metric(partial_auc_name(score), mean, scores=score_column_name(score), below=BELOW)
+        yield from _metrics_of_membership_score(score, title)
+
+
+def _metrics_of_membership_score(score: str, title: str) -> Iterator[Metric]:
+    by = f" ({title})" if title else ""
+    short = "AUC" if not score else ""
+    column = score_column_name(score)
+    yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=column)
+    for rate in FALSE_POSITIVES:
+        found = f"Members found at {100 * rate:g}% false positives{by}"
+        yield Metric(tpr_name(score, rate), found, scores=column, rate=rate)
+    mean = f"Members found, mean up to {100 * BELOW:g}% false positives{by}"
+    yield Metric(partial_auc_name(score), mean, scores=column, below=BELOW)
+
+
+def _plugin_score_metric(name: str) -> Metric | None:
+    """Return the metric of a plug-in's membership score, such as `membership_auc_mine`; None for other names."""
+    for prefix in (auc_name(""), *(tpr_name("", rate) for rate in FALSE_POSITIVES), partial_auc_name("")):
+        score = name.removeprefix(f"{prefix}_")
+        if score != name:
+            return next(m for m in _metrics_of_membership_score(score, to_label(score)) if m.name == name)
+    return None
 
 
 # --- of untargeted extraction -----------------------------------------------------------------------------------------
@@ -372,6 +390,8 @@ def find_metric(name: str) -> Metric:
     for family in FAMILIES:
         if numbers := family.numbers_in_metric_name(name):
             return family.with_numbers(*numbers)
+    if plugin_score := _plugin_score_metric(name):
+        return plugin_score
     # Behind the table, which has entries of its own for some such names, as `recall_nonmembers`.
     if name.endswith(_OTHERS):
         base = find_metric(name.removesuffix(_OTHERS))

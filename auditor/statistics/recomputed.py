@@ -10,8 +10,26 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import roc
 from auditor.statistics.intervals import estimate_mean_by_unit, mean_excess_over_nonmembers
-from auditor.statistics.metrics import DRAWN, EXCESS, RECALL, SCORE, Columns, Metric, find_metric, nonmember_metric_name
+from auditor.statistics.metrics import (
+    CONTROLS,
+    DRAWN,
+    EXCESS,
+    RECALL,
+    SCORE,
+    Columns,
+    Metric,
+    auc_name,
+    find_metric,
+    nonmember_metric_name,
+    score_column_name,
+)
 from auditor.statistics.ranking import rank_hits_and_errors
+from auditor.statistics.strongest_score import (
+    CandidateScore,
+    ScoredRecords,
+    bound_strongest_auc,
+    simultaneous_widening,
+)
 
 
 def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
@@ -55,12 +73,35 @@ def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -
             return roc.tpr_with_interval(metric.name, *sides, metric.rate)
         if metric.below:
             return roc.partial_auc_with_interval(metric.name, *sides, metric.below)
+        if metric.name == auc_name(""):
+            return remeasure_strongest_auc(members, others)
         return roc.auc_with_interval(metric.name, *sides)
     values = (members if metric.members else others)[metric.per_secret_column_name]
     # a share that is no count of 0s and 1s has no exact interval
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None
     return estimate_mean_by_unit(metric.name, values, metric.unit, metric.note)
+
+
+def remeasure_strongest_auc(members: Columns, others: Columns) -> Measurement:
+    """Return the AUC of the strongest of the kept scores, corrected for how many there are."""
+    columns = strongest_score_columns(members)
+    n, m = len(members[columns[0]]), len(others[columns[0]])
+    member = np.arange(n + m) < n
+    scores = {c: CandidateScore(np.concatenate([members[c], others[c]]), c) for c in columns}
+    usable = {c: s for c, s in scores.items() if not np.isnan(s.values).any()} or scores
+    widening = simultaneous_widening(list(usable.values()), ScoredRecords(member, {}))
+    return bound_strongest_auc(auc_name(""), usable, member, ~member, widening)
+
+
+def strongest_score_columns(kept: Columns) -> list[str]:
+    """Return the columns that `membership_auc` is the strongest of: every named score, or the only one there is."""
+    main = score_column_name("")
+    controls = {score_column_name(control) for control in CONTROLS}
+    named = [name for name in kept if name.startswith(f"{main}_") and name not in controls]
+    # The column without a name is one of those with a name, except in released text.
+    alike = any(np.array_equal(kept[name], kept[main]) for name in named)
+    return named if alike else [main, *named]
 
 
 def _recompute_auc_or_tpr(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:

@@ -53,10 +53,15 @@ def auc_with_interval(name: str, own: Floats, others: Floats, note: str = "", wi
 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
     """
-    value, deviation = auc(own, others), widen * math.sqrt(_delong_variance(*delong_placements(own, others)))
+    value, deviation = auc(own, others), widen * delong_deviation(*delong_placements(own, others))
     low, high = newcombe_auc_interval(value, len(own), len(others), widen)
     low, high = min(low, value - Z * deviation), max(high, value + Z * deviation)
     return Measurement(name, value, max(0.0, low), min(1.0, high), len(own) + len(others), AUC, note)
+
+
+def delong_deviation(above: Floats, below: Floats) -> float:
+    """Return the standard deviation of an AUC from its `delong_placements`."""
+    return math.sqrt(_delong_variance(above, below))
 
 
 def _delong_variance(*placed: Floats) -> float:

@@ -123,3 +123,16 @@ def test_a_reference_that_was_trained_on_the_records_is_none(given: Path, tmp_pa
     assert finding["not_applicable"] == (
         "the reference has seen private data: its shard.json names 3 of the attacked records"
     )
+
+
+def test_the_gate_and_the_record_go_by_the_strongest_score_and_by_copies(given: Path, tmp_path: Path) -> None:
+    """A model of the members' own words: every score tells them, and which one is strongest is no matter of options."""
+    assert run(given, "runs/a") == 0
+    (finding,) = json.loads((tmp_path / "runs" / "a" / "result.json").read_text())["findings"]
+    found = {m["name"]: m for m in finding["measurements"]}
+    named = [m for name, m in found.items() if name.startswith("membership_auc_")]
+    best = max(named, key=lambda m: max(m["low"], 1 - m["high"]))
+    assert finding["scores_tried"] == len(named) > 5
+    assert (found["membership_auc"]["value"], found["membership_auc"]["low"]) == (best["value"], best["low"])
+    assert f"best of {len(named)} scores" in found["membership_auc"]["note"]
+    assert finding["by_repeats"]["1"]["value"] == best["value"]

@@ -18,7 +18,7 @@ from auditor.gate.decide import apply_policy, downgrade_doubtful_ruling, one_sid
 from auditor.gate.decide import judge_rules as rule_on
 from auditor.gate.policy import Policy, Rule, parse_limits
 from auditor.gate.rulings import EXIT_CODES, Decision, Ruling, Verdict
-from auditor.records.outcomes import RunOutcomes
+from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.records.signals import assess_signals
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.compare import mean_difference_measurement
@@ -270,6 +270,35 @@ def test_an_auc_below_a_half_gives_members_away_as_one_above_does() -> None:
     assert "membership_auc 0.1 (the other way 0.9) between 0.8600 and 0.9400" in outcome(0.1, 0.06, 0.14, 0.6).reason
     assert outcome(0.49, 0.43, 0.55, 0.6).verdict == "held"
     assert outcome(0.45, 0.38, 0.52, 0.6).verdict == outcome(0.55, 0.48, 0.62, 0.6).verdict == "inconclusive"
+
+
+def test_a_membership_limit_is_held_against_the_group_of_copies_that_is_told_better_than_all_members() -> None:
+    def auc(value: float, reach: float) -> Measurement:
+        low, high = value - reach, min(1.0, value + reach)
+        return Measurement("membership_auc", value, low, high, 100, "AUC", "loss, best of 11 scores")
+
+    def ruling(often: Measurement, limit: float = 0.75, tried: int = 11) -> Ruling:
+        found = replace(row("undefended", auc(0.6, 0.05)), by_repeats={"8": often}, scores_tried=tried)
+        (decided,) = rule_on(result(found), [Rule("membership_auc", limit)])
+        return decided
+
+    failed = ruling(auc(0.97, 0.05))
+    assert failed.verdict == "failed" and "membership_auc(count=8) 0.97 (loss, best of 11 scores)" in failed.reason
+    assert ruling(auc(0.8, 0.1)).verdict == "inconclusive"  # the group may be above the limit
+    assert ruling(auc(0.6, 0.3)).verdict == "held"  # too few to tell the group at all: all members decide
+
+
+def test_an_older_run_holds_no_limit_that_one_of_its_scores_may_exceed() -> None:
+    """It recorded the main score alone, beside scores by secret of which another tells members."""
+    rng = np.random.default_rng(0)
+    member = np.arange(200) < 100
+    values = {"membership_score": rng.normal(size=200), "membership_score_loss": rng.normal(size=200) + 1.5 * member}
+    values["membership_score_ez_mia"] = values["membership_score"]
+    ids, cell = tuple(map(str, range(200))), row("undefended").cell_key
+    main = Measurement("membership_auc", 0.5, 0.42, 0.58, 200, "AUC", "EZ-MIA")
+    kept = {cell: RowValuesBySecret(ids, member, (None,) * 200, values)}
+    (ruling,) = rule_on(result(row("undefended", main)), [Rule("membership_auc", 0.75)], kept)
+    assert ruling.verdict == "inconclusive" and ruling.value == pytest.approx(0.85, abs=0.05)
 
 
 def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None:

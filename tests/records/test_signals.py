@@ -114,16 +114,21 @@ def test_many_samples_show_what_one_does_not() -> None:
     assert signal(run(row(*one, *many)), "probability").status == SHOWN
 
 
-def test_membership_counts_either_way_and_by_its_main_score() -> None:
+def test_membership_counts_either_way_and_by_its_strongest_score() -> None:
     assert signal(run(row(auc(0.56, 0.66))), "membership").status == SHOWN
     assert signal(run(row(auc(0.34, 0.44))), "membership").status == SHOWN
-    quiet = auc(0.45, 0.55)
-    beside = signal(run(row(quiet, auc(0.6, 0.8, "membership_auc_loss"))), "membership")
-    assert beside.status == SHOWN and beside.gate_rule == "membership_auc_loss=0.6"
-    main = signal(run(row(auc(0.56, 0.66), auc(0.6, 0.8, "membership_auc_loss"))), "membership")
-    assert main.measured is not None and main.measured.name == "membership_auc"  # chosen beforehand
-    two = run(row(quiet, auc(0.505, 0.7, "membership_auc_loss"), auc(0.5, 0.6, "membership_auc_min_k")))
-    assert signal(two, "membership").status == NOT_SHOWN  # above by itself, and not as the best of two
+
+
+def test_an_older_record_is_read_by_the_strongest_of_its_scores_corrected_for_their_number() -> None:
+    main, ez_mia = auc(0.54, 0.74), auc(0.54, 0.74, "membership_auc_ez_mia")
+    found = signal(run(row(main, ez_mia, auc(0.7, 0.87, "membership_auc_loss"))), "membership")
+    assert found.status == SHOWN and found.gate_rule == "membership_auc=0.6"
+    assert found.measured is not None and found.measured.note == "loss, best of 2 scores"
+    assert found.measured.value == pytest.approx(0.785) and found.measured.low < 0.7
+    two = run(row(auc(0.45, 0.55), auc(0.505, 0.7, "membership_auc_loss"), auc(0.5, 0.6, "membership_auc_min_k")))
+    not_shown = signal(two, "membership")  # above chance by itself, and not as the best of two
+    assert not_shown.status == NOT_SHOWN and not_shown.suspected is False
+    assert not_shown.measured is not None and not_shown.measured.low < 0.5
 
 
 def test_those_trained_on_most_often_are_looked_at_by_themselves() -> None:
@@ -135,6 +140,27 @@ def test_those_trained_on_most_often_are_looked_at_by_themselves() -> None:
     assert parse_limits([found.gate_rule])[0].count == 16
     chance = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.505, 0.95)})
     assert signal(run(chance), "membership").status == NOT_SHOWN
+
+
+def test_copies_that_are_not_told_do_not_stand_for_all_members() -> None:
+    """A small group is often far from chance by chance: the number over all members is then the one that is shown."""
+    whole = replace(row(auc(0.46, 0.6)), by_repeats={"1": auc(0.44, 0.56), "8": auc(0.3, 0.9)}, scores_tried=11)
+    found = signal(run(whole), "membership")
+    assert (found.status, found.count) == (NOT_SHOWN, "")
+
+
+def test_a_number_that_shares_its_level_is_shown_with_the_interval_that_decides() -> None:
+    """Never "not significant" next to an interval that excludes chance."""
+    by_repeats = {
+        "1": probability("extraction_probability", 0.02, 0.02, N),
+        "16": probability("extraction_probability", 0.3, 0.2, N),
+    }
+    strangers = probability("extraction_probability_nonmembers", 0.05, 0.03, OTHERS)
+    whole = replace(row(probability("extraction_probability", 0.05, 0.04, N), strangers), by_repeats=by_repeats)
+    found = signal(run(whole), "probability")
+    assert found.status == SHOWN and found.count == "16" and found.looks == 2
+    assert found.measured is not None
+    assert found.measured.low == pytest.approx(0.3 - 0.2 * 2.2414 / 1.96, abs=1e-3)
 
 
 def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:

@@ -88,9 +88,20 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
         "–",
         "75/300 above 2",
     )
-    assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]", "400")
+    assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]", "400", "EZ-MIA")
     assert "main: EZ-MIA" in markdown.render_markdown_report(with_row(result, row()))
     assert not any(s.id in ("membership", "roc") for s in page_document(result).sections)
+
+
+def test_the_strongest_score_heads_the_table_and_says_of_how_many(result: AuditResult) -> None:
+    best = replace(auc("", 0.8), note="loss, best of 11 scores")
+    found = row()
+    tried = replace(found, measurements=(best, *found.measurements[1:]), scores_tried=11)
+    (section,) = (s for s in page_document(with_row(result, tried)).sections if s.id == "membership")
+    table = next(block for block in section.blocks if isinstance(block, Table))
+    assert table.groups[0].rows[0][0] == "strongest: loss, best of 11 scores"
+    said = said_on_the_terminal(with_row(result, tried))
+    assert "membership AUC 0.990 [0.980–1.00] (EZ-MIA), of those trained on 64 times" in said
 
 
 def scores() -> dict[str, np.ndarray]:

@@ -66,9 +66,12 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     assert told["recall"].value * 30 == pytest.approx(10) and told["recall_nonmembers"].value == 0
     assert told["near_verbatim_recall"].value * 30 == pytest.approx(12)
     assert result.findings[0].by_kind["email"].value * 30 == pytest.approx(12)
-    assert {"verbatim", "membership"} <= {
-        signal.kind.name for signal in assess_signals(result).shown_signals(UNDEFENDED)
-    }
+    seen = assess_signals(result)
+    assert "verbatim" in {signal.kind.name for signal in seen.shown_signals(UNDEFENDED)}
+    # 12 of 30 stand in the text: as the best of three scores, and one of four questions, that is not significant.
+    (membership,) = (s for s in seen.tested_signals(UNDEFENDED) if s.kind.name == "membership")
+    assert membership.suspected and membership.measured is not None and membership.measured.low < 0.5
+    assert "best of 3 scores" in membership.measured.note
     assert run_command_line(["gate", run, "--max", "recall=0.05"]) == 1
     assert run_command_line(["gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7"]) == 0
     capsys.readouterr()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from auditor.statistics.bounds import RecordedInterval
 from auditor.statistics.games import audit_games as games_audited
 from auditor.statistics.games import confusion_of_counted_games
 from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
+from auditor.statistics.strongest_score import CandidateScore, ScoredRecords, simultaneous_widening, strongest_auc
 from auditor.testing import tpr_interval
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower
 
@@ -71,8 +73,62 @@ def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[
     for (m, n), by in (((300, 100), 0.0), ((300, 100), 1.0), ((60, 20), 1.0)):
         truth = float(norm.cdf(by / math.sqrt(2)))
         yield IntervalCase("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
+    yield from of_strongest_scores()
     yield IntervalCase("difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, rates_apart, 0.05)
     yield IntervalCase("difference of AUC", "1σ, paired", "300/100", 0.0, aucs_apart)
+
+
+# --- the strongest of many scores -------------------------------------------------------------------------------------
+
+TRIED = 11  # scores, as many as a run with a reference has
+# Members, non-members, and of the members those in 8 copies.
+STRONGEST_SIZES = ((40, 40, 0), (12, 68, 0), (61, 68, 12), (150, 150, 12))
+
+
+def draw_scores_tried_together(
+    rng: Rng, m: int, n: int, shifts: Sequence[float], shared: float, often: int = 0
+) -> tuple[dict[str, CandidateScore], ScoredRecords]:
+    """Return normal scores of m members and n non-members, and who is who.
+
+    shifts: by how many deviations members score higher, by score; shared: the correlation of any two scores; often: of
+    the members those in 8 copies, a group of their own.
+    """
+    member = np.arange(m + n) < m
+    common = rng.normal(size=m + n)
+    scores = {}
+    for i, shift in enumerate(shifts):
+        values = math.sqrt(shared) * common + math.sqrt(1 - shared) * rng.normal(size=m + n) + shift * member
+        scores[f"s{i}"] = CandidateScore(values, f"s{i}")
+    first = np.arange(m + n) < often
+    return scores, ScoredRecords(member, {"1": member & ~first, "8": first} if often else {})
+
+
+def of_strongest_scores() -> Iterator[IntervalCase]:
+    """The family-wise error if no score says anything, and how often the winner's interval holds its own AUC.
+
+    Both are told as the distance of the winner's true AUC, which is to be 0.
+    """
+    for m, n, often in STRONGEST_SIZES:
+        for shared in (0.0, 0.5, 0.9):
+            for leak in (0.0, 1.0, 2.5):
+                shifts = [leak, 0.9 * leak, 0.9 * leak, *[0.5 * leak] * (TRIED - 3)]
+                what = f"{TRIED} scores, correlation {shared:g}, {leak:g}σ"
+                case = partial(strongest_apart, m=m, n=n, shifts=shifts, shared=shared, often=often)
+                size = f"{m}/{n}" + (f", {often} in 8 copies" if often else "")
+                yield IntervalCase("strongest AUC", what, size, 0.0, case, 0.5)
+
+
+def strongest_apart(rng: Rng, m: int, n: int, shifts: Sequence[float], shared: float, often: int) -> Ends:
+    """Return the ends of the interval that is farthest off, over all members and by copies, less the true AUC."""
+    scores, records = draw_scores_tried_together(rng, m, n, shifts, shared, often)
+    widening = simultaneous_widening(list(scores.values()), records)
+    found = []
+    for own in (records.member, *records.copies.values()):
+        name, best = strongest_auc("membership_auc", scores, own, ~records.member, widening)
+        truth = float(norm.cdf(shifts[int(name[1:])] / math.sqrt(2)))
+        found.append((best.low - truth, best.high - truth))
+    low, high = max(low for low, _ in found), min(high for _, high in found)
+    return low, high, low, high
 
 
 def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int, n: int) -> Callable[[Rng], Ends]:

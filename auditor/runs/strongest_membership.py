@@ -1,0 +1,72 @@
+"""Makes `membership_auc` of each row that of its strongest score, corrected for every score that the target was tried
+by: those of the membership probe and those of plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from auditor.core.nouns import CellKey
+from auditor.core.result import Finding
+from auditor.runs.per_secret_results import PerSecretCollector, ScoredRow
+from auditor.statistics.metrics import score_column_name
+from auditor.statistics.strongest_score import CandidateScore, choose_strongest_score, simultaneous_widening
+
+
+def findings_with_strongest_membership(findings: Sequence[Finding], collector: PerSecretCollector) -> list[Finding]:
+    """Return a target's findings, each membership row with the AUC of its strongest score.
+
+    All rows of one setting that scored the same records share the level. The collector's column of the row's main
+    score becomes that of the strongest one, of which the numbers are worked out again.
+    """
+    changed = {}
+    for family in _families_of_rows(findings, collector.scored):
+        scores = list(_scores_in_one_order(family))
+        widening = simultaneous_widening(scores, next(iter(family.values())).records)
+        for key, row in family.items():
+            strongest = choose_strongest_score(row.candidates, row.records, widening, len(scores))
+            collector.replace_row_column(key, score_column_name(""), strongest.values)
+            measured = {m.name: m for m in (*strongest.measurements, *strongest.corrected)}
+            finding = next(f for f in findings if f.cell_key == key)
+            changed[key] = replace(
+                finding,
+                measurements=tuple(measured.get(m.name, m) for m in finding.measurements),
+                by_repeats=strongest.by_copies,
+                scores_tried=len(scores),
+                notes=(*finding.notes, *_strongest_score_notes(strongest.measurements[0].note, len(scores))),
+            )
+    return [changed.get(finding.cell_key, finding) for finding in findings]
+
+
+def _families_of_rows(
+    findings: Sequence[Finding], scored: Mapping[CellKey, ScoredRow]
+) -> Iterator[dict[CellKey, ScoredRow]]:
+    """Yield the rows of one setting that scored the same records."""
+    families: dict[tuple[str, frozenset[str]], dict[CellKey, ScoredRow]] = {}
+    for finding in findings:
+        row = scored.get(finding.cell_key)
+        if row is not None and not finding.not_applicable:
+            families.setdefault((finding.setting, frozenset(row.ids)), {})[finding.cell_key] = row
+    yield from families.values()
+
+
+def _scores_in_one_order(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:
+    """Yield the scores of all rows, their records in the order of the first row's."""
+    first = next(iter(family.values()))
+    for row in family.values():
+        place = {secret: i for i, secret in enumerate(row.ids)}
+        order = np.array([place[secret] for secret in first.ids])
+        for score in row.candidates.values():
+            yield replace(score, values=score.values[order])
+
+
+def _strongest_score_notes(title: str, tried: int) -> tuple[str, ...]:
+    if tried < 2:
+        return ()
+    return (
+        f"the membership AUC is that of the strongest score ({title}), over all members and by copies; all AUCs of "
+        f"this row have intervals that hold for the {tried} scores and all groups of copies together (bootstrap of the "
+        "maximum)",
+    )
