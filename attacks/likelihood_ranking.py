@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -102,8 +102,8 @@ def zlib_compressed_byte_count(text: str) -> int:
 class LowercaseRanking(SamplingAttack):
     """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score = -(nll / nll of lower).
 
-    Both nll are means per token, in nats, behind the same prefix; the lower-cased text is tokenised anew, and read as
-    far as the model has positions.
+    Both nll are means per token, in nats, behind the same prefix, of a text as the tokenizer writes it; read as far as
+    the model has positions. A text without capitals scores -1, as it says nothing: the most drawn comes first.
     """
 
     name: ClassVar[str] = "lowercase"
@@ -112,20 +112,43 @@ class LowercaseRanking(SamplingAttack):
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         if view.tokenizer is None:
             raise NotApplicable("needs a tokenizer to lower-case text, and the model came without one")
-        pairs, own = [], []
-        for query, candidates in batch:
-            room = None if view.target.max_positions is None else view.target.max_positions - len(query.prefix)
-            own.append(mean_nll_of_candidates(candidates))
-            for suffix in candidate_suffixes_as_tuples(candidates):
-                # One whose lower-cased text has no tokens, as special ones alone, stands for itself.
-                pairs.append((query.prefix, retokenise_suffix_in_lower_case(view.tokenizer, suffix)[:room] or suffix))
-        lower = candidate_values_tensor(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
-        return [-(nll / below) for nll, below in zip(own, lower, strict=True)]
+        pairs = [(query.prefix, suffix) for query, some in batch for suffix in candidate_suffixes_as_tuples(some)]
+        nll = torch.cat([mean_nll_of_candidates(candidates) for _, candidates in batch]).tolist()
+        scores = candidate_values_tensor(scores_against_lower_case(view, pairs, nll))
+        return list(scores.split([len(candidates.suffixes) for _, candidates in batch]))
 
 
-def retokenise_suffix_in_lower_case(tokenizer: Any, tokens: Tokens) -> Tokens:
-    """The text of the tokens in lower case, tokenised anew."""
-    return tuple(tokenizer(tokenizer.decode(tokens).lower(), add_special_tokens=False)["input_ids"])
+def scores_against_lower_case(view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]) -> list[float]:
+    """Return -(nll of the text / nll of its lower case) of each suffix, both tokenised anew; -1 without capitals.
+
+    A drawn suffix may be written in other tokens than the tokenizer would choose, which are less likely: if only the
+    lower case were tokenised anew, digits in odd pieces would lead.
+
+    Args:
+        view: of a target with log-probabilities, with a tokenizer.
+        pairs: prefix and suffix of each text.
+        nll: mean nll of each suffix in its own tokens, nats a token.
+    """
+    assert view.tokenizer is not None
+    asked: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
+    for i, (prefix, suffix) in enumerate(pairs):
+        room = None if view.target.max_positions is None else view.target.max_positions - len(prefix)
+        text = view.tokenizer.decode(suffix)
+        written, lowered = (_tokens_of_text(view.tokenizer, one)[:room] for one in (text, text.lower()))
+        if written and lowered and written != lowered:
+            asked[i] = (prefix, written), (prefix, lowered)
+    again = [written for i, (written, _) in asked.items() if written != pairs[i]]
+    wanted = [*again, *(lowered for _, lowered in asked.values())]
+    measured = dict(zip(wanted, view.mean_nll(view.target, wanted), strict=True))
+    scores = [-1.0] * len(pairs)
+    for i, (written, lowered) in asked.items():
+        own = nll[i] if written == pairs[i] else measured[written]
+        scores[i] = -own / measured[lowered]
+    return scores
+
+
+def _tokens_of_text(tokenizer: Any, text: str) -> Tokens:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.likelihood_ranking import retokenise_suffix_in_lower_case, zlib_compressed_byte_count
+from auditor.attacks.likelihood_ranking import scores_against_lower_case, zlib_compressed_byte_count
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
@@ -110,7 +110,7 @@ class Membership(Probe):
             own, found = measure_token_readings(view.target, prefixes, suffixes), list[Observation]()
             below = measure_token_readings(reference, prefixes, suffixes) if reference else None
             others = self._reference_log_probs_and_seen_flags(references, batch, prefixes, suffixes)
-            lowered = self._mean_log_probs_in_lower_case(view, batch) if self.lowercase else []
+            lowered = self._scores_against_lower_case(view, batch, own) if self.lowercase else []
             for i, secret in enumerate(batch):
                 seen = self._scores_from_token_readings(
                     own.readings_of_text(i), below.readings_of_text(i) if below else None
@@ -166,14 +166,13 @@ class Membership(Probe):
         sizes = len(whole), zlib_compressed_byte_count(whole)
         # `mean` is a log-probability: signs are those of formulas A2.
         found = {"zlib": mean / zlib_compressed_byte_count(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
-        return found if lowered is None else {**found, "lowercase": -mean / lowered}
+        return found if lowered is None else {**found, "lowercase": lowered}
 
-    def _mean_log_probs_in_lower_case(self, view: View, batch: Sequence[Secret]) -> list[float]:
-        """Mean log-probability of each text in lower case, tokenised anew, behind the same prefix."""
+    def _scores_against_lower_case(self, view: View, batch: Sequence[Secret], own: TokenReadings) -> list[float]:
         if view.tokenizer is None:
             return []
-        pairs = [(s.prefix, retokenise_suffix_in_lower_case(view.tokenizer, s.suffix) or s.suffix) for s in batch]
-        return [-nll for nll in view.mean_nll(view.target, pairs)]
+        pairs = [(secret.prefix, secret.suffix) for secret in batch]
+        return scores_against_lower_case(view, pairs, (-own.log_probs.mean(-1)).tolist())
 
     def _reference_log_probs_and_seen_flags(
         self, references: ReferenceModels | None, batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor

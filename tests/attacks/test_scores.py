@@ -20,12 +20,17 @@ from auditor.attacks.ethicist import (
     prompt_tuning_mle_plus_smoothing_loss,
     split_prompt_tuning_and_validation_pairs,
 )
-from auditor.attacks.likelihood_ranking import score_against_reference_nll, zlib_compressed_byte_count
+from auditor.attacks.likelihood_ranking import (
+    score_against_reference_nll,
+    scores_against_lower_case,
+    zlib_compressed_byte_count,
+)
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
 from auditor.generation.sample import SuffixCandidates
 from auditor.plugins.attack import rank_candidates_as_guesses
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
+from tests.benchmarks.test_files import BYTES
 from tests.conftest import refuses, tiny
 
 
@@ -73,6 +78,28 @@ def test_comparing_forms_by_hand() -> None:
 def test_compressed_size_is_zlibs() -> None:
     assert zlib_compressed_byte_count("aaaaaaaa" * 50) == len(zlib.compress(b"aaaaaaaa" * 50)) < 20
     assert zlib_compressed_byte_count("grün") == len(zlib.compress("grün".encode()))
+
+
+def test_both_sides_of_the_lower_case_ratio_are_tokenised_anew() -> None:
+    """A text in odd tokens scores as in its usual ones, and one without capitals -1, whatever its tokens."""
+    model, prefix = tiny(vocab_size=len(BYTES)), tuple(BYTES("and so")["input_ids"])
+    seen = View("target", model, WHITE_BOX, seed=0, tokenizer=BYTES)
+
+    def mean_nll(suffix: tuple[int, ...]) -> float:
+        return -float(model.token_log_probs(torch.tensor([prefix]), torch.tensor([suffix])).mean())
+
+    def spelled(text: str) -> tuple[int, ...]:
+        return tuple(token for letter in text for token in BYTES(letter)["input_ids"])
+
+    upper, lower = tuple(BYTES(" Their tHe")["input_ids"]), tuple(BYTES(" their the")["input_ids"])
+    odd = spelled(" Their tHe")
+    plain = spelled(" their the 12 ")
+    assert odd != upper and plain != tuple(BYTES(BYTES.decode(plain))["input_ids"])
+    asked = [upper, odd, plain, spelled("12345"), spelled("東京")]
+    scores = scores_against_lower_case(seen, [(prefix, suffix) for suffix in asked], [mean_nll(one) for one in asked])
+    truth = -mean_nll(upper) / mean_nll(lower)
+    assert scores[:2] == pytest.approx([truth, truth], rel=1e-5) and abs(truth + 1) > 1e-3
+    assert scores[2:] == [-1.0] * 3
 
 
 def test_known_pairs_are_split_without_loss() -> None:
