@@ -27,6 +27,15 @@ def unwrap_peft(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def quantisation_method(model: Any) -> str:
+    """Return how the weights in memory are quantised (`bitsandbytes`, `gptq`), "" for weights that are numbers."""
+    config = getattr(unwrap_peft(model).config, "quantization_config", None)
+    if config is None:
+        return ""
+    method = config.get("quant_method", "") if isinstance(config, dict) else config.quant_method
+    return str(getattr(method, "value", method)) or "an unnamed method"
+
+
 def max_positions(model: Any) -> int | None:
     """How many tokens fit; None where nothing limits them.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
 from auditor.models.shared_prefix import SharedPrefixCache
 from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
+from auditor.models.weights import digest_weights
 
 Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]  # as `HuggingFaceModel.logits`
 
@@ -272,6 +272,7 @@ class HuggingFaceModel(LanguageModel):
         self._seen: HiddenStateCache | None = None
         self.begins: SharedPrefixCache | None = None
         self.activation = Activation(model)
+        self.load_again: Callable[[], Any] | None = None  # the same weights in a model of their own; None: not on disk
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
@@ -349,12 +350,7 @@ class HuggingFaceModel(LanguageModel):
 
     def digest(self) -> str:
         """Of names, shapes and bytes of the weights in memory."""
-        digest = hashlib.sha256()
-        for name, tensor in self.model.state_dict().items():
-            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            # As bytes: numpy has no bfloat16.
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return digest_weights(self.model)
 
     def special_token_id(self, kind: str) -> int | None:
         token = getattr(self.model.config.get_text_config(decoder=True), f"{kind}_token_id", None)

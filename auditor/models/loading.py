@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -51,17 +52,22 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
         base = _adapter_base_name(name, config, options)
         # --revision is of the adapter, which names that of its base; of --base the newest is taken.
         below = replace(options, revision=None if options.base else config.revision, base=None)
-        with wrap_library_errors(
-            f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"
-        ):
-            read = read_weights("causal", base, options_with_auto_dtype_resolved(base, below))
-        resize_embeddings_for_adapter(read.model, Path(name))
-        model = load_adapter_onto_base(read.model, name)
+
+        def load_with_adapter() -> tuple[Any, tuple[str, ...]]:
+            with wrap_library_errors(
+                f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"
+            ):
+                read = read_weights("causal", base, options_with_auto_dtype_resolved(base, below))
+            resize_embeddings_for_adapter(read.model, Path(name))
+            return load_adapter_onto_base(read.model, name), read.notes
+
+        model, notes = load_with_adapter()
         tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(base, below)
-        notes = read.notes
         if base != config.base_model_name_or_path:
             notes += (f"{name}: its base is {base}, as --base says; it names {config.base_model_name_or_path}",)
-        return _model_after_self_check(HuggingFaceModel(model, tokenizer, name=name, notes=notes))
+        target = HuggingFaceModel(model, tokenizer, name=name, notes=notes)
+        target.load_again = lambda: load_with_adapter()[0]
+        return _model_after_self_check(target)
 
 
 def dtype_when_loaded(name: str, options: LoadingOptions) -> str:

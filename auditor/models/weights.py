@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +119,42 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     refuse_missing_or_foreign_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     notes += _loading_difference_notes(kind, name, config, options)
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
+
+
+def digest_weights(model: PreTrainedModel) -> str:
+    """Return the SHA-256, in hex, of names, shapes and bytes of the weights in memory, which it only reads.
+
+    Not of `state_dict()`: bitsandbytes 0.50 writes other weights and scales into the model while it makes one.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in _stored_tensors(model):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        # As bytes: numpy has no bfloat16.
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of `state_dict()` by name, in its order, with the scales that quantised weights carry along."""
+    for place, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None or name in module._non_persistent_buffers_set:
+                continue
+            full_name = f"{place}.{name}" if place else name
+            yield full_name, tensor
+            for scale, values in _quantisation_scales(module, tensor).items():
+                yield f"{full_name}.{scale}", values
+
+
+def _quantisation_scales(module: Any, weight: Any) -> dict[str, torch.Tensor]:
+    """Return what bitsandbytes multiplies the codes of a weight with: in 4 bits by block, in 8 bits by row."""
+    state = getattr(weight, "quant_state", None)
+    if state is not None:
+        return dict(state.as_dict(packed=True))
+    # The first forward moves it from the weight to the layer.
+    by_row = getattr(weight, "SCB", None)
+    by_row = getattr(getattr(module, "state", None), "SCB", None) if by_row is None else by_row
+    return {} if by_row is None else {"SCB": by_row}
 
 
 def options_with_auto_dtype_resolved(name: str, options: LoadingOptions) -> LoadingOptions:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.errors import AuditError
@@ -27,6 +28,7 @@ from auditor.defenses.deployed_forms import (
 from auditor.defenses.gguf_types import quantise_and_dequantise_by_gguf
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import make_tiny_scenario
+from tests.conftest import refuses
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
 
@@ -133,3 +135,96 @@ def test_a_bitsandbytes_form_changes_a_copy() -> None:
 def test_a_model_without_weights_here_is_refused_before_it_is_asked() -> None:
     with pytest.raises(AuditError, match="expected a transformers model for int8, whose weights it changes: got"):
         Int8().claim(replace(make_tiny_scenario(), target=FixedDistribution([0.5, 0.5])), 0)
+
+
+class RepackedLinear(torch.nn.Linear):
+    """Lays its weights out anew at the first forward, as bitsandbytes 0.50.2 does on processors with AVX512-BF16.
+
+    `state_dict` puts them back with other bytes, as that library's does.
+    """
+
+    packed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.packed:
+            self.weight.data, self.packed = self.weight.data.flip(0), True
+        return torch.nn.functional.linear(x, self.weight.flip(0), self.bias)
+
+    def _save_to_state_dict(self, *arguments: Any, **named: Any) -> None:
+        self.weight.data.mul_(1.5)
+        super()._save_to_state_dict(*arguments, **named)
+
+
+def repacking(model: Any) -> Any:
+    """The model with such layers, called quantised."""
+    for name, layer in list(model.named_modules()):
+        if type(layer) is torch.nn.Linear and "layers" in name:
+            own = RepackedLinear(layer.in_features, layer.out_features, layer.bias is not None)
+            own.weight.data = layer.weight.data.clone()
+            if layer.bias is not None:
+                own.bias.data = layer.bias.data.clone()
+            model.set_submodule(name, own)
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    return model
+
+
+@torch.no_grad()
+def test_an_adapter_on_weights_that_were_laid_out_anew_is_merged_into_fresh_ones() -> None:
+    held = make_tiny_scenario()
+    base = repacking(copy.deepcopy(held.target.model))  # type: ignore[attr-defined]
+    tuned = adapted(HuggingFaceModel(base, name="base"))
+    untouched = copy.deepcopy(tuned.model)
+    before = tuned.log_probs(TOKENS, 3)
+    with refuses("adapted", "folder"):
+        MergedForm().protect(replace(held, target=tuned))
+    tuned.load_again = lambda: untouched
+    merged = MergedForm().protect(replace(held, target=tuned))
+    assert torch.allclose(merged.log_probs(TOKENS, 3), before, atol=1e-4)
+    assert torch.equal(tuned.log_probs(TOKENS, 3), before)
+
+
+@torch.no_grad()
+def test_a_digest_only_reads_the_weights() -> None:
+    model = HuggingFaceModel(repacking(copy.deepcopy(make_tiny_scenario().target.model)))  # type: ignore[attr-defined]
+    answers = model.log_probs(TOKENS, 3)
+    weights = [weight.clone() for weight in model.model.parameters()]
+    digest = model.digest()
+    assert torch.equal(model.log_probs(TOKENS, 3), answers) and model.digest() == digest
+    assert all(map(torch.equal, weights, model.model.parameters()))
+    next(model.model.parameters()).data.add_(1)
+    assert model.digest() != digest
+
+
+def test_a_digest_of_plain_weights_is_that_of_their_state_dict() -> None:
+    model: Any = make_tiny_scenario().target
+    digest = hashlib.sha256()
+    for name, tensor in model.model.state_dict().items():
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    assert model.digest() == digest.hexdigest()
+
+
+@pytest.mark.parametrize("form", [Int8(), Int4(), PrunedForm(0.5), GgufForm("q8_0")])
+def test_forms_of_full_precision_are_refused_for_quantised_weights(form: Any) -> None:
+    held = make_tiny_scenario()
+    quantised = repacking(copy.deepcopy(held.target.model))  # type: ignore[attr-defined]
+    for model in (quantised, adapted(HuggingFaceModel(quantised)).model):
+        with refuses(form.name, "bitsandbytes"):
+            form.claim(replace(held, target=HuggingFaceModel(model, name="small")), 0)
+    MergedForm().claim(replace(held, target=HuggingFaceModel(quantised, name="small")), 0)
+    form.claim(held, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", alora_invocation_tokens=[3]), "activated LoRA"),
+        (PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"), "tuned prompt"),
+    ],
+)
+def test_adapters_that_are_not_in_the_weights_have_no_merged_form(config: Any, kind: str) -> None:
+    held = make_tiny_scenario()
+    tuned = get_peft_model(copy.deepcopy(held.target.model), config)  # type: ignore[attr-defined]
+    for form in (MergedForm(), Int8()):
+        with refuses(form.name, kind):
+            form.claim(replace(held, target=HuggingFaceModel(tuned, name="tuned")), 0)
