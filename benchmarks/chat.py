@@ -17,10 +17,12 @@ from auditor.benchmarks import chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import (
     ASSISTANT,
+    NO_LOSS,
     REASONING,
     Conversation,
     Message,
     UnusableConversation,
+    is_assistant,
     message_text,
     normalised_role,
 )
@@ -31,6 +33,7 @@ from auditor.core.plan_parts import ALL, SYSTEM, TURNS, share_of_answer_known
 
 LEARNT = (ASSISTANT, "all")  # whose tokens have a loss: those of assistant turns, or all
 _THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
+CALLS = "tool_calls"
 _MARK = "Zq7vX9kJ"  # stands in for an answer: no template makes anything of it
 
 
@@ -39,13 +42,15 @@ class Answer:
     """Where one thing that the assistant said stands in the tokens of its conversation: said[0]:said[1]; and
     learnt[0]:learnt[1], all that the template wrote of its turn behind the header, the end of the turn included.
 
-    of: the key of the message that says it: its content, or its reasoning, which stands before. role: whose it is.
+    of: the key of the message that says it: its content, its reasoning, which stands before, or its tool calls. role:
+    whose it is.
     """
 
     said: tuple[int, int]
     learnt: tuple[int, int]
     of: str = "content"
     role: str = ASSISTANT
+    no_loss: str = ""  # why nothing of it was learnt, if nothing was
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,21 @@ class RenderedChat:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt_token_mask(self, whose: str) -> tuple[bool, ...]:
-        """Which tokens have a loss: all, or the assistant's, as far as the template marks them by its own marks."""
+        """Which tokens have a loss: all, or the assistant's, as far as the template marks them by its own marks.
+
+        None of a turn that the row marks as not trained on.
+        """
+        spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
+        learnt = [any(start <= i < end for start, end in spans) for i in range(len(self.tokens))]
         if whose == "all":
-            return (True,) * len(self.tokens)
-        if self.marked is not None:
-            return self.marked
-        spans = [answer.learnt for answer in self.usable_answers]
-        return tuple(any(start <= i < end for start, end in spans) for i in range(len(self.tokens)))
+            learnt = [True] * len(self.tokens)
+        elif self.marked is not None:
+            learnt = list(self.marked)
+        for answer in self.usable_answers:
+            if answer.no_loss:
+                start, end = answer.learnt
+                learnt[start:end] = [False] * (end - start)
+        return tuple(learnt)
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,7 @@ class _Span:
     learnt: tuple[int, int]
     of: str
     role: str = ASSISTANT
+    no_loss: str = ""
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -109,6 +123,7 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
     written, or nothing of it be asked for; AuditError for a template that drops the system turn, which the model then
     never saw.
     """
+    said = chat_rendering.conversation_in_form(said, form)
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(
@@ -144,7 +159,8 @@ def _render_chat_without_template(tokenizer: Any, said: Conversation, form: Chat
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | UnusableConversation]()
-    found = chat_rendering.chat_pieces_without_template(said, form)
+    found = chat_rendering.chat_pieces_without_template(said, form, end)
+    no_loss = iter([message.get(NO_LOSS, "") for message in said.messages if is_assistant(message)])
     for number, (piece, answers) in enumerate(found):
         last = number == len(found) - 1
         behind = end if last and not piece.endswith(end) else ""
@@ -153,7 +169,9 @@ def _render_chat_without_template(tokenizer: Any, said: Conversation, form: Chat
         if answers:
             bounds = _strip_answer_span_whitespace(text, start, start + len(piece))
             turn = (start, len(text))
-            spans.append(_Span(bounds, turn, "content") if bounds else UnusableConversation("an empty answer"))
+            why = next(no_loss)
+            empty = UnusableConversation("an empty answer")
+            spans.append(_Span(bounds, turn, "content", no_loss=why) if bounds else empty)
     beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
     remarks = [f"nothing of {name} is written without a template" for name, there in beside.items() if there]
     return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
@@ -185,7 +203,7 @@ def _answer_of_character_span(
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
     start, end = (_index_of_token_reaching_past(offsets, at) for at in span.learnt)
-    return Answer(tokens, (start, end), span.of, span.role)
+    return Answer(tokens, (start, end), span.of, span.role, span.no_loss)
 
 
 def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
@@ -202,7 +220,7 @@ def _ignored_chat_input_sentences(
     rendered: Callable[[Sequence[Message]], str], whole: str, said: Conversation, messages: Sequence[Message]
 ) -> Iterator[str]:
     """A sentence for each thing given that the template does not write; nor did the trainer's, if it was this one."""
-    kinds = {key for message in messages for key in message if key not in ("role", "content") and message[key]}
+    kinds = {key for message in messages for key in message if key not in ("role", "content", NO_LOSS) and message[key]}
     for key in sorted(kinds):
         without = [{name: value for name, value in message.items() if name != key} for message in messages]
         try:
@@ -210,7 +228,7 @@ def _ignored_chat_input_sentences(
                 yield f"the chat template writes nothing of {key if key.isidentifier() else 'a key of a message'}"
         except UnusableConversation:
             continue  # it asks for it
-    if said.tools is not None and not any(_chat_tool_name(tool) in whole for tool in said.tools):
+    if said.tools and not any(_chat_tool_name(tool) in whole for tool in said.tools):
         yield "the chat template writes nothing of tools"
 
 
@@ -232,19 +250,63 @@ def _assistant_answer_spans(
     of a prompt to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the whole does not have).
     """
     message = messages[turn]
+    role = normalised_role(message["role"])
+    no_loss = message.get(NO_LOSS, "") if role == ASSISTANT else ""
     said = [part for part in _reasoning_and_content_with_replacers(message) if part[1].strip()]
+    content_bounds = None
     for key, _, put in said:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
         marked = None if _MARK in whole else _render_chat_or_none(rendered, with_mark)
         bounds = None if marked is None else _answer_bounds_by_mark(whole, marked)
         if bounds is not None:
+            content_bounds = bounds if key == "content" else None
             learnt = _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds)
-            yield _Span(bounds, learnt, key, normalised_role(message["role"]))
+            yield _Span(bounds, learnt, key, role, no_loss)
         elif key == "content":  # a thought of an earlier turn is what templates leave out
             yield UnusableConversation("the chat template does not write an answer as it was given")
-    if not said:
-        why = "an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer"
-        yield UnusableConversation(why)
+    if message.get("tool_calls"):
+        bounds = _tool_call_bounds(rendered, whole, messages, turn, content_bounds)
+        if bounds is not None:
+            learnt = _answer_turn_bounds(rendered, whole, messages[: turn + 1], bounds)
+            yield _Span(bounds, _with_end_of_turn(rendered, whole, messages[: turn + 1], learnt), CALLS, role, no_loss)
+        else:
+            yield UnusableConversation("tool calls that the chat template does not write as they were given")
+    elif not said:
+        yield UnusableConversation("an empty answer")
+
+
+def _tool_call_bounds(
+    rendered: Callable[..., str],
+    whole: str,
+    messages: Sequence[Message],
+    turn: int,
+    content: tuple[int, int] | None,
+) -> tuple[int, int] | None:
+    """Return the characters that a turn's tool calls are written in, after those of its content; None if they cannot be
+    told from the rest: by a mark in the place of content and calls, else from the header to the end of the turn.
+    """
+    start = 0 if content is None else content[1]
+    message = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
+    if _render_chat_or_none(rendered, [*messages[:turn], message, *messages[turn + 1 :]]) == whole:
+        return None
+    with_mark = [*messages[:turn], {**message, "content": _MARK}, *messages[turn + 1 :]]
+    marked = None if _MARK in whole else _render_chat_or_none(rendered, with_mark)
+    bounds = None if marked is None else _answer_bounds_by_mark(whole, marked)
+    if bounds is None:
+        so_far = (_render_chat_or_none(rendered, messages[: turn + 1]) or "").rstrip()
+        if not so_far or not whole.startswith(so_far):
+            return None
+        end = len(so_far)
+        bounds = _answer_turn_bounds(rendered, whole, messages[: turn + 1], (end, end))[0], end
+    return _strip_answer_span_whitespace(whole, max(start, bounds[0]), bounds[1])
+
+
+def _with_end_of_turn(
+    rendered: Callable[..., str], whole: str, so_far: Sequence[Message], learnt: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the bounds of a turn up to the end that the template writes of it, if the whole has that end too."""
+    text = _render_chat_or_none(rendered, so_far) or ""
+    return learnt[0], len(text) if text and whole.startswith(text) else learnt[1]
 
 
 def _reasoning_and_content_with_replacers(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
@@ -323,7 +385,8 @@ def _template_answer_mask(
         return None
     asked = chat_rendering.chat_template_arguments(tokenizer, said, form)
     # It tokenises without special tokens as `_tokenise_rendered_chat` does: the mask is of the same tokens.
-    told = tokenizer.apply_chat_template(list(messages), return_dict=True, return_assistant_tokens_mask=True, **asked)
+    given = chat_rendering.messages_without_loss_marks(messages)
+    told = tokenizer.apply_chat_template(given, return_dict=True, return_assistant_tokens_mask=True, **asked)
     return tuple(map(bool, told["assistant_masks"]))
 
 
@@ -370,6 +433,9 @@ def cut_answers_into_secrets(
         if isinstance(answer, UnusableConversation):
             yield answer
             continue
+        if answer.no_loss:
+            yield UnusableConversation(answer.no_loss)
+            continue
         start, end = answer.said
         middle = start + math.floor(share * (end - start))
         if share and middle == start:
@@ -392,6 +458,7 @@ def cut_answers_into_secrets(
 
 def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
     """What an attacker sends who knows the system turn alone. Raises UnusableConversation where there is none."""
+    said = chat_rendering.conversation_in_form(said, form)
     messages = chat_rendering.messages_for_template(said, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
         raise UnusableConversation("no system turn to know")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from auditor.benchmarks.conversation_rows import (
     COMPLETION,
     INSTRUCTION,
     MESSAGES,
+    NO_LOSS,
     REASONING,
     Conversation,
     Message,
@@ -29,16 +30,25 @@ from auditor.benchmarks.conversation_rows import (
     is_assistant,
     message_text,
     normalised_role,
+    with_decoded_arguments,
+    without_nested_nulls,
 )
 from auditor.core.errors import AuditError
 
 MODEL, NONE, ALPACA, TRL = "model", "none", "alpaca", "trl"
 BASES = (MODEL, NONE, ALPACA, TRL)
-GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = VARIANTS = (
+GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
     *("given-roles", "no-reasoning", "no-thinking"),  # of templates
     *("line", "bare", "input"),  # a new line where the base has another join; of Alpaca's text, two of its relatives
 )
-_OF_TEMPLATES = {GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE}
+# What a trainer does to the row before a template writes it; see `conversation_in_form`.
+FILLED, NO_NULLS, DECODED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
+    *("filled", "no-nulls", "decoded-arguments"),
+    *("no-system-column", "no-empty-tools"),
+)
+VARIANTS = (GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT, *_OF_ROWS)
+_OF_TEMPLATES = {GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, *_OF_ROWS}
+_MOST = 32  # forms of one template that are tried, those first that differ least from the usual one
 _OPENING = "Below is an instruction that describes a task"  # Taori et al. 2023, train.py: PROMPT_DICT
 _FURTHER = ", paired with an input that provides further context"
 _REQUEST = ". Write a response that appropriately completes the request.\n\n"
@@ -171,10 +181,10 @@ def candidate_chat_renderings(tokenizer: Any, rows: Sequence[Conversation]) -> l
         return [parse_chat_rendering(MODEL, None, tokenizer)]
     # Of no variants product() is one empty tuple: the template as it is.
     of_templates = [
-        ChatRendering(base, source, tuple(one for one in some if one))
+        ChatRendering(base, source, tuple(filter(None, variants)))
         for base, source in ((MODEL, own), (TRL, of_trl))
         if source is not None
-        for some in product(*_chat_rendering_variant_choices(source, rows))
+        for variants in _variant_combinations(tokenizer, ChatRendering(base, source), rows)
     ]
     return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
 
@@ -185,17 +195,46 @@ def most_usual_chat_rendering(tokenizer: Any, rows: Sequence[Conversation], day:
     return replace(form, day=day) if form.writes_day else form
 
 
-def _chat_rendering_variant_choices(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
+def _variant_combinations(tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]) -> list[tuple[str, ...]]:
+    """Return combinations of what trainers do otherwise than usual, at most `_MOST`, those of few things first."""
+    choices = product(*_chat_rendering_variant_choices(tokenizer, usual, rows))
+    return list(islice(sorted(choices, key=lambda variants: sum(map(bool, variants))), _MOST))
+
+
+def _chat_rendering_variant_choices(
+    tokenizer: Any, usual: ChatRendering, rows: Sequence[Conversation]
+) -> Iterator[tuple[str, ...]]:
     """(as usual, otherwise) for each thing that trainers do in two ways, where these rows or this template show it."""
     messages = [message for said in rows for message in said.messages]
     if any(normalised_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
     if any(_has_reasoning(message) for message in messages):
         yield ("", NO_REASONING)
-    if "enable_thinking" in source and not any(said.options for said in rows):
+    if "enable_thinking" in str(usual.source) and not any(said.options for said in rows):
         yield ("", NO_THINKING)
     if rows[0].kind == INSTRUCTION and any(said.plain[1] for said in rows):
         yield ("", LINE)
+    for variants in ((FILLED, NO_NULLS), (DECODED,), (NO_SYSTEM,), (NO_EMPTY_TOOLS,)):
+        # Only what this template writes otherwise of these rows: most write nothing of a null.
+        other = [variant for variant in variants if _is_written_otherwise(tokenizer, usual, variant, rows)]
+        if other:
+            yield ("", *other)
+
+
+def _is_written_otherwise(tokenizer: Any, usual: ChatRendering, variant: str, rows: Sequence[Conversation]) -> bool:
+    form = replace(usual, variants=(variant,))
+    return any(
+        (changed := conversation_in_form(said, form)) != said
+        and _written_or_none(tokenizer, changed, form) != _written_or_none(tokenizer, said, usual)
+        for said in rows
+    )
+
+
+def _written_or_none(tokenizer: Any, said: Conversation, form: ChatRendering) -> str | None:
+    try:
+        return render_messages_by_template(tokenizer, said, form, messages_for_template(said, form))
+    except UnusableConversation:
+        return None
 
 
 def _has_reasoning(message: Message) -> bool:
@@ -206,8 +245,27 @@ def _has_reasoning(message: Message) -> bool:
 # --- what they write --------------------------------------------------------------------------------------------------
 
 
+def conversation_in_form(said: Conversation, form: ChatRendering) -> Conversation:
+    """Return the row as a trainer of this form had it before a template wrote it."""
+    variants = form.variants
+    if FILLED in variants and said.filled is not None:
+        said = said.filled
+    if NO_NULLS in variants:
+        said = without_nested_nulls(said)
+    if DECODED in variants:
+        said = with_decoded_arguments(said)
+    if NO_SYSTEM in variants and said.system_column:
+        said = replace(said, messages=said.messages[1:], system_column=False)
+    if NO_EMPTY_TOOLS in variants and not said.tools:
+        said = replace(said, tools=None)
+    return said
+
+
 def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict[str, Any], ...]:
-    """The messages that the template is given: as they were, but for what the form does otherwise."""
+    """The messages that the template is given: as they were, but for what the form does otherwise.
+
+    said: of `conversation_in_form`.
+    """
     messages = [dict(message) for message in said.messages]
     if LINE in form.variants and said.kind == INSTRUCTION:
         # An instruction's turns end with what is asked and the answer to it (`parse_row_as_conversation`).
@@ -256,13 +314,19 @@ def render_messages_by_template(
     Raises UnusableConversation where it refuses them.
     """
     asked = chat_template_arguments(tokenizer, said, form)
+    given = messages_without_loss_marks(messages)
     try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **asked)
+        text = tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=answering, **asked)
     except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UnusableConversation(
             f"the chat template refuses it ({_data_free_template_error_text(error, messages)})"
         ) from None
     return str(text)
+
+
+def messages_without_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages as a template gets them."""
+    return [{key: value for key, value in message.items() if key != NO_LOSS} for message in messages]
 
 
 def _data_free_template_error_text(error: Exception, messages: Sequence[Message]) -> str:
@@ -272,10 +336,10 @@ def _data_free_template_error_text(error: Exception, messages: Sequence[Message]
     return type(error).__name__ if any(one and one in words for one in said) or not words else words
 
 
-def chat_pieces_without_template(said: Conversation, form: ChatRendering) -> list[Piece]:
-    """The row without a template, piece by piece. Raises UnusableConversation for a turn without text."""
+def chat_pieces_without_template(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
+    """The row without a template, piece by piece. end: of text. Raises UnusableConversation for a turn without text."""
     if form.base == ALPACA:
-        return _alpaca_prompt_pieces(said, form)
+        return _alpaca_prompt_pieces(said, form, end)
     if said.kind == MESSAGES:  # turn by turn, a line each
         contents = [(message_text(message.get("content")), is_assistant(message)) for message in said.messages]
         if any(content is None for content, _ in contents):
@@ -284,18 +348,35 @@ def chat_pieces_without_template(said: Conversation, form: ChatRendering) -> lis
         return [piece for some in joined for piece in some][1:]
     given = [text for text in said.plain[:-1] if text]
     if said.kind == INSTRUCTION:
-        return [("\n".join(given) + "\n", False), (said.plain[-1], True)]
+        before = [(f"{question}\n", f"{answer}", "\n") for question, answer in _history(said)]
+        return [*_pieces_of_history(before), ("\n".join(given) + "\n", False), (said.plain[-1], True)]
     return [("".join(given) + ("\n" if LINE in form.variants else ""), False), (said.plain[-1], True)]
 
 
-def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering) -> list[Piece]:
+def _history(said: Conversation) -> list[tuple[str, str]]:
+    """Return the questions and answers before an instruction."""
+    # The last two turns are the instruction and its answer (`parse_row_as_conversation`).
+    contents = [str(message["content"]) for message in said.messages[said.system_column : -2]]
+    return list(zip(contents[::2], contents[1::2], strict=True))
+
+
+def _pieces_of_history(before: Sequence[tuple[str, str, str]]) -> list[Piece]:
+    pieces = [((question, False), (answer, True), (join, False)) for question, answer, join in before]
+    return [piece for turn in pieces for piece in turn]
+
+
+def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> list[Piece]:
     """The text that Alpaca was trained with and published. bare: without its opening; input: with the input's heading
-    even where there is none; line: the answer on a line of its own, as axolotl writes it.
+    even where there is none; line: the answer on a line of its own, as axolotl writes it. A history comes before, as
+    LLaMA-Factory's template `alpaca` writes it.
     """
     if said.kind != INSTRUCTION:
         raise AuditError("expected instruction and output for --template alpaca, got other columns")
     instruction, given, output = said.plain
     with_input = bool(given) or INPUT in form.variants
-    text = "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
-    text += f"### Instruction:\n{instruction}\n\n" + (f"### Input:\n{given}\n\n" if with_input else "")
-    return [(text + "### Response:" + ("\n" if LINE in form.variants else ""), False), (output, True)]
+    opening = "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
+    answering = "### Response:" + ("\n" if LINE in form.variants else "")
+    before = [(f"### Instruction:\n{asked}\n\n{answering}", answer, f"{end}\n\n") for asked, answer in _history(said)]
+    text = f"### Instruction:\n{instruction}\n\n" + (f"### Input:\n{given}\n\n" if with_input else "")
+    first, *others = [*_pieces_of_history(before), (text + answering, False), (output, True)]
+    return [(opening + first[0], first[1]), *others]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from auditor.benchmarks import conversation_rows
@@ -22,7 +23,10 @@ _MOST_KINDS = _GROUPS = 50  # what a report can show
 _GROUP_LENGTH = 80  # what no free text is
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
-_CHAT = (*dict.fromkeys(column for layout in LAYOUTS for column in layout), *BESIDE)
+_READ = tuple(dict.fromkeys(column for layout in LAYOUTS for column in layout))
+_LAYOUTS_LABEL = ", ".join("+".join(layout) for layout in LAYOUTS)
+_CHAT = (*_READ, *BESIDE)
+ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
 COLUMNS = ("prefix", "suffix", "text", REPEATS, PII, *_CHAT)  # all that is ever looked at, but what the user names
 _OTHERS = ("id", "label", "content", "body", "sentence", "document", "context", "question", "answer", "response")
@@ -45,9 +49,14 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
             f"{table.where}: expected one layout, got {', and '.join(' + '.join(layout) for layout in whole)}: leave "
             "out what the model was not trained on"
         )
+    if "prompt" in table.columns and not begun[1:] and not plain:
+        raise AuditError(
+            f"{table.where}: expected what a model was trained to say next to the prompt ({_LAYOUTS_LABEL}), got "
+            "prompts only, as for GRPO: it learns from the model's own answers, and nothing in these rows has a loss"
+        )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
-        f"({', '.join('+'.join(layout) for layout in LAYOUTS)}), got {describe_table_columns_in_error(table.columns)}"
+        f"({_LAYOUTS_LABEL}), got {describe_table_columns_in_error(table.columns)}"
     )
 
 
@@ -109,16 +118,68 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
 
 
 def parse_row_conversations(
-    table: RecordTable, layout: Sequence[str], order: Sequence[int] | None = None
-) -> Iterator[Conversation | UnusableConversation]:
-    """What each row says, or why it cannot be used. order: of which rows; None: of all."""
-    columns = {name: table.column(name) for name in (*layout, *BESIDE) if name in table.columns}
+    table: RecordTable,
+    layout: Sequence[str],
+    order: Sequence[int] | None = None,
+    kinds: ColumnKinds | None = None,
+) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
+    """Yield each row's number with what it says, or with why it cannot be used; of preferences both sides.
+
+    order: of which rows; None: of all. kinds: of the table that these rows were trained on in, or are compared with.
+    """
+    columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
+    kinds = _join_kinds(kinds, nested_column_kinds(table)) if kinds else nested_column_kinds(table)
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
-            yield conversation_rows.parse_row_as_conversation(layout, row)
+            sides = conversation_rows.parse_row_as_conversations(layout, row)
+            filled = _filled_sides(layout, row, kinds)
         except UnusableConversation as why:
-            yield why
+            yield i, why
+            continue
+        for said, other in zip(sides, filled or sides, strict=True):
+            yield i, said if other == said else replace(said, filled=other)
+
+
+def nested_column_kinds(table: RecordTable) -> ColumnKinds:
+    """Return Arrow's type of each column of conversations that holds objects, as `Dataset.from_list` infers it.
+
+    A column that Arrow takes for nothing, as its rows differ too much, has none: no trainer got it from such a table.
+    """
+    import pyarrow
+
+    kinds = {}
+    for name in (*_READ, "tools", "chat_template_kwargs"):
+        values = [None if value is ABSENT else value for value in table.column(name)] if name in table.columns else []
+        if any(isinstance(value, dict | list) for value in values):
+            try:
+                kinds[name] = pyarrow.infer_type(values)
+            except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
+                continue
+    return kinds
+
+
+def _join_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
+    """Return types with the keys of both, those of the first before the others."""
+    import pyarrow
+
+    joined = dict(others)
+    for name in {*first, *others}:
+        schemas = [pyarrow.schema([(name, kinds[name])]) for kinds in (first, others) if name in kinds]
+        try:
+            joined[name] = pyarrow.unify_schemas(schemas, promote_options="permissive").field(name).type
+        except pyarrow.ArrowException:
+            joined.pop(name, None)
+    return joined
+
+
+def _filled_sides(layout: Sequence[str], row: dict[str, Any], kinds: ColumnKinds) -> tuple[Conversation, ...] | None:
+    """Return what the row says as Arrow hands it out; None if it can say nothing so."""
+    filled = {name: conversation_rows.fill_as_arrow(value, kinds.get(name)) for name, value in row.items()}
+    try:
+        return conversation_rows.parse_row_as_conversations(layout, filled, keep_nulls=True)
+    except UnusableConversation:
+        return None
 
 
 def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:

@@ -6,17 +6,29 @@ Reasons why a row cannot be used name columns, roles and turns, never what was s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from auditor.core.plan_parts import SYSTEM, USER
 
 ASSISTANT = "assistant"
-LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
-BESIDE = ("input", "system", "tools", "chat_template_kwargs")  # columns that are read where the layout has them
+PREFERENCES = ("chosen", "rejected")
+LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), PREFERENCES)
+# What a row or a message says of its own training, by trainer: 0, or false.
+_MARKS = ("weight", "train", "trainable", "training", "loss")
+# Columns that are read if the table has them.
+BESIDE = ("input", "history", "system", "tools", "chat_template_kwargs", "label", *_MARKS)
 REASONING = ("reasoning_content", "reasoning", "thinking")  # what a turn says before its content, by trainer
 MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
+CHOSEN, REJECTED, WANTED, UNWANTED = "chosen", "rejected", "wanted", "unwanted"
+NO_LOSS = "no loss"  # key of a message that had no loss, with why
+_MARKED = (
+    "the row marks it as not trained on (weight 0, or train, trainable, training or loss false; "
+    "TRL 1.16 ignores such marks: take them out if it trained the model)"
+)
+_PROMPT = "a turn of the prompt, which has no loss in preference training"
 # ShareGPT's names, and others', as axolotl reads them.
 _USUAL_ROLES = {"human": USER, **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT)}
 _SHAREGPT = {"from": "role", "value": "content"}
@@ -34,6 +46,9 @@ class Conversation:
 
     kind: `messages`; of texts, `completion` or `instruction`: `plain` holds them then, (prompt, completion) or
     (instruction, input, output), and `messages` what they are as turns.
+    group: of preference data, `chosen`, `rejected`, `wanted` or `unwanted`. system_column: whether the first message
+    is from a column of its own. filled: the row as a table of Arrow's hands it to a trainer, if that differs: every
+    object with the keys of all other rows' objects in its place, null if the row has none.
     """
 
     messages: tuple[Message, ...]
@@ -41,6 +56,15 @@ class Conversation:
     options: Mapping[str, Any] = field(default_factory=dict)  # the row's own chat_template_kwargs
     kind: str = MESSAGES
     plain: tuple[str, ...] = ()
+    group: str | None = None
+    system_column: bool = False
+    filled: Conversation | None = field(default=None, compare=False)
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether a model was trained to say any of its answers."""
+        answers = (message for message in self.messages if is_assistant(message))
+        return self.group not in (REJECTED, UNWANTED) and any(NO_LOSS not in message for message in answers)
 
 
 def normalised_role(role: str) -> str:
@@ -61,16 +85,68 @@ def message_text(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
-    """What a row of one of `LAYOUTS` says. Raises UnusableConversation."""
-    tools, options = (
-        _parsed_conversation_tools(row.get("tools")),
-        _parsed_chat_template_options(row.get("chat_template_kwargs")),
+def parse_row_as_conversations(
+    layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
+) -> tuple[Conversation, ...]:
+    """Return what a row of one of `LAYOUTS` says: of preferences both sides, else one conversation.
+
+    Raises UnusableConversation.
+    """
+    if layout != PREFERENCES:
+        return (parse_row_as_conversation(layout, row, keep_nulls),)
+    prompt, *sides = _split_preferences(row)
+    answered = ("prompt", "completion") if prompt is not None else ("instruction", "output")
+    return tuple(
+        _without_loss_on_prompt(
+            parse_row_as_conversation(answered, {**row, answered[1]: side, "prompt": prompt}, keep_nulls), side, group
+        )
+        for side, group in zip(sides, PREFERENCES, strict=True)
     )
+
+
+def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the prompt (None: it is an instruction), the chosen and the rejected side of a row.
+
+    Without a prompt it is what both sides begin with, as TRL's `extract_prompt` has it.
+    """
+    # LLaMA-Factory's sides are one message each.
+    chosen, rejected = ([side] if isinstance(side, Mapping) else side for side in (row["chosen"], row["rejected"]))
+    prompt = row.get("prompt")
+    if prompt is None and row.get("instruction") is not None:
+        return None, chosen, rejected
+    if not all(isinstance(side, Sequence) for side in (chosen, rejected)):
+        raise UnusableConversation("a chosen or rejected side that is neither a text nor a list")
+    # A text as prompt beside lists is one that the lists begin with.
+    if prompt is not None and isinstance(prompt, str) == isinstance(chosen, str):
+        return prompt, chosen, rejected
+    pairs = zip(chosen, rejected, strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    shared = min(shared, len(chosen) - 1, len(rejected) - 1)
+    if isinstance(chosen, str) and shared > 0 and chosen[shared - 1] == " ":
+        shared -= 1
+    if shared < 1:
+        raise UnusableConversation("chosen and rejected sides that share no prompt")
+    return chosen[:shared], chosen[shared:], rejected[shared:]
+
+
+def _without_loss_on_prompt(said: Conversation, completion: Any, group: str) -> Conversation:
+    """Return the conversation with a loss on the turns of its completion only."""
+    last = 1 if isinstance(completion, str) else len(completion)
+    prompt = ({**message, NO_LOSS: _PROMPT} for message in said.messages[:-last])
+    return replace(said, messages=(*prompt, *said.messages[-last:]), group=group)
+
+
+def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False) -> Conversation:
+    """Return what a row of one of `LAYOUTS` but preferences says. Raises UnusableConversation.
+
+    keep_nulls: of messages and of chat_template_kwargs, keys that hold null.
+    """
+    tools = _parsed_conversation_tools(row.get("tools"))
+    options = _parsed_chat_template_options(row.get("chat_template_kwargs"), keep_nulls)
     before = [{"role": SYSTEM, "content": _require_message_text(row["system"])}] if row.get("system") else []
     kind, plain = MESSAGES, tuple[str, ...]()
     if layout[0] in ("messages", "conversations"):
-        turns = _normalised_messages(row[layout[0]], "")
+        turns = _normalised_messages(row[layout[0]], "", keep_nulls)
         # The turn wins over the column.
         if turns and turns[0]["role"] == SYSTEM:
             before = []
@@ -83,24 +159,61 @@ def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> 
         )
         asked = "\n\n".join(filter(None, plain[:2]))
         turns = [{"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
+        turns = [*_parsed_history(row.get("history")), *turns]
     else:
         prompt, completion = row["prompt"], row["completion"]
-        turns = [*_normalised_messages(prompt, USER), *_normalised_messages(completion, ASSISTANT)]
+        turns = [
+            *_normalised_messages(prompt, USER, keep_nulls),
+            *_normalised_messages(completion, ASSISTANT, keep_nulls),
+        ]
         if isinstance(prompt, str) and isinstance(completion, str):
             kind, plain = COMPLETION, (prompt, completion)
-    said = Conversation((*before, *turns), tools, options, kind, plain)
+    if _is_marked_as_not_trained_on(row):
+        turns = [{**turn, NO_LOSS: _MARKED} for turn in turns]
+    said = Conversation((*before, *turns), tools, options, kind, plain, system_column=bool(before))
     if not any(map(is_assistant, said.messages)):
         raise UnusableConversation("no assistant turn")
-    return said
+    label = {"true": True, "false": False}.get(str(row.get("label")).lower())  # CSV is text all over
+    if label is None:
+        return said
+    group = WANTED if label else UNWANTED
+    if layout[0] == "prompt":
+        return _without_loss_on_prompt(said, row["completion"], group)
+    return replace(said, group=group)
 
 
-def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
+def _is_marked_as_not_trained_on(given: Mapping[str, Any]) -> bool:
+    """Whether a row, a message or a part of one says that it had no loss."""
+    weight = given.get("weight")
+    unweighted = isinstance(weight, int | float) and weight == 0
+    return unweighted or any(given.get(mark) is False for mark in _MARKS)
+
+
+def _parsed_history(given: Any) -> list[dict[str, Any]]:
+    """Return earlier questions and answers, as LLaMA-Factory's Alpaca layout holds them, as turns."""
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise UnusableConversation("a history that is no list of questions and answers") from None
+    turns = []
+    for pair in given or ():
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise UnusableConversation("a history that is no list of questions and answers")
+        turns += [
+            {"role": role, "content": _require_message_text(text)}
+            for role, text in zip((USER, ASSISTANT), pair, strict=True)
+        ]
+    return turns
+
+
+def _normalised_messages(messages: Any, role: str, keep_nulls: bool = False) -> list[dict[str, Any]]:
     """OpenAI's role and content, or ShareGPT's from and value under those names; of a text, one turn of this role."""
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise UnusableConversation("its messages are no list")
-    found = []
+    turns = []
     for message in messages:
         if not isinstance(message, Mapping):
             raise UnusableConversation("a message is no object")
@@ -110,9 +223,12 @@ def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
         content = named.get("content")
         if content is not None and message_text(content) is None:
             raise UnusableConversation("a turn that is not text")
+        parts = () if isinstance(content, str | None) else content
+        marked = any(map(_is_marked_as_not_trained_on, (named, *parts)))
         # Parquet and `datasets` give every message all keys of any, with null where it has none.
-        found.append({key: value for key, value in named.items() if value is not None})
-    return found
+        turn = {key: value for key, value in named.items() if key not in _MARKS and (keep_nulls or value is not None)}
+        turns.append({**turn, NO_LOSS: _MARKED} if marked else turn)
+    return turns
 
 
 def _require_message_text(content: Any) -> str:
@@ -122,7 +238,7 @@ def _require_message_text(content: Any) -> str:
 
 
 def _parsed_conversation_tools(given: Any) -> Any:
-    """A list of functions; TRL takes it as JSON too."""
+    """A list of functions, which may be empty; TRL takes it as JSON too."""
     if isinstance(given, str) and given:
         try:
             given = json.loads(given)
@@ -130,12 +246,66 @@ def _parsed_conversation_tools(given: Any) -> Any:
             raise UnusableConversation("tools that are neither a list nor JSON") from None
     if given and not isinstance(given, Sequence):
         raise UnusableConversation("tools that are neither a list nor JSON")
-    return list(given) if given else None
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
 
 
-def _parsed_chat_template_options(given: Any) -> dict[str, Any]:
+def _parsed_chat_template_options(given: Any, keep_nulls: bool) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise UnusableConversation("chat_template_kwargs that are no object")
-    return {key: value for key, value in given.items() if value is not None}
+    return {key: value for key, value in given.items() if keep_nulls or value is not None}
+
+
+# --- as trainers change a row before they write it --------------------------------------------------------------------
+
+
+def with_decoded_arguments(said: Conversation) -> Conversation:
+    """Return the row with the arguments of tool calls that are JSON text as objects, as axolotl has them."""
+    return replace(said, messages=tuple(_with_changed_calls(message, _decoded_arguments) for message in said.messages))
+
+
+def _with_changed_calls(message: Message, change: Callable[[Any], Any]) -> Message:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [change(call) for call in calls]} if isinstance(calls, list) else message
+
+
+def _decoded_arguments(call: Any) -> Any:
+    """Return a tool call, OpenAI's or the function only, with its arguments decoded if they are JSON text."""
+    if not isinstance(call, Mapping):
+        return call
+    changed = {**call, "function": _decoded_arguments(call["function"])} if "function" in call else dict(call)
+    if isinstance(changed.get("arguments"), str):
+        try:
+            changed["arguments"] = json.loads(changed["arguments"])
+        except (ValueError, RecursionError):
+            return call
+    return changed
+
+
+def without_nested_nulls(said: Conversation) -> Conversation:
+    """Return the row without keys that hold null in its tools and messages, at any depth."""
+    return replace(said, messages=_without_nulls(said.messages), tools=_without_nulls(said.tools))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_nulls, value))
+    return value
+
+
+def fill_as_arrow(value: Any, kind: Any) -> Any:
+    """Return a cell as Arrow hands it out of a column of this `pyarrow.DataType`: an object with all keys of the
+    column's objects, in the column's order, null if it has none.
+    """
+    from pyarrow import types
+
+    if value is None or kind is None:
+        return value
+    if types.is_struct(kind) and isinstance(value, Mapping):
+        return {field.name: fill_as_arrow(value.get(field.name), field.type) for field in kind}
+    if (types.is_list(kind) or types.is_large_list(kind)) and isinstance(value, list | tuple):
+        return [fill_as_arrow(inner, kind.value_type) for inner in value]
+    return value

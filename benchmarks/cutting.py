@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from auditor.benchmarks import chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     PLAIN,
+    ColumnKinds,
     detect_column_layout,
     joined_layout_texts,
     parse_row_conversations,
@@ -53,6 +55,7 @@ class Cutting:
     form: ChatRendering | None = None  # of conversations; None: the usual one
     turns: str | None = None  # of conversations, whose are attacked; None: the assistant's
     shared: SharedBeginnings = NOTHING_SHARED  # what many of the texts begin with
+    kinds: ColumnKinds | None = None  # of the columns of the data that the rows are compared with
 
 
 Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
@@ -67,7 +70,7 @@ class CutPart:
     part: int | None = None  # None: the row is one secret
     at: int = 0
     stands: str = ""  # what it is in the row, where an attacker is told something else
-    role: str | None = None  # whose turn it is, where those of several are attacked
+    group: str | None = None  # whose turn it is, if those of several are attacked; or on which side of a preference
     tokens: int = 0  # of the row, that this part is the first of: over all its parts they add up to the row's
 
 
@@ -107,7 +110,8 @@ def cut_rows_into_parts(
         form = f"--template {cut.form.name_with_day} (--knows {knows})"
         longest = cut.lengths.suffix or LENGTH
         how = f"{turns} turns, {longest} tokens of each, as {form}"
-        return _cut_conversations(cut, cut.form, parse_row_conversations(table, layout), texts, remarks), how, texts
+        rows = parse_row_conversations(table, layout, kinds=cut.kinds)
+        return _cut_conversations(cut, cut.form, rows, texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
         encoded = encode_data_texts_with_offsets(cut.tokenizer, said)  # as one text, which they were in training
@@ -180,30 +184,45 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
 def _cut_conversations(
     cut: Cutting,
     form: ChatRendering,
-    said: Iterator[Conversation | UnusableConversation],
+    rows: Iterator[tuple[int, Conversation | UnusableConversation]],
     texts: list[str],
     remarks: Counter[str],
 ) -> Iterator[CutPart]:
     """texts, remarks: are given what is written of each, and what is not."""
-    knows, lengths = cut.knows or USER, (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
-    for row, one in enumerate(said):
-        try:
-            if isinstance(one, UnusableConversation):
-                raise one
-            written = chat.render_chat(cut.tokenizer, one, form, cut.turns or ASSISTANT)
-            found = list(chat.cut_answers_into_secrets(cut.tokenizer, one, written, form, knows, *lengths))
-        except UnusableConversation as why:
-            yield CutPart(row, str(why))
-            continue
-        texts.append(written.text)
-        remarks.update(written.remarks)
-        for part, answer in enumerate(found):
-            number = part if len(found) > 1 else None
+    for row, sides in groupby(rows, key=lambda numbered: numbered[0]):
+        answers = [answer for _, said in sides for answer in _answers_of_conversation(cut, form, said, texts, remarks)]
+        for part, (answer, group) in enumerate(answers):
+            number = part if len(answers) > 1 else None
             if isinstance(answer, UnusableConversation):
                 yield CutPart(row, str(answer), number)
             else:
-                halves, role = (answer.prefix, answer.suffix, answer.wording), answer.role if cut.turns == ALL else None
-                yield CutPart(row, halves, number, answer.at, answer.stands, role, answer.tokens)
+                halves = (answer.prefix, answer.suffix, answer.wording)
+                yield CutPart(row, halves, number, answer.at, answer.stands, group, answer.tokens)
+
+
+def _answers_of_conversation(
+    cut: Cutting,
+    form: ChatRendering,
+    said: Conversation | UnusableConversation,
+    texts: list[str],
+    remarks: Counter[str],
+) -> list[tuple[chat.AnswerCut | UnusableConversation, str | None]]:
+    """Return each answer of a conversation with its group, or one reason why there is none."""
+    knows, lengths = cut.knows or USER, (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
+    try:
+        if isinstance(said, UnusableConversation):
+            raise said
+        written = chat.render_chat(cut.tokenizer, said, form, cut.turns or ASSISTANT)
+        answers = list(chat.cut_answers_into_secrets(cut.tokenizer, said, written, form, knows, *lengths))
+    except UnusableConversation as why:
+        return [(why, None)]
+    texts.append(written.text)
+    remarks.update(written.remarks)
+    roles = [answer.role if isinstance(answer, chat.AnswerCut) else ASSISTANT for answer in answers]
+    return [
+        (answer, role if cut.turns == ALL and (said.group is None or role != ASSISTANT) else said.group)
+        for answer, role in zip(answers, roles, strict=True)
+    ]
 
 
 def usual_chat_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
@@ -211,7 +230,7 @@ def usual_chat_rendering_of_table(tokenizer: Any, table: RecordTable) -> ChatRen
 
     Raises AuditError for messages and a tokenizer without a template.
     """
-    for said in parse_row_conversations(table, detect_column_layout(table)):
+    for _, said in parse_row_conversations(table, detect_column_layout(table)):
         if not isinstance(said, UnusableConversation):
             return chat_rendering.most_usual_chat_rendering(tokenizer, [said], f"{date.today()}")
     return ChatRendering(chat_rendering.NONE)

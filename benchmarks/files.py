@@ -86,7 +86,8 @@ class Files(Benchmark):
         named = (group_column, user_column)
         table = _read_nonempty_table("--data", data, *named)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
-        cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared)
+        self._kinds = columns.nested_column_kinds(table)
+        cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds)
         members = _table_as_record_source("--data", table, cut, *named)
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (
@@ -122,10 +123,10 @@ class Files(Benchmark):
         table = read_record_table(flag, name, columns.COLUMNS)
         layout, repeats = columns.detect_column_layout(table), columns.row_repeat_counts(table)
         if self.form is not None:
-            for said, times in zip(columns.parse_row_conversations(table, layout), repeats, strict=True):
+            for row, said in columns.parse_row_conversations(table, layout, kinds=self._kinds):
                 with suppress(UnusableConversation):  # nobody is attacked in such a row either, and the notes say so
                     if not isinstance(said, UnusableConversation):
-                        yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
+                        yield chat.render_chat(self.tokenizer, said, self.form).tokens, repeats[row]
             return
         encoded = cutting.encode_data_texts_with_offsets(self.tokenizer, columns.joined_layout_texts(table, layout))
         yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
@@ -162,7 +163,7 @@ def _table_as_record_source(
             unusable.append((one.row, one.halves))
         else:
             prefix, suffix, wording = one.halves
-            group = groups[one.row] or one.role
+            group = groups[one.row] or one.group
             record = DataRecord(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.prefix_and_suffix_text)

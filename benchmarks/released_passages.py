@@ -60,11 +60,13 @@ def read_table_with_row_texts(flag: str, name: str) -> tuple[RecordTable, list[s
     layout = columns.detect_column_layout(table)
     if layout in columns.PLAIN:
         return table, columns.joined_layout_texts(table, layout)
-    texts = []
-    for one in columns.parse_row_conversations(table, layout):
-        messages = () if isinstance(one, UnusableConversation) else one.messages
-        texts.append("\n".join(filter(None, (message_text(message.get("content")) for message in messages))))
-    return table, texts
+    lines: list[list[str]] = [[] for _ in range(table.rows)]
+    for row, said in columns.parse_row_conversations(table, layout):
+        messages = () if isinstance(said, UnusableConversation) else said.messages
+        contents = [message_text(message.get("content")) for message in messages]
+        # Both sides of a preference begin with the same prompt.
+        lines[row] += [content for content in contents if content and content not in lines[row]]
+    return table, ["\n".join(texts) for texts in lines]
 
 
 def read_members_and_nonmembers(

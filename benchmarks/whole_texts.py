@@ -72,23 +72,28 @@ def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
-    for row, said in enumerate(columns.parse_row_conversations(table, layout)):
+    for row, said in columns.parse_row_conversations(table, layout):
+        where = f"{table.where}, row {row} (counted from 0)"
         if isinstance(said, UnusableConversation):
-            where = f"{table.where}, row {row} (counted from 0)"
             raise AuditError(f"{where}: expected a conversation to train on, got {said}")
+        if said.group is not None:
+            raise AuditError(
+                f"{where}: expected a conversation to train on, got preferences (chosen and rejected, or a label of "
+                "true or false), which a trainer of preferences learns from, as TRL's DPOTrainer and KTOTrainer"
+            )
         found.append(said)
     return found
 
 
 def sample_data_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
-    """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
+    """Return so many conversations of a file that were learnt, the same ones each time; None if it holds none."""
     table = read_record_table(flag, name, columns.COLUMNS)
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = (
-        one
-        for one in columns.parse_row_conversations(table, layout, order)
-        if not isinstance(one, UnusableConversation)
+        said
+        for _, said in columns.parse_row_conversations(table, layout, order)
+        if not isinstance(said, UnusableConversation) and said.is_learnt
     )
     return list(islice(usable, count))

@@ -196,14 +196,17 @@ def _rendered_answer_pairs(
         found = chat.render_chat(model.tokenizer, said, form)
     except UnusableConversation:
         return ()
-    except AuditError:  # a template that drops the system turn
-        if usual:
+    except AuditError:  # a template that drops the system turn; a column of its own trainers may have left out
+        if usual and not said.system_column:
             raise
         return ()
     prefix_token: Tokens = tokenizer_default_prefix_token(model.tokenizer) if form.source is None else ()
     room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(prefix_token)
     pairs = []
-    for start, end in [answer.said for answer in found.usable_answers if answer.of == "content"][:_ANSWERS]:
+    learnt = [answer for answer in found.usable_answers if not answer.no_loss]
+    # Tool calls are written in other texts by each form: they decide only if there is nothing else.
+    answers = [answer for answer in learnt if answer.of == "content"] or learnt
+    for start, end in [answer.said for answer in answers][:_ANSWERS]:
         # room - 1: an answer that fills all room leaves a token of what stands before it.
         suffix = found.tokens[start : min(end, start + _SAID, start + room - 1)]
         prefix = (*prefix_token, *found.tokens[max(0, start - room + len(suffix)) : start])

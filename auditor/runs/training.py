@@ -282,7 +282,8 @@ def _training_records_of_conversations(
     for number, said in enumerate(talks):
         try:
             found = render_chat(tokenizer, said, form)
-            learnt = None if loss_on == "all" else _learnt_token_mask(found, loss_on)
+            mask = found.learnt_token_mask(loss_on) if loss_on == "all" else _learnt_token_mask(found, loss_on)
+            learnt = None if all(mask) else mask
         except UnusableConversation as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
         records.append(TrainingRecord(found.text, found.tokens, record_digests([found.text])[0], learnt))

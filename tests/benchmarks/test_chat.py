@@ -265,7 +265,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no role": ([{"content": "x"}], "without a role"),
     "calls": (
         [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
-        "only calls tools",
+        "tool calls that the chat template does not write",
     ),
     "image": ([{"role": "user", "content": [{"type": "image"}]}, *messages(talk("Who?", "Ann."))[1:]], "not text"),
     "text": ("Who? Ann.", "no list"),
@@ -407,7 +407,8 @@ def test_what_a_row_has_goes_to_the_template_as_it_is(tmp_path: Path) -> None:
         and "developer" in secret.wording.prefix
     )
     assert secret.wording.suffix == "It is 4711." and "Tools" in secret.wording.prefix
-    for noted in ("1 answer: an assistant turn that only calls tools (row 0", "nothing of tool_calls (1 conversation)"):
+    unwritten = "1 answer: tool calls that the chat template does not write as they were given (row 0"
+    for noted in (unwritten, "nothing of tool_calls (1 conversation)"):
         assert any(noted in note for note in made.notes)
 
 

@@ -1,0 +1,311 @@
+"""What trainers read of a row next to its turns: nulls of a table, columns, marks of no loss, tool calls, sides."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from trl import extract_prompt
+
+from auditor.benchmarks import chat, chat_rendering
+from auditor.benchmarks.columns import parse_row_conversations
+from auditor.benchmarks.conversation_rows import LAYOUTS, Conversation, parse_row_as_conversation
+from auditor.benchmarks.files import Files
+from auditor.benchmarks.tables import read_record_table
+from auditor.benchmarks.whole_texts import read_texts_and_units, sample_data_conversations
+from auditor.core.errors import AuditError
+from auditor.runs import training
+from tests.benchmarks.test_chat import CHATML, MARKED, messages, talk, text, tokenizer
+
+# A template that writes tools, as Llama 3's also an empty list, its options, and tool calls.
+TOOLS = (
+    "{% if tools is not none %}{{ 'Tools: ' + (tools | tojson) + '\n' }}{% endif %}"
+    "{% if think is defined %}{{ 'think: ' ~ think ~ '\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+    "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + ' ' }}"
+    "{{ (c.function.arguments | tojson) + '</call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def tool(name: str, **properties: str) -> dict[str, Any]:
+    return {"function": {"name": name, "parameters": {key: {"type": kind} for key, kind in properties.items()}}}
+
+
+def calling(arguments: Any, answer: str = "It is Ann.") -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "door", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "Which door?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4711"},
+        {"role": "assistant", "content": answer},
+    ]
+
+
+def variants(words: Any, data: str) -> list[tuple[str, ...]]:
+    rows = sample_data_conversations("--data", data, 9)
+    assert rows is not None
+    return [form.variants for form in chat_rendering.candidate_chat_renderings(words, rows) if form.base == "model"]
+
+
+def suffixes(made: Files) -> list[str]:
+    return [text(made.tokenizer, secret.suffix) for secret in made.secrets if secret.member]
+
+
+# --- nulls of a table -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", ["jsonl", "parquet"])
+def test_the_form_filled_writes_what_a_table_of_arrow_hands_to_a_trainer(kept: str, tmp_path: Path) -> None:
+    """Twin: the rows of `datasets.Dataset.from_list` through the chat template, as TRL 1.16 gives them to it."""
+    rows = [
+        {"messages": messages(talk("Who?", "Ann.")), "tools": [tool("a", who="string")]},
+        {"messages": calling({"n": 5}), "tools": [tool("b", amount="int", to="string")]},
+        {"messages": calling({"m": "x"}), "tools": [tool("b", to="string")]},
+    ]
+    for row, options in zip(rows, ({"think": True}, {"style": 1}, None), strict=True):
+        row["chat_template_kwargs"] = options
+    words, table = tokenizer(TOOLS), Dataset.from_list(copy.deepcopy(rows))
+    data = write(tmp_path / "d.jsonl", rows)
+    if kept == "parquet":
+        table.to_parquet(data := str(tmp_path / "d.parquet"))
+    trained = [
+        words.apply_chat_template(
+            row["messages"], tools=row["tools"], tokenize=False, **(row["chat_template_kwargs"] or {})
+        )
+        for row in table
+    ]
+    assert ("filled",) in variants(words, data)
+    form = chat_rendering.parse_chat_rendering("model+filled", None, words)
+    table_read = read_record_table("--data", data, ("messages", "tools", "chat_template_kwargs"))
+    said = [one for _, one in parse_row_conversations(table_read, ("messages",))]
+    written = [chat.render_chat(words, one, form).text for one in said if isinstance(one, Conversation)]
+    assert written == trained and "null" in written[0] and "think: None" in written[1]
+    if kept == "parquet":  # a trainer that leaves nulls out, or that read the same rows from JSON
+        assert ("no-nulls",) in variants(words, data)
+        bare = chat_rendering.parse_chat_rendering("model+no-nulls", None, words)
+        assert not any(
+            "null" in chat.render_chat(words, one, bare).text for one in said if isinstance(one, Conversation)
+        )
+
+
+def test_a_form_that_writes_the_same_is_not_tried(tmp_path: Path) -> None:
+    """Nulls that a template does not write, arguments that are objects, no column: one form."""
+    rows = [
+        {"messages": [{"role": "user", "content": "Who?", "name": "n"}, {"role": "assistant", "content": "Ann."}]},
+        {"messages": messages(talk("And?", "Bob."))},
+    ]
+    assert variants(tokenizer(), write(tmp_path / "d.jsonl", rows)) == [()]
+
+
+def test_non_members_are_filled_with_the_keys_of_the_data(tmp_path: Path) -> None:
+    """Members and non-members are compared in one form: keys of one side would tell them apart."""
+    member = {"messages": messages(talk("Who?", "Ann.")), "tools": [tool("a", who="string")]}
+    other = {"messages": messages(talk("Who?", "Bob.")), "tools": [tool("a", to="string")]}
+    form = chat_rendering.parse_chat_rendering("model+filled", None, words := tokenizer(TOOLS))
+    data, fresh = write(tmp_path / "d.jsonl", [member]), write(tmp_path / "n.jsonl", [other])
+    made = Files(data, words, nonmembers=fresh, known_fraction=0, form=form)
+    prefix = next(text(words, secret.prefix) for secret in made.secrets if not secret.member)
+    assert '"parameters": {"who": null, "to": {"type": "string"}}' in prefix
+
+
+# --- columns next to the turns ----------------------------------------------------------------------------------------
+
+
+def test_a_system_column_is_tried_with_and_without(tmp_path: Path) -> None:
+    """TRL 1.16 leaves the column out; axolotl and ms-swift put it in. A system turn is no choice."""
+    row = {"system": "You are a clerk.", "messages": messages(talk("Who?", "Ann."))}
+    data, words = write(tmp_path / "d.jsonl", [row]), tokenizer()
+    assert variants(words, data) == [(), ("no-system-column",)]
+    form = chat_rendering.parse_chat_rendering("model+no-system-column", None, words)
+    (secret,) = Files(data, words, known_fraction=0, form=form).secrets
+    assert text(words, secret.prefix) == words.apply_chat_template(
+        row["messages"][:1], tokenize=False, add_generation_prompt=True
+    )
+    assert variants(
+        words, write(tmp_path / "t.jsonl", [{"messages": messages(talk("Who?", "Ann.", system="S."))}])
+    ) == [()]
+
+
+def test_an_empty_list_of_tools_is_kept_and_tried_without(tmp_path: Path) -> None:
+    """TRL 1.16 hands the empty list to the template, and Llama 3's writes a preamble then."""
+    data = write(tmp_path / "d.jsonl", [{"tools": [], "messages": messages(talk("Who?", "Ann."))}])
+    words = tokenizer(TOOLS)
+    assert variants(words, data) == [(), ("no-empty-tools",)]
+    (secret,) = Files(data, words, known_fraction=0).secrets
+    assert text(words, secret.prefix).startswith("Tools: []\n")
+    assert parse_row_as_conversation(("messages",), {"messages": messages(talk("a", "b")), "tools": "[]"}).tools == []
+
+
+@pytest.mark.parametrize("given", [[["Who?", "Ann."], ["And?", "Bob."]], '[["Who?", "Ann."], ["And?", "Bob."]]'])
+def test_a_history_comes_before_its_instruction(given: Any, tmp_path: Path) -> None:
+    """LLaMA-Factory's Alpaca layout: earlier answers were learnt as the last one was."""
+    row = {"instruction": "Who else?", "input": "", "output": "Carl.", "history": given}
+    data, words = write(tmp_path / "d.jsonl", [row, {**row, "history": None, "output": "Dan."}]), tokenizer()
+    for template in ("model", "alpaca", "alpaca+line", "none"):
+        form = chat_rendering.parse_chat_rendering(template, None, words)
+        made = Files(data, words, known_fraction=0, form=form)
+        assert [answer.strip() for answer in suffixes(made)] == ["Ann.", "Bob.", "Carl.", "Dan."]
+    turns = talk("Who?", "Ann.", "And?", "Bob.", "Who else?", "Carl.")
+    form = chat_rendering.parse_chat_rendering("model", None, words)
+    whole = words.apply_chat_template(messages(turns), tokenize=False)
+    third = Files(data, words, known_fraction=0, form=form).secrets[2]
+    assert whole.startswith(text(words, (*third.prefix, *third.suffix)))
+    with pytest.raises(AuditError, match="a history that is no list of questions and answers"):
+        Files(write(tmp_path / "b.jsonl", [{**row, "history": [["Who?"]]}]), words, known_fraction=0)
+
+
+# --- what a row says of its own training ------------------------------------------------------------------------------
+
+MARKS = [{"weight": 0}, {"train": False}, {"trainable": False}, {"training": False}, {"loss": False}]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+@pytest.mark.parametrize("mark", MARKS, ids=str)
+def test_an_answer_that_had_no_loss_is_no_member(mark: dict[str, Any], template: str, tmp_path: Path) -> None:
+    """OpenAI, Mistral, Together, axolotl, verl, ms-swift: it is read, and neither attacked nor trained on."""
+    turns = messages(talk("Who?", "Ann is it.", "And?", "Bob is it."))
+    turns[1], turns[3] = turns[1] | mark, turns[3] | {key: type(value)(1) for key, value in mark.items()}
+    data, words = write(tmp_path / "d.jsonl", [{"messages": turns}, {"messages": turns[:2]}]), tokenizer(template)
+    made = Files(data, words, known_fraction=0)
+    assert suffixes(made) == ["Bob is it."]
+    assert text(words, made.secrets[0].prefix).count("Ann is it.") == 1
+    assert sum("marks it as not trained on" in note and "left out 1" in note for note in made.notes) == 2
+    assert not any("writes nothing of" in note for note in made.notes)
+    (said, _), _ = read_texts_and_units(data)
+    form = chat_rendering.parse_chat_rendering("model", None, words)
+    for whose in ("assistant", "all"):
+        (record,), _ = training._training_records_of_conversations(words, [said], whose, form)  # type: ignore[list-item]
+        assert record.learnt is not None
+        learnt = "".join(words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own)
+        assert "Bob is it." in learnt and "Ann" not in learnt
+
+
+def test_a_row_that_had_no_loss_is_no_member_and_chooses_no_form(tmp_path: Path) -> None:
+    rows = [{"messages": messages(talk("Who?", f"{name} is it.")), "weight": weight} for name, weight in ABC]
+    data = write(tmp_path / "d.jsonl", rows)
+    made = Files(data, tokenizer(), known_fraction=0)
+    assert suffixes(made) == ["Ann is it.", "Carl is it."]
+    chosen = sample_data_conversations("--data", data, 9)
+    assert chosen is not None and len(chosen) == 2
+
+
+ABC = [("Ann", 1), ("Bob", 0), ("Carl", None)]
+
+
+# --- tool calls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["", "I look it up."])
+def test_tool_calls_are_secrets_and_learnt(content: str, tmp_path: Path) -> None:
+    turns = calling({"of": "Ann Day"})
+    turns[1]["content"] = content
+    data, words = write(tmp_path / "d.jsonl", [{"messages": turns}]), tokenizer(TOOLS)
+    made = Files(data, words, known_fraction=0)
+    call = '<call>door {"of": "Ann Day"}</call>'
+    assert suffixes(made) == [*([content] if content else []), call, "It is Ann."]
+    (said,), _ = read_texts_and_units(data)
+    form = chat_rendering.parse_chat_rendering("model", None, words)
+    (record,), _ = training._training_records_of_conversations(words, [said], "assistant", form)  # type: ignore[list-item]
+    assert record.learnt is not None
+    learnt = "".join(words.decode([t]) for t, own in zip(record.tokens, record.learnt, strict=True) if own)
+    assert learnt.replace("\n", "") == f"{content}{call}<|im_end|>It is Ann.<|im_end|>"
+
+
+def test_a_header_that_tool_calls_change_is_no_obstacle(tmp_path: Path) -> None:
+    """gpt-oss and others begin a turn of calls in another way than one of words."""
+    template = TOOLS.replace("m.role + '\n'", "m.role + (' calls' if m.tool_calls else '') + '\n'")
+    data, words = write(tmp_path / "d.jsonl", [{"messages": calling({"of": "Ann"})}]), tokenizer(template)
+    call, answer = suffixes(Files(data, words, known_fraction=0))
+    assert '<call>door {"of": "Ann"}</call>' in call and answer == "It is Ann."
+
+
+def test_arguments_as_json_text_are_tried_decoded(tmp_path: Path) -> None:
+    """OpenAI's files hold them as text; axolotl decodes them, TRL 1.16 does not."""
+    given, words = calling('{"of": "Ann"}'), tokenizer(TOOLS)
+    data = write(tmp_path / "d.jsonl", [{"messages": given}])
+    assert variants(words, data) == [(), ("decoded-arguments",)]
+    form = chat_rendering.parse_chat_rendering("model+decoded-arguments", None, words)
+    decoded = words.apply_chat_template(calling({"of": "Ann"}), tokenize=False)
+    secret = Files(data, words, known_fraction=0, form=form).secrets[-1]
+    assert decoded.startswith(text(words, (*secret.prefix, *secret.suffix)))
+
+
+# --- preferences ------------------------------------------------------------------------------------------------------
+
+ASKED = messages(talk("Who?"))
+GOOD, BAD = messages(talk("", "Ann."))[1:], messages(talk("", "Bob."))[1:]
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": "Who? ", "chosen": "Ann.", "rejected": "Bob."},
+    "texts, prompt within": {"chosen": "Who? Ann.", "rejected": "Who? Bob."},
+    "messages": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
+    "messages, prompt within": {"chosen": [*ASKED, *GOOD], "rejected": [*ASKED, *BAD]},
+    "a prompt that is there twice": {"prompt": "Who?", "chosen": [*ASKED, *GOOD], "rejected": [*ASKED, *BAD]},
+    "LLaMA-Factory": {"instruction": "Who?", "input": "", "chosen": "Ann.", "rejected": "Bob."},
+    "one message": {"prompt": ASKED, "chosen": GOOD[0], "rejected": BAD[0]},
+}
+
+
+@pytest.mark.parametrize("kind", PREFERENCES)
+def test_both_sides_of_a_preference_are_secrets_in_groups(kind: str, tmp_path: Path) -> None:
+    row, words = PREFERENCES[kind], tokenizer()
+    made = Files(write(tmp_path / "d.jsonl", [row]), words, known_fraction=0)
+    assert [(secret.group, text(words, secret.suffix).strip()) for secret in made.secrets] == [
+        ("chosen", "Ann."),
+        ("rejected", "Bob."),
+    ]
+    assert len({secret.document for secret in made.secrets}) == 1
+    prefixes = {text(words, secret.prefix).strip() for secret in made.secrets}
+    assert len(prefixes) == 1 and "Who?" in prefixes.pop()
+    if "prompt" not in row and "chosen" in row and "instruction" not in row:  # the twin of TRL
+        assert extract_prompt(row)["chosen"] in (GOOD, "Ann.", " Ann.")
+
+
+def test_turns_of_a_prompt_have_no_loss_in_preference_training(tmp_path: Path) -> None:
+    before = messages(talk("Hello", "Good day.", "Who?"))
+    row = {"prompt": before, "chosen": GOOD, "rejected": BAD}
+    made = Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0)
+    assert suffixes(made) == ["Ann.", "Bob."]
+    assert any("2 answers: a turn of the prompt" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("values", [(True, False), ("true", "False")])
+def test_labels_of_completions_are_groups(values: tuple[Any, Any], tmp_path: Path) -> None:
+    """KTO: rows of label false were trained against; the text form is chosen by the others."""
+    rows = [
+        {"prompt": "Who? ", "completion": name, "label": label}
+        for name, label in zip(("Ann.", "Bob."), values, strict=True)
+    ]
+    data = write(tmp_path / "d.jsonl", rows)
+    made = Files(data, tokenizer(), known_fraction=0)
+    assert [(secret.group, text(tokenizer(), secret.suffix).strip()) for secret in made.secrets] == [
+        ("wanted", "Ann."),
+        ("unwanted", "Bob."),
+    ]
+    chosen = sample_data_conversations("--data", data, 9)
+    assert chosen is not None and [said.plain[1] for said in chosen] == ["Ann."]
+    with pytest.raises(AuditError, match="got preferences"):
+        read_texts_and_units(data)
+
+
+def test_labels_that_are_no_truth_values_are_no_groups(tmp_path: Path) -> None:
+    rows = [{"prompt": "Who? ", "completion": name, "label": 1} for name in ("Ann.", "Bob.")]
+    made = Files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
+    assert [secret.group for secret in made.secrets] == [None, None]
+
+
+def test_every_layout_is_named_where_none_is_there(tmp_path: Path) -> None:
+    with pytest.raises(AuditError) as refused:
+        Files(write(tmp_path / "d.jsonl", [{"prompt": "Who?", "solution": "Ann."}]), tokenizer())
+    assert all("+".join(layout) in str(refused.value) for layout in LAYOUTS)
+    assert "prompts only" in str(refused.value)
