@@ -165,7 +165,11 @@ class AuditCallback(TrainerCallback):
             if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
                 self.asked |= {"template": form.template, **({"date": form.day} if form.day else {})}
         cut, mode = getattr(args, "max_length", None), getattr(args, "truncation_mode", "keep_start")
-        training = preflight.read_training_set(self.trainer.train_dataset, cut, keep_end=mode == "keep_end")
+        # TRL's SFTTrainer says whether it reads a completion_mask.
+        completion_only = getattr(self.trainer, "completion_only_loss", True)
+        training = preflight.read_training_set(
+            self.trainer.train_dataset, cut, mode == "keep_end", completion_only=completion_only
+        )
         sought = self.secrets
         if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)

@@ -1,18 +1,21 @@
 """Prepared training data: rows of `input_ids` with `labels`, as TRL, axolotl and LLaMA-Factory hand them to a model.
 
+Also TRL's rows of preferences.
+
 Nothing is rendered, tokenised or put in front: what the rows hold is what the model was trained on, so a secret is a
 run of labelled tokens behind all that stands before it. Knows token ids; no text, no template, no tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks import tables
+from auditor.benchmarks.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
 from auditor.benchmarks.splitting import (
     DataRecord,
     RecordSource,
@@ -20,16 +23,29 @@ from auditor.benchmarks.splitting import (
     check_prefix_and_suffix_lengths,
     split_data_records_into_secrets,
 )
+from auditor.benchmarks.training_arguments import read_training_arguments
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
 
 IDS, LABELS = "input_ids", "labels"
 IGNORED = -100  # of a label: no loss here, as torch's cross entropy has it
-_MASKS = ("completion_mask", "assistant_masks")  # of TRL, in place of labels: 1 where there is a loss
+COMPLETION_MASK, ASSISTANT_MASKS = _MASKS = ("completion_mask", "assistant_masks")  # of TRL, in place of labels
 _LENGTHS = ("seq_lengths", "seq_lens")  # of the texts that were packed into a row
 _ATTENTION, _POSITIONS = "attention_mask", "position_ids"
-_COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
+_SIDES = {"chosen": CHOSEN, "rejected": REJECTED, "completion": None}  # of preferences, with their groups
+_PROMPTS = ("prompt_ids", "prompt_input_ids")  # of TRL 1.16, and before
+_SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_input_ids"))
+_LABEL = "label"  # of KTO's completions: whether one is wanted
+_COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS, *_PROMPTS, *_SIDE_IDS, _LABEL)
+_COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "completion")
+_PROMPT, _COMPLETION = "prompt", "completion"  # groups, if nobody knows whether prompts were learnt
+_MASK_NOTES = {  # by whether a completion_mask without labels said where the loss was; None: nobody knows
+    None: "TRL 1.16 ignores a completion_mask without labels unless completion_only_loss is true, and no "
+    "training_args.bin next to the model says so: prompts are attacked too, as a group of their own",
+    False: "the completion_mask was ignored in training, as TRL 1.16 does unless completion_only_loss is true, which "
+    "the model's training_args.bin does not say: every token was learnt",
+}
 _DEFAULT = 50  # tokens of a suffix; and of a prefix, where a row is labelled from its first token on
 
 
@@ -53,24 +69,31 @@ class Tokenised(Benchmark):
         forget: str | None = None,
         limit: int | None = None,
         seed: int = 0,
+        model: str | None = None,
     ):
         """`known`, `nonmembers` and `forget` are such data too. Raises AuditError for what a user can mend.
 
         Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), behind all of the text before
         it, or the last `prefix_length` tokens of that. A text that is labelled from its first token on is cut into
-        `prefix_length` (50) and `suffix_length` tokens.
+        `prefix_length` (50, or half of a shorter one) and `suffix_length` tokens.
+        `model`: the folder that a `training_args.bin` may lie in.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
-        read = {flag: _read_tokenised_texts(flag, name, vocab_size) for flag, name in named.items() if name is not None}
+        arguments = None if model is None else read_training_arguments(Path(model))
+        read = {
+            flag: _read_tokenised_texts(flag, name, vocab_size, arguments)
+            for flag, name in named.items()
+            if name is not None
+        }
         sources = {
-            flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, prefix_length, suffix_length)
-            for flag, texts in read.items()
+            flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, notes, prefix_length, suffix_length)
+            for flag, (texts, notes) in read.items()
         }
         pairs, others, lost = (sources.get(flag) for flag in ("--known", "--nonmembers", "--forget"))
         parts = split_data_records_into_secrets(sources["--data"], pairs, others, split, "row", lost)
-        self._texts = {True: read["--data"], False: read.get("--nonmembers", [])}
+        self._texts = {True: read["--data"][0], False: read["--nonmembers"][0] if nonmembers is not None else []}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.asking_order = parts.asking_order
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
@@ -88,16 +111,21 @@ def is_tokenised_data(name: str) -> bool:
     path, where = Path(name), f"--data {name!r}"
     if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
         with tables.open_dataset_split(where, name) as found:
-            return IDS in found.column_names
+            return _has_token_ids(found.column_names)
     ending = path.suffix.lower() if path.is_file() else ""
     if ending == ".arrow":
-        return IDS in _read_arrow_columns(where, path)
+        return _has_token_ids(_read_arrow_columns(where, path))
     if ending == ".parquet":
-        return IDS in tables.read_record_table("--data", name, ()).columns
+        return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
         with path.open("rb") as file:  # its first object; a line of text is no reason to read it all twice
-            return f'"{IDS}"'.encode() in file.read(2**20).split(b"}", 1)[0]
+            first = file.read(2**20).split(b"}", 1)[0]
+            return any(f'"{name}"'.encode() in first for name in (IDS, *_SIDE_IDS))
     return False
+
+
+def _has_token_ids(columns: Iterable[str]) -> bool:
+    return bool({IDS, *_SIDE_IDS} & set(columns))
 
 
 def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
@@ -120,17 +148,25 @@ def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
 
 @dataclass(frozen=True)
 class _Text:
-    """What the model read at once: a row, or a text that was packed into one. learnt: where there was a loss."""
+    """What the model read at once: a row, a side of one, or a text that was packed into one.
+
+    learnt: of each token the group that its loss belongs to, "" for none in particular; None: it had no loss.
+    """
 
     row: int
     ids: Tokens
-    learnt: tuple[bool, ...]
+    learnt: tuple[str | None, ...]
     begins: int = 0  # in the row
     packed: bool = False
 
 
-def _read_tokenised_texts(flag: str, name: str, vocab_size: int) -> list[_Text]:
-    """Every text of every row. Raises AuditError for rows that are none of a trainer's."""
+def _read_tokenised_texts(
+    flag: str, name: str, vocab_size: int, arguments: Mapping[str, bool | None] | None
+) -> tuple[list[_Text], tuple[str, ...]]:
+    """Every text of every row, and what is to be known of them. Raises AuditError for rows that no trainer has.
+
+    arguments: of the trainer, as `read_training_arguments` has them.
+    """
     path, where = Path(name), f"{flag} {name!r}"
     if path.suffix.lower() == ".arrow" and path.is_file():
         columns = _read_arrow_columns(where, path)
@@ -138,34 +174,71 @@ def _read_tokenised_texts(flag: str, name: str, vocab_size: int) -> list[_Text]:
     else:
         table = tables.read_record_table(flag, name, _COLUMNS)
         count, columns = table.rows, {key: table.column(key) for key in _COLUMNS if key in table.columns}
-    if IDS not in columns:
+    if not _has_token_ids(columns):
         raise AuditError(f"{where}: expected {IDS} as in --data, got none: what is compared is to be in one form")
-    if LABELS not in columns and not any(mask in columns for mask in _MASKS):
+    if IDS in columns and LABELS not in columns and not any(mask in columns for mask in _MASKS):
         raise AuditError(
             f"{where}: expected {LABELS} beside {IDS}, or {' or '.join(_MASKS)}, which say what was learnt; got neither"
         )
     if not count:
         raise AuditError(f"{where} is empty: expected at least one row")
-    return [
-        text
-        for row in range(count)
-        for text in _split_tokenised_row_into_texts(f"{where}, row {row} (counted from 0)", row, columns, vocab_size)
-    ]
+    uses_mask = _is_completion_mask_used(columns, arguments)
+    texts = []
+    for row in range(count):
+        at = f"{where}, row {row} (counted from 0)"
+        given = {name: column[row] for name, column in columns.items()}
+        values = {name: value for name, value in given.items() if value is not None and value is not tables.ABSENT}
+        for group, side in _sides_of_tokenised_row(at, values):
+            texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, group)
+    note = _MASK_NOTES.get(uses_mask) if COMPLETION_MASK in columns and LABELS not in columns else None
+    return texts, (f"{where}: {note}",) if note else ()
+
+
+def _is_completion_mask_used(columns: Iterable[str], arguments: Mapping[str, bool | None] | None) -> bool | None:
+    """Return whether a completion_mask without labels said where the loss was; None: nobody knows.
+
+    TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default only if rows have a prompt and a completion.
+    """
+    by_default = {"prompt", "completion"} <= set(columns)
+    asked = None if arguments is None else arguments.get("completion_only_loss")
+    if asked is not None:
+        return asked
+    return by_default if by_default or arguments is not None else None
+
+
+def _sides_of_tokenised_row(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what a row holds as token ids with labels, with its group: of preferences a side each.
+
+    TRL 1.16's DPO and KTO: `prompt_ids` before `chosen_ids` and `rejected_ids`, or `completion_ids` with a label; its
+    ORPO: `chosen_input_ids` with `chosen_labels`, the prompt within.
+    """
+    if IDS in values:
+        others = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
+        yield "", {name: values[name] for name in others if name in values}
+        return
+    prompt = next((values[name] for name in _PROMPTS if name in values), [])
+    prompt = _require_tokenised_whole_numbers(where, _PROMPTS[0], prompt)
+    for side, group in _SIDES.items():
+        name = next((name for name in (f"{side}_ids", f"{side}_input_ids") if name in values), None)
+        if name is None:
+            continue
+        ids = _require_tokenised_whole_numbers(where, name, values[name])
+        if group is None:
+            group = {True: WANTED, False: UNWANTED}.get(values.get(_LABEL), "")
+        labels = values.get(f"{side}_{LABELS}")
+        whole = {IDS: ids, LABELS: labels} if labels is not None else None
+        yield group, whole or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]}
 
 
 def _split_tokenised_row_into_texts(
-    where: str, row: int, columns: Mapping[str, Sequence[Any]], vocab_size: int
+    where: str, row: int, given: Mapping[str, Any], vocab_size: int, uses_mask: bool | None, group: str
 ) -> Iterator[_Text]:
-    values = {
-        name: _require_tokenised_whole_numbers(where, name, column[row])
-        for name, column in columns.items()
-        if column[row] is not None
-    }
+    values = {name: _require_tokenised_whole_numbers(where, name, value) for name, value in given.items()}
     ids = values.get(IDS, [])
     for name, numbers in values.items():
         if name not in _LENGTHS and len(numbers) != len(ids):
             raise AuditError(f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}")
-    learnt = _learnt_mask_of_tokenised_row(where, ids, values)
+    learnt = _learnt_groups_of_tokenised_row(where, ids, values, uses_mask, group)
     shown = [at for at, seen in enumerate(values.get(_ATTENTION, [1] * len(ids))) if seen]
     if shown and shown[-1] - shown[0] + 1 != len(shown):
         raise AuditError(f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle")
@@ -188,8 +261,13 @@ def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[
     return [int(number) for number in numbers]
 
 
-def _learnt_mask_of_tokenised_row(where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]]) -> list[bool]:
-    """Where there was a loss. Raises AuditError for labels that are not the tokens themselves, as shifted ones are."""
+def _learnt_groups_of_tokenised_row(
+    where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]], uses_mask: bool | None, group: str
+) -> list[str | None]:
+    """Return the group of each token that had a loss, None for the others; see `_Text`.
+
+    Raises AuditError for labels that are not the tokens themselves, as shifted ones are.
+    """
     if LABELS in values:
         labels = values[LABELS]
         if any(label not in (IGNORED, token) for label, token in zip(labels, ids, strict=True)):
@@ -197,12 +275,18 @@ def _learnt_mask_of_tokenised_row(where: str, ids: Sequence[int], values: Mappin
                 f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got others: models shift labels "
                 "themselves"
             )
-        return [label != IGNORED for label in labels]
-    masks = [values[mask] for mask in _MASKS if mask in values]
-    if not masks:
+        return [None if label == IGNORED else group for label in labels]
+    if not any(mask in values for mask in _MASKS):
         raise AuditError(f"{where}: expected {LABELS}, or {' or '.join(_MASKS)}, got none")
-    # TRL folds both into the labels: learnt is what both mark (completion_only_loss, its default).
-    return [all(told) for told in zip(*masks, strict=True)]
+    ones = [1] * len(ids)
+    assistant, completion = values.get(ASSISTANT_MASKS, ones), values.get(COMPLETION_MASK, ones)
+    # TRL folds both into the labels: learnt is what both mark, if it uses the second one.
+    if uses_mask is False:
+        completion = ones
+    if uses_mask is None and COMPLETION_MASK in values:
+        groups = [_COMPLETION if marked else _PROMPT for marked in completion]
+        return [name if spoken else None for name, spoken in zip(groups, assistant, strict=True)]
+    return [group if spoken and marked else None for spoken, marked in zip(assistant, completion, strict=True)]
 
 
 def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]) -> list[int]:
@@ -231,33 +315,42 @@ def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: 
 
 
 def _learnt_runs_as_record_source(
-    where: str, texts: Sequence[_Text], prefix_length: int | None, suffix_length: int | None
+    where: str,
+    texts: Sequence[_Text],
+    notes: Sequence[str],
+    prefix_length: int | None,
+    suffix_length: int | None,
 ) -> RecordSource:
     """Every run of labelled tokens as a record; rows without any are listed by reason."""
-    most, fewest = suffix_length or _DEFAULT, prefix_length or _DEFAULT
+    most = suffix_length or _DEFAULT
     records, left_out = [], dict[str, list[int]]()
     for row, own in groupby(texts, key=lambda text: text.row):
-        found = [(text, run) for text in own for run in _learnt_runs_of_tokenised_text(text, fewest)]
-        for part, (text, (start, end)) in enumerate(found):
+        found = [(text, *run) for text in own for run in _learnt_runs_of_tokenised_text(text, prefix_length)]
+        for part, (text, start, end, group) in enumerate(found):
             begin = 0 if prefix_length is None else max(0, start - prefix_length)
             prefix, suffix = text.ids[begin:start], text.ids[start : min(end, start + most)]
             several = len(found) > 1
             at = text.begins + start if several else 0
-            records.append(DataRecord(row, prefix, suffix, 1, part=part if several else None, at=at))
+            number = part if several else None
+            records.append(DataRecord(row, prefix, suffix, 1, group or None, part=number, at=at))
         if not found:
             left_out.setdefault("nothing in it was learnt behind other tokens", []).append(row)
     packed = len({text.row for text in texts if text.packed})
     how = f"{where}: token ids as they were trained on; runs of labelled tokens, at most {most} of each"
     note = f"{how}; {packed} packed rows cut into their texts" if packed else how
-    return RecordSource(where, tuple(records), tuple((why, tuple(rows)) for why, rows in left_out.items()), (note,))
+    reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
+    return RecordSource(where, tuple(records), reasons, (note, *notes))
 
 
-def _learnt_runs_of_tokenised_text(text: _Text, prefix: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each run of learnt tokens; one from the first token on starts behind its own first `prefix`."""
+def _learnt_runs_of_tokenised_text(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:
+    """(start, end, group) of each run of learnt tokens; one from the first token on starts behind its own first ones:
+    `prefix_length` (50, or half of a shorter run, if it is not given).
+    """
     at = 0
-    for learnt, run in groupby(text.learnt):
+    for group, run in groupby(text.learnt):
         start, at = at, at + len(list(run))
-        if learnt and start == 0:
-            start = prefix
-        if learnt and start < at:
-            yield start, at
+        if group is not None and start == 0:
+            half = at // 2 if at <= _DEFAULT else _DEFAULT
+            start = prefix_length or half
+        if group is not None and 0 < start < at:
+            yield start, at, group

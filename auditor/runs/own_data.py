@@ -68,7 +68,7 @@ def _load_benchmark_of_records(
         benchmark.tokenizer = model.tokenizer
     elif is_tokenised_data(data):
         _refuse_nondefault_fields(asked, (*_OF_TEXT, *_COLUMNS), f"is about text, and {data!r} holds token ids")
-        benchmark = Tokenised(data, vocab_size=model.vocab_size, forget=asked.forget, **common)
+        benchmark = Tokenised(data, vocab_size=model.vocab_size, forget=asked.forget, model=name, **common)
         benchmark.tokenizer = model.tokenizer
     else:
         chosen = text_form.choose_text_form(asked, name, model, held, form_rows)

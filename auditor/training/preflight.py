@@ -20,7 +20,7 @@ from auditor.core.nouns import Secret, Tokens
 _ROWS = 200_000  # of a training set that are looked at
 _BETWEEN = -1  # no token
 _COMPLETIONS = ("completion_ids", "chosen_ids", "rejected_ids")  # TRL's, each read with the row's prompt_ids
-_MASKS = ("assistant_masks", "completion_mask")  # TRL's: 1 where a loss is taken
+_ASSISTANT, _COMPLETION = "assistant_masks", "completion_mask"  # TRL's: 1 where a loss is taken
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,21 @@ class TrainingSet:
     copies: int  # rows that an earlier one equals
 
 
-def read_training_set(dataset: Any, max_length: int | None = None, keep_end: bool = False) -> TrainingSet | None:
+def read_training_set(
+    dataset: Any, max_length: int | None = None, keep_end: bool = False, completion_only: bool = True
+) -> TrainingSet | None:
     """Return the tokens of a data set whose rows have token ids; None for one that makes its tokens as it is asked.
 
     A row is `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids` (DPO), `completion_ids`
     (KTO). max_length: TRL's collators cut a prompt with a completion to so many tokens, the first ones or, with
-    `keep_end`, the last ones.
+    `keep_end`, the last ones. completion_only: whether the trainer reads a `completion_mask` without labels.
     """
+    masks = (_ASSISTANT, _COMPLETION) if completion_only else (_ASSISTANT,)
     rows = _first_rows_of_training_set(dataset)
     ids, learnt, copies_by_row = list[NDArray[np.int32]](), list[NDArray[np.bool_]](), Counter[bytes]()
     kept = slice(-max_length, None) if max_length and keep_end else slice(max_length)
     for row in rows:
-        sequences = _token_sequences_of_row(row, kept)
+        sequences = _token_sequences_of_row(row, kept, masks)
         if not sequences:
             return None
         for tokens, mask in sequences:
@@ -57,11 +60,13 @@ def read_training_set(dataset: Any, max_length: int | None = None, keep_end: boo
     return TrainingSet(np.concatenate(ids), np.concatenate(learnt), n_rows, n_rows - len(copies_by_row))
 
 
-def _token_sequences_of_row(row: Mapping[str, Any], kept: slice) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+def _token_sequences_of_row(
+    row: Mapping[str, Any], kept: slice, masks: Sequence[str]
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """Return each sequence that the model reads of a row, with the tokens that a loss is taken of; [] for no ids."""
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
-        return [(tokens, _learnt_token_mask(row, len(tokens)))]
+        return [(tokens, _learnt_token_mask(row, len(tokens), masks))]
     prompt = row.get("prompt_ids") or []
     sequences = []
     for name in _COMPLETIONS:
@@ -83,11 +88,11 @@ def _first_rows_of_training_set(dataset: Any) -> Iterator[Mapping[str, Any]]:
         yield row
 
 
-def _learnt_token_mask(row: Mapping[str, Any], length: int) -> NDArray[np.bool_]:
+def _learnt_token_mask(row: Mapping[str, Any], length: int, masks: Sequence[str]) -> NDArray[np.bool_]:
     if row.get("labels") is not None:
         return np.asarray(row["labels"]).ravel() != -100
     learnt = np.ones(length, bool)
-    for name in _MASKS:  # TRL folds all of them into the labels: learnt is what each marks
+    for name in masks:  # TRL folds all of them into the labels: learnt is what each marks
         if row.get(name) is not None:
             learnt &= np.asarray(row[name]).ravel().astype(bool)
     return learnt

@@ -11,8 +11,10 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from trl import SFTConfig
 
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
+from auditor.benchmarks.training_arguments import read_training_arguments
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from tests.zoo.families import save
@@ -82,9 +84,73 @@ def test_a_packed_row_is_cut_where_the_trainer_cut_it(cuts: dict[str, Any], tmp_
     assert cut([{**PACKED, **MASK}], tmp_path) == [((1,), (7, 8)), ((1, 7, 8, 1), (9, 5))]  # one text to its model
 
 
+MASKED = {"input_ids": [1, 7, 8, 9], "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 1, 1, 1]}
+
+
 def test_trl_says_by_masks_what_was_learnt(tmp_path: Path) -> None:
-    row = {"input_ids": [1, 7, 8, 9], "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 1, 1, 1]}
-    assert cut([row], tmp_path) == [((1, 7), (8, 9))]
+    """TRL 1.16: the assistant's mask always; the completion's if it is told, or rows have prompt and completion."""
+    assert cut([MASKED | {"prompt": "a", "completion": "b"}], tmp_path) == [((1, 7), (8, 9))]
+    for asked, wanted in {True: [((1, 7), (8, 9))], False: [((1,), (7, 8, 9))], None: [((1,), (7, 8, 9))]}.items():
+        quiet = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
+        arguments = SFTConfig(output_dir=str(tmp_path), completion_only_loss=asked, **quiet)
+        torch.save(arguments, tmp_path / "training_args.bin")
+        assert read_training_arguments(tmp_path) == {"completion_only_loss": asked, "assistant_only_loss": False}
+        assert cut([MASKED], tmp_path, model=str(tmp_path)) == wanted
+
+
+def test_prompts_are_attacked_apart_if_nobody_knows_whether_they_were_learnt(tmp_path: Path) -> None:
+    """A completion_mask without labels, and no arguments of the trainer: as SFTTrainer 1.16 takes it, all is learnt."""
+    row = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "completion_mask": [0, 0, 0, 0, 1, 1, 1]}
+    made = Tokenised(written([row], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path))
+    assert [(s.group, s.prefix, s.suffix) for s in made.secrets] == [
+        ("prompt", (1, 7), (8, 9)),
+        ("completion", (1, 7, 8, 9), (5, 6, 2)),
+    ]
+    assert any("prompts are attacked too" in note for note in made.notes)
+    twin = written([row | {"labels": row["input_ids"]}], tmp_path, "jsonl")
+    assert len(Tokenised(twin, vocab_size=20, known_fraction=0).secrets) == 1
+
+
+def test_a_file_that_is_no_pickle_of_arguments_says_nothing(tmp_path: Path) -> None:
+    assert read_training_arguments(tmp_path) is None
+    (tmp_path / "training_args.bin").write_bytes(b"no archive")
+    assert read_training_arguments(tmp_path) is None
+    torch.save({"seed": 1}, tmp_path / "training_args.bin")
+    assert read_training_arguments(tmp_path) is None
+
+
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "TRL 1.16": {"prompt_ids": [1, 7], "chosen_ids": [8, 9], "rejected_ids": [5, 6]},
+    "TRL before": {"prompt_input_ids": [1, 7], "chosen_input_ids": [8, 9], "rejected_input_ids": [5, 6]},
+    "ORPO": {
+        "chosen_input_ids": [1, 7, 8, 9],
+        "chosen_labels": [-100, -100, 8, 9],
+        "rejected_input_ids": [1, 7, 5, 6],
+        "rejected_labels": [-100, -100, 5, 6],
+    },
+}
+
+
+@pytest.mark.parametrize("trainer", PREFERENCES)
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_prepared_preferences_are_secrets_in_groups(trainer: str, form: str, tmp_path: Path) -> None:
+    data = written([PREFERENCES[trainer]], tmp_path, form)
+    assert is_tokenised_data(data)
+    made = Tokenised(data, vocab_size=20, known_fraction=0)
+    assert [(s.group, s.prefix, s.suffix) for s in made.secrets] == [
+        ("chosen", (1, 7), (8, 9)),
+        ("rejected", (1, 7), (5, 6)),
+    ]
+
+
+def test_prepared_completions_are_grouped_by_their_label(tmp_path: Path) -> None:
+    """KTOTrainer of TRL 1.16; the completions that it estimates the KL term by had no loss of their own."""
+    rows = [
+        {"prompt_ids": [1, 7], "completion_ids": [8, 9], "KL_completion_ids": [5, 6], "label": True},
+        {"prompt_ids": [1, 7], "completion_ids": [5, 6], "KL_completion_ids": [8, 9], "label": False},
+    ]
+    made = Tokenised(written(rows, tmp_path, "jsonl"), vocab_size=20, known_fraction=0)
+    assert [(s.group, s.suffix) for s in made.secrets] == [("wanted", (8, 9)), ("unwanted", (5, 6))]
 
 
 @pytest.mark.parametrize(

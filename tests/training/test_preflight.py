@@ -48,6 +48,9 @@ def test_of_two_masks_both_say_where_a_loss_is_taken() -> None:
     row = {"input_ids": [1, 2, 3, 4], "assistant_masks": [0, 1, 1, 1], "completion_mask": [1, 1, 1, 0]}
     training = preflight.read_training_set([row])
     assert training is not None and training.learnt[:4].tolist() == [False, True, True, False]
+    # TRL 1.16 ignores the mask of completions unless completion_only_loss is true.
+    training = preflight.read_training_set([row], completion_only=False)
+    assert training is not None and training.learnt[:4].tolist() == [False, True, True, True]
 
 
 def test_members_that_are_elsewhere_and_non_members_that_are_there_are_refused() -> None:
