@@ -79,10 +79,8 @@ class RenderedChat:
             learnt = [True] * len(self.tokens)
         elif self.marked is not None:
             learnt = list(self.marked)
-        for answer in self.usable_answers:
-            if answer.no_loss:
-                start, end = answer.learnt
-                learnt[start:end] = [False] * (end - start)
+        for start, end in (answer.learnt for answer in self.usable_answers if answer.no_loss):
+            learnt[start:end] = [False] * (end - start)
         return tuple(learnt)
 
 
@@ -169,9 +167,8 @@ def _render_chat_without_template(tokenizer: Any, said: Conversation, form: Chat
         if answers:
             bounds = _strip_answer_span_whitespace(text, start, start + len(piece))
             turn = (start, len(text))
-            why = next(no_loss)
-            empty = UnusableConversation("an empty answer")
-            spans.append(_Span(bounds, turn, "content", no_loss=why) if bounds else empty)
+            span = _Span(bounds or turn, turn, "content", no_loss=next(no_loss))
+            spans.append(span if bounds else UnusableConversation("an empty answer"))
     beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
     remarks = [f"nothing of {name} is written without a template" for name, there in beside.items() if there]
     return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
@@ -265,48 +262,34 @@ def _assistant_answer_spans(
         elif key == "content":  # a thought of an earlier turn is what templates leave out
             yield UnusableConversation("the chat template does not write an answer as it was given")
     if message.get("tool_calls"):
-        bounds = _tool_call_bounds(rendered, whole, messages, turn, content_bounds)
-        if bounds is not None:
-            learnt = _answer_turn_bounds(rendered, whole, messages[: turn + 1], bounds)
-            yield _Span(bounds, _with_end_of_turn(rendered, whole, messages[: turn + 1], learnt), CALLS, role, no_loss)
-        else:
-            yield UnusableConversation("tool calls that the chat template does not write as they were given")
+        found = _tool_call_bounds(rendered, whole, messages, turn, 0 if content_bounds is None else content_bounds[1])
+        unwritten = UnusableConversation("tool calls that the chat template does not write as they were given")
+        yield _Span(*found, CALLS, role, no_loss) if found is not None else unwritten
     elif not said:
         yield UnusableConversation("an empty answer")
 
 
 def _tool_call_bounds(
-    rendered: Callable[..., str],
-    whole: str,
-    messages: Sequence[Message],
-    turn: int,
-    content: tuple[int, int] | None,
-) -> tuple[int, int] | None:
-    """Return the characters that a turn's tool calls are written in, after those of its content; None if they cannot be
-    told from the rest: by a mark in the place of content and calls, else from the header to the end of the turn.
+    rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int, after: int
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return the characters of a turn's tool calls, after those of its content, and of the turn behind its header; None
+    if they cannot be found: by a mark in the place of content and calls, else from the header to the end of the turn.
     """
-    start = 0 if content is None else content[1]
-    message = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
-    if _render_chat_or_none(rendered, [*messages[:turn], message, *messages[turn + 1 :]]) == whole:
-        return None
-    with_mark = [*messages[:turn], {**message, "content": _MARK}, *messages[turn + 1 :]]
-    marked = None if _MARK in whole else _render_chat_or_none(rendered, with_mark)
-    bounds = None if marked is None else _answer_bounds_by_mark(whole, marked)
-    if bounds is None:
-        so_far = (_render_chat_or_none(rendered, messages[: turn + 1]) or "").rstrip()
-        if not so_far or not whole.startswith(so_far):
-            return None
-        end = len(so_far)
-        bounds = _answer_turn_bounds(rendered, whole, messages[: turn + 1], (end, end))[0], end
-    return _strip_answer_span_whitespace(whole, max(start, bounds[0]), bounds[1])
-
-
-def _with_end_of_turn(
-    rendered: Callable[..., str], whole: str, so_far: Sequence[Message], learnt: tuple[int, int]
-) -> tuple[int, int]:
-    """Return the bounds of a turn up to the end that the template writes of it, if the whole has that end too."""
+    so_far, others = messages[: turn + 1], messages[turn + 1 :]
+    silent = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
     text = _render_chat_or_none(rendered, so_far) or ""
-    return learnt[0], len(text) if text and whole.startswith(text) else learnt[1]
+    if _render_chat_or_none(rendered, [*so_far[:-1], silent, *others]) == whole:
+        return None
+    marked = _render_chat_or_none(rendered, [*so_far[:-1], {**silent, "content": _MARK}, *others])
+    bounds = None if marked is None or _MARK in whole else _answer_bounds_by_mark(whole, marked)
+    if bounds is None and text and whole.startswith(text.rstrip()):
+        end = len(text.rstrip())
+        bounds = _answer_turn_bounds(rendered, whole, so_far, (end, end))[0], end
+    calls = None if bounds is None else _strip_answer_span_whitespace(whole, max(after, bounds[0]), bounds[1])
+    if calls is None:
+        return None
+    start, end = _answer_turn_bounds(rendered, whole, so_far, calls)
+    return calls, (start, len(text) if text and whole.startswith(text) else end)
 
 
 def _reasoning_and_content_with_replacers(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
