@@ -150,6 +150,7 @@ class LanguageModel(ABC):
     family: str = ""  # architecture and vocabulary, in words; "" where the model does not say
     vocab_size: int  # width of the distribution; may exceed the tokenizer's
     max_positions: int | None = None  # tokens that a text may have; None: any number
+    prepended: tuple[int, ...] = ()  # what a server puts before every text, whatever it is sent
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()  # what its user must know of how it was loaded and is served

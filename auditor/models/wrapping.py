@@ -10,7 +10,7 @@ from auditor.models.base import LanguageModel, Rows
 
 _SAME = (
     *("name", "family", "vocab_size", "max_positions", "eos", "device"),
-    *("capabilities", "parts", "notes", "prefix_token", "tokenizer"),
+    *("capabilities", "parts", "notes", "prefix_token", "prepended", "tokenizer"),
 )
 
 

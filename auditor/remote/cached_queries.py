@@ -27,7 +27,7 @@ from auditor.remote.handshake import Handshake
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
 
-_FORM = 2  # of what is kept of an answer: what an older version kept does not say what became of it
+_FORM = 3  # of what is kept of an answer: what an older version kept does not say what became of it
 
 
 class CachedServerQueries:
@@ -71,6 +71,8 @@ class CachedServerQueries:
         for answered in self._ask_watching_for_change(questions):
             found |= answered
         written = [[_written_answer_from_json(found[key]) for key in own] for own in keys]
+        if decoding == GREEDY:
+            written = self._settle_greedy_readings(contexts, written)
         self._note_written_answers(contexts, keys, written)
         if decoding == GREEDY:
             for context, own in zip(contexts, written, strict=True):
@@ -114,10 +116,55 @@ class CachedServerQueries:
             # `of` is bound now: answers are read after the loop has gone on
             def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
                 every = zip(of, self.dialect.parse_sampled_answers(answer, len(of), length), strict=True)
-                kinds = [(i, one, self.spelling.withheld_kind_of_answer(context, one, length)) for i, one in every]
-                return {keys[i]: [one.text, one.tokens, one.log_probs, kind] for i, one, kind in kinds}
+                return {keys[i]: self._stored_form_of_answer(context, one, length) for i, one in every}
 
             yield ServerRequest(body, len(context) + 8 + len(mine) * length, read)
+
+    def _stored_form_of_answer(self, context: Tokens, answer: WrittenAnswer, length: int) -> list[Any]:
+        kind = self.spelling.withheld_kind_of_answer(context, answer, length)
+        read = self.spelling.read_tokens_of_sample(context, answer)
+        unclear = withheld_answers.UNCLEAR if read.readings else ""
+        return [read.text, read.tokens, read.log_probs, kind or unclear, read.readings]
+
+    def _settle_greedy_readings(
+        self, contexts: Sequence[Tokens], written: Sequence[Sequence[WrittenAnswer]]
+    ) -> list[list[WrittenAnswer]]:
+        """Return the greedy answers, of those with two readings the one that the server goes on with, if only one."""
+        unclear = [(i, own[0]) for i, own in enumerate(written) if own[0].kind == withheld_answers.UNCLEAR]
+        asked = {
+            (i, reading): self._rest_request(contexts[i], reading)
+            for i, answer in unclear
+            for reading in answer.readings
+            if len(reading) > 1
+        }
+        answers = self.wire.ledger.answers
+        keys = {place: self._answer_store_key(request.body) for place, request in asked.items()}
+        rests = {key: text for key in keys.values() if (text := answers.find_stored_answer(key)) is not None}
+        missing = {keys[place]: request for place, request in asked.items() if keys[place] not in rests}
+        for answered in self._ask_watching_for_change(list(missing.values())):
+            rests |= answered
+        settled = [list(own) for own in written]
+        for i, answer in unclear:
+            going_on = [
+                reading
+                for reading in answer.readings
+                if (i, reading) in keys and self.spelling.continues_reading(reading, rests[keys[i, reading]])
+            ]
+            if len(going_on) == 1:
+                settled[i][0] = replace(answer, tokens=going_on[0], kind="", readings=())
+        return settled
+
+    def _rest_request(self, context: Tokens, reading: Tokens) -> ServerRequest:
+        """Return the request for the greedy rest of a reading, after its first token."""
+        given, length = (*context, reading[0]), len(reading) - 1
+        prompt = self.spelling.prompt_as_server_takes_it(given)
+        body = self.dialect.sampling_request_body(prompt, length, GREEDY, 1, None)
+        key = self._answer_store_key(body)
+
+        def read(answer: Any) -> Mapping[bytes, Any]:
+            return {key: self.dialect.parse_sampled_answers(answer, 1, length)[0].text}
+
+        return ServerRequest(body, len(given) + 8 + length, read)
 
     # --- given tokens ---
 
@@ -236,6 +283,6 @@ class CachedServerQueries:
 
 
 def _written_answer_from_json(answer: Any) -> WrittenAnswer:
-    text, tokens, log_probs, kind = answer
+    text, tokens, log_probs, kind, readings = answer
     values = None if log_probs is None else tuple(log_probs)
-    return WrittenAnswer(text, None if tokens is None else tuple(tokens), values, kind=kind)
+    return WrittenAnswer(text, tuple(tokens), values, kind=kind, readings=tuple(map(tuple, readings)))

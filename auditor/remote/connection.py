@@ -133,14 +133,15 @@ class ServerConnection:
     def served_models_by_name(self) -> Mapping[str, Mapping[str, Any]]:
         """What the server says of each model that it serves, by name; empty where it does not say.
 
-        One that cannot list them (`transformers serve` fails without a cache folder) may serve one all the same.
+        One that cannot list them (`transformers serve` fails without a cache folder, mlx_lm.server answers nothing) may
+        serve one all the same.
         """
 
         def listed() -> Any:
             try:
                 return self._answer_of_one_request(None, lambda answer: answer)
             except _RetryableFailure as error:
-                if error.status >= 500:
+                if error.status >= 500 or isinstance(error.__cause__, ValueError):
                     raise RequestRefused(error.status) from error
                 raise
 

@@ -7,7 +7,7 @@ token too few, shift what they echo by one, or send one sample several times. Wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,13 @@ from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.partial_distributions import LIKELIEST
 from auditor.models.vocabulary import decode_keeping_special_tokens
+from auditor.remote import drift_watch
+from auditor.remote.answer_comparison import (
+    is_one_answer_prefix_of_other,
+    likeliest_match_ranks,
+    log_prob_fault_sentence,
+    sampled_tokens_or_texts,
+)
 from auditor.remote.connection import (
     MalformedAnswer,
     RequestRefused,
@@ -25,6 +32,7 @@ from auditor.remote.connection import (
     tokens_counted_by_server,
 )
 from auditor.remote.server_dialect import IgnoredParameter, PromptLogProbs, ServerDialect, WrittenAnswer
+from auditor.remote.token_text import TokenTextCodec
 
 T = TypeVar("T")
 
@@ -35,7 +43,6 @@ _SEVERAL = 16  # samples that one request asks for: what a server holds in memor
 _HOT = Decoding(temperature=2.0)  # so that two equal samples are no chance
 _SURE = {"top_p": replace(_HOT, top_p=1e-4), "top_k": replace(_HOT, top_k=1)}  # greedy, where it is not ignored
 _FEWER = 5  # of the likeliest tokens, where a server tells no more
-_CLOSE = 0.05  # nats: half precision in another batch is this far off; the number of a neighbouring token is not
 
 _DEFAULTS = (
     "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it has any, samples are "
@@ -51,6 +58,8 @@ SAME = "a token has the same log-probability given as drawn"
 ENDS = "an end of text within a text is scored as one token"
 RANKED = "ranks come with them"
 TOLD = "so do the likeliest tokens at each place"
+TRIMMED = "the first space of an answer comes back"
+SAMPLES = "two seeds give two samples at temperature 2"
 REPORTED = "temperature does not change the log-probabilities that come with a sample"
 SEVERAL = "several samples of one request differ (n)"
 SEED = "a seed gives the same sample again"
@@ -95,7 +104,7 @@ class Handshake:
         return (
             f"{self.dialect.model} is behind an API: its access is what a handshake found, {self._access_label}; it is "
             f"sent {sent}; {held} of {len(self.checks)} checks held",
-            *(() if self.dialect.extended and self.dialect.top_k else (_DEFAULTS,)),
+            *(() if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k else (_DEFAULTS,)),
             *(f"handshake: {check}" for check in self.checks if not check.held),
         )
 
@@ -131,6 +140,7 @@ class _HandshakeInProgress:
 
     def run_handshake(self, room: int | None) -> Handshake:
         dialect, context, greedy = self._detect_prompt_form(ServerDialect(self.model))
+        dialect, greedy = self._detect_trimming(dialect, context, greedy)
         # Scoring first: the log-probabilities that come with samples are compared with it.
         dialect = self._detect_sampling(self._detect_scoring(dialect, context, greedy), context, greedy)
         return Handshake(dialect, tuple(self.checks), hashlib.sha256(greedy.text.encode()).hexdigest(), room)
@@ -140,10 +150,12 @@ class _HandshakeInProgress:
     def _detect_prompt_form(self, plain: ServerDialect) -> tuple[ServerDialect, Tokens, WrittenAnswer]:
         """(dialect, the tokens that all further questions begin with, the greedy answer to them)."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
-        (by_text,), counted = self._ask_first_question(plain)
+        plain, by_text, counted = self._ask_first_question(plain)
         # Taken to stand in front, as a BOS does, and only where the server counts them too.
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
         agrees = None if counted is None else counted in (len(bare), len(special))
+        if agrees is False and (token := self._prepended_special_token(plain, counted == len(bare) + 1)):
+            adds, agrees = token, True
         self._record_check(COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}")
         if agrees is False:
             raise AuditError(
@@ -156,7 +168,7 @@ class _HandshakeInProgress:
         dialect, by_text = (replace(dialect, extended=False), by_text) if found is None else (dialect, found[0][0])
         by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
-        read = answer.tokens is not None and decode_keeping_special_tokens(self.tokenizer, answer.tokens) == answer.text
+        read = answer.tokens is not None and self._writes_answer(answer.tokens, answer.text)
         self._record_check(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
@@ -165,30 +177,97 @@ class _HandshakeInProgress:
         self, dialect: ServerDialect, context: Tokens, by_text: WrittenAnswer
     ) -> WrittenAnswer | None:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
+        if dialect.logprobs is True:  # mlx_lm.server 0.32.2: a prompt of ids ends its generation thread
+            self._record_check(IDS, None, "not tried: a server that takes logprobs as true or false reads text only")
+            return None
         found = self._result_unless_refused(partial(self._request_samples, dialect, context, GREEDY, 1, None))
         if found is None:
             self._record_check(IDS, False, "they are refused")
             return None
         (by_ids,), counted = found
-        same = counted in (None, len(context)) and _is_one_answer_prefix_of_other(by_ids.text, by_text.text)
+        same = counted in (None, len(context)) and is_one_answer_prefix_of_other(by_ids.text, by_text.text)
         self._record_check(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
-    def _ask_first_question(self, plain: ServerDialect) -> tuple[list[WrittenAnswer], int | None]:
-        """The greedy answer to the text, in OpenAI's words alone, and how many tokens the server made of the text."""
-        try:
-            return self._request_samples(plain, TEXT, GREEDY, 1, None)
-        except RequestRefused as error:
-            what = f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
-            raise AuditError(f"expected {what} behind {self.wire.url}, but {error}") from None
-        except MalformedAnswer as error:
-            raise AuditError(f"expected a completions endpoint behind {self.wire.url}, but {error}") from None
+    def _ask_first_question(self, plain: ServerDialect) -> tuple[ServerDialect, WrittenAnswer, int | None]:
+        """Return the dialect, the greedy answer to the text, and how many tokens the server made of the text.
+
+        Asks in OpenAI's words only; again with `logprobs` as true or false if a number is refused.
+        """
+        dialects = (plain, replace(plain, logprobs=True))
+        for dialect in dialects:
+            try:
+                (answer,), counted = self._request_samples(dialect, TEXT, GREEDY, 1, None)
+                return dialect, answer, counted
+            except RequestRefused as error:
+                if dialect is not dialects[-1] and error.status in (400, 422):
+                    continue
+                what = f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
+                raise AuditError(f"expected {what} behind {self.wire.url}, but {error}") from None
+            except MalformedAnswer as error:
+                raise AuditError(f"expected a completions endpoint behind {self.wire.url}, but {error}") from None
+        raise AssertionError("the last dialect returns or raises")
+
+    def _prepended_special_token(self, plain: ServerDialect, one_more: bool) -> Tokens:
+        """Return the token that the server puts before texts although the tokenizer puts none there; () if unknown.
+
+        It counts one token more for every text, and the tokenizer names a BOS token, or else an end of text.
+        """
+        named = (getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos"))
+        token = next((int(token) for token in named if token is not None), None)
+        if not one_more or token is None:
+            return ()
+        for text in drift_watch.TEXTS[:2]:
+            _, counted = self._request_samples(plain, text, GREEDY, 1, None)
+            if counted != len(self._encode(text)) + 1:
+                return ()
+        return (token,)
+
+    def _writes_answer(self, tokens: Tokens, text: str) -> bool:
+        """Whether the tokens write the text, which may lack a first space and a last end of text."""
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        ended = tokens[:-1] if tokens[-1:] == (end,) else tokens
+        written = (decode_keeping_special_tokens(self.tokenizer, some) for some in (tokens, ended))
+        return any(text in (one, one.removeprefix(" ")) for one in written)
+
+    def _detect_trimming(
+        self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
+    ) -> tuple[ServerDialect, WrittenAnswer]:
+        """Return the dialect with whether answers may lack their first space, and the greedy answer with its tokens.
+
+        Some servers write an answer's tokens without those before it, and tokenizers of SentencePiece's kind, or the
+        server itself, drop a space at a beginning. Answers whose tokens come back need no space.
+        """
+        if greedy.tokens is not None:
+            return dialect, greedy
+        answers = [greedy.text]
+        for text in drift_watch.TEXTS:
+            if any(answer.startswith(" ") for answer in answers):
+                break
+            prompt = (*dialect.adds, *self._encode(text))
+            answers.append(self._request_samples(dialect, prompt, GREEDY, 1, None)[0][0].text)
+        spaced = any(answer.startswith(" ") for answer in answers)
+        dialect = replace(dialect, trims=not spaced)
+        codec = TokenTextCodec(self.tokenizer, dialect, (), self.model)
+        read = codec.read_tokens_of_sample(context, greedy)
+        going_on = [reading for reading in read.readings if self._goes_on(codec, context, reading)]
+        fault = "" if spaced else f"none of {len(answers)} answers begins with one: each is read with and without it"
+        self._record_check(TRIMMED, spaced, fault)
+        return dialect, replace(read, tokens=going_on[0] if len(going_on) == 1 else read.tokens, readings=())
+
+    def _goes_on(self, codec: TokenTextCodec, context: Tokens, reading: Tokens) -> bool:
+        prompt = (*context, *reading[:1])
+        (rest,), _ = self._request_samples(codec.dialect, prompt, GREEDY, 1, None)
+        return codec.continues_reading(reading, rest.text)
 
     # --- how likely given tokens are ---
 
     def _detect_scoring(self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer) -> ServerDialect:
         """The way of asking for log-probabilities that can be believed, if there is one."""
-        answer = self._encode(greedy.text) if greedy.tokens is None else greedy.tokens
+        if dialect.logprobs is True:  # mlx_lm.server 0.32.2: a prompt that is an earlier text and answer ends it
+            self._record_check(SCORED, False, "a server that takes logprobs as true or false says it of drawn ones")
+            return dialect
+        answer = greedy.tokens or ()
         whole, why = (*context, *answer), ""
         for asked in self._scoring_dialects(dialect):
             try:
@@ -205,7 +284,7 @@ class _HandshakeInProgress:
             self._record_check(SCORED, True)
             first, rest = given.log_probs[: 1 + asked.hidden], given.log_probs[1 + asked.hidden :]
             self._record_check(FIRST, set(first) == {None}, "it has a number")
-            fault = _log_prob_fault_sentence(rest, given.tokens, whole, greedy.log_probs)
+            fault = log_prob_fault_sentence(rest, given.tokens, whole, greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
                 fault = "its answer is text of other tokens than it drew, so that they cannot be compared"
             self._record_check(SAME, not fault, fault)
@@ -235,7 +314,7 @@ class _HandshakeInProgress:
         for count in (LIKELIEST, _FEWER):
             given = self._result_unless_refused(partial(self._ask_prompt_log_probs, dialect, whole, count))
             if given is not None:
-                agree = _likeliest_match_ranks(given, whole, count)
+                agree = likeliest_match_ranks(given, whole, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
                 return replace(dialect, likeliest=count if agree else 0)
         self._record_check(TOLD, False, "they do not come")
@@ -252,32 +331,49 @@ class _HandshakeInProgress:
 
     def _detect_sampling(self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer) -> ServerDialect:
         def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
-            every = replace(dialect, top_p=True, top_k=True)  # as if it obeyed both: else `draw` refuses to ask
+            # As if it obeyed both: else the body is refused. `dialect` as it is when this is called.
+            every = replace(dialect, top_p=True, top_k=True)
             found = self._result_unless_refused(lambda: self._request_samples(every, context, decoding, count, seed))
             return None if found is None else found[0]
 
+        if not dialect.extended:
+            dialect, greedy = self._with_generation_config(dialect, context, greedy)
         copies, first, again, other = hot(_COPIES, 1), hot(1, 1), hot(1, 1), hot(1, 2)
         if first is None or again is None or other is None:
             raise AuditError(f"expected samples at temperature 2 from {self.wire.url}, but it gives none")
-        if _sampled_tokens_or_texts(first) == _sampled_tokens_or_texts(other):
-            raise AuditError(
-                f"expected samples that differ from {self.wire.url}, but at temperature 2 two seeds give one answer: "
-                "it does not sample"
-            )
-        several = copies is not None and len(set(_sampled_tokens_or_texts(copies))) == _COPIES
+        samples = sampled_tokens_or_texts(first) != sampled_tokens_or_texts(other)
+        self._record_check(SAMPLES, samples, "they give one answer: only greedy answers are used")
+        if not samples:
+            return replace(dialect, samples=False)
+        several = copies is not None and len(set(sampled_tokens_or_texts(copies))) == _COPIES
         self._record_check(SEVERAL, several, "they do not come" if copies is None else "they are copies")
-        self._record_check(
-            SEED, _sampled_tokens_or_texts(first) == _sampled_tokens_or_texts(again), "another one comes"
-        )
+        self._record_check(SEED, sampled_tokens_or_texts(first) == sampled_tokens_or_texts(again), "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():
             sure = hot(1, 3, decoding)
-            obeyed[name] = sure is not None and _is_one_answer_prefix_of_other(sure[0].text, greedy.text)
+            obeyed[name] = sure is not None and is_one_answer_prefix_of_other(sure[0].text, greedy.text)
             self._record_check(OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored")
         dialect = replace(dialect, several=_SEVERAL if several else 1, top_p=obeyed["top_p"], top_k=obeyed["top_k"])
         return replace(
             dialect, reported=dialect.scored is not None and self._has_undistorted_log_probs(dialect, context, first[0])
         )
+
+    def _with_generation_config(
+        self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
+    ) -> tuple[ServerDialect, WrittenAnswer]:
+        """Return the dialect that sends `generation_config`, if the server obeys it, and its greedy answer."""
+
+        def ask(decoding: Decoding, seed: int | None) -> WrittenAnswer | None:
+            every = replace(dialect, configured=True, top_p=True, top_k=True)
+            answers = self._result_unless_refused(lambda: self._request_samples(every, context, decoding, 1, seed))
+            return None if answers is None else answers[0][0]
+
+        # top_k is only in this field: a server that ignores the field does not obey it.
+        plain, sure, first, other = ask(GREEDY, None), ask(_SURE["top_k"], 3), ask(_HOT, 1), ask(_HOT, 2)
+        if plain is None or sure is None or first is None or other is None:
+            return dialect, greedy
+        obeyed = first.text != other.text and is_one_answer_prefix_of_other(sure.text, plain.text)
+        return (replace(dialect, configured=True), plain) if obeyed else (dialect, greedy)
 
     def _has_undistorted_log_probs(self, dialect: ServerDialect, context: Tokens, sample: WrittenAnswer) -> bool:
         """Whether what comes with a hot sample are log-probabilities of the distribution itself."""
@@ -287,7 +383,7 @@ class _HandshakeInProgress:
             given = self._result_unless_refused(lambda: self._ask_prompt_log_probs(dialect, whole))
             fault = "they could not be compared"
             if given is not None:
-                fault = _log_prob_fault_sentence(
+                fault = log_prob_fault_sentence(
                     given.log_probs[1 + dialect.hidden :], given.tokens, whole, sample.log_probs
                 )
         self._record_check(REPORTED, not fault, fault)
@@ -341,55 +437,3 @@ class _HandshakeInProgress:
 
     def _encode(self, text: str, special: bool = False) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
-
-
-def _sampled_tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
-    return [one.text if one.tokens is None else one.tokens for one in samples]
-
-
-def _is_one_answer_prefix_of_other(one: str, other: str) -> bool:
-    """Whether one is the beginning of the other: an answer that ends at end of text is shorter."""
-    return one.startswith(other) or other.startswith(one)
-
-
-def _likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> bool:
-    """Whether at every place rank - 1 other tokens (`count` at most) are told that are as likely as the text's own."""
-    if given.ranks is None:
-        return False
-    places = zip(whole, given.log_probs, given.ranks, given.likeliest, strict=True)
-    return all(
-        sum(value >= own for one, value in likeliest if one != token) >= min(rank - 1, count)
-        for token, own, rank, likeliest in places
-        if own is not None and rank is not None
-    )
-
-
-def _log_prob_fault_sentence(
-    scored: Sequence[float | None], tokens: Tokens | None, whole: Tokens, drawn: Sequence[float] | None
-) -> str:
-    """What is wrong with log-probabilities of the last tokens of a text, the last of which were drawn with these.
-
-    "" for nothing. tokens: of the text, as the server says.
-    """
-    if tokens is not None and tokens[1:] != whole[1:]:
-        return "they are those of other tokens"
-    values = [value for value in scored if value is not None]
-    if len(values) != len(scored):
-        return "some are missing"
-    if not drawn:
-        return "none come with what is drawn, so that they cannot be compared"
-    if _largest_log_prob_difference(values[-len(drawn) :], drawn) <= _CLOSE:
-        return ""
-    for shift in (-1, 1):
-        apart = values[len(values) - len(drawn) + shift :][: len(drawn)]  # one fewer where the shift is 1
-        if (
-            len(drawn) > 2
-            and len(apart) >= len(drawn) - 1
-            and _largest_log_prob_difference(apart, drawn[: len(apart)]) <= _CLOSE
-        ):
-            return "they are shifted by one token"
-    return f"they are up to {_largest_log_prob_difference(values[-len(drawn) :], drawn):.2g} nats apart"
-
-
-def _largest_log_prob_difference(values: Sequence[float], others: Sequence[float]) -> float:
-    return max((abs(one - other) for one, other in zip(values, others, strict=False)), default=0.0)

@@ -44,6 +44,7 @@ class RemoteModel(LanguageModel):
         self.vocab_size = len(tokenizer)
         self.family = f"an API whose tokenizer has {self.vocab_size:,} tokens"
         room = self.handshake.room
+        self.prepended = () if self.dialect.ids else self.dialect.adds
         self.max_positions = None if room is None else room - 1  # a text is scored with one token behind it
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
@@ -106,7 +107,7 @@ class RemoteModel(LanguageModel):
         A sample that ended early is filled up with the end of text, which the distribution scores as any other token.
         """
         every = [(context, one) for context, own in zip(contexts, written, strict=True) for one in own]
-        rows = [self.asker.spelling.tokens_of_server_sample(context, one) for context, one in every]
+        rows = [one.tokens or () for _, one in every]
         filler = self.eos[0] if self.eos else 0
         filled = [(*row[:length], *[filler] * (length - len(row))) for row in rows]
         tokens = torch.tensor(filled, dtype=torch.long).view(len(rows), length)

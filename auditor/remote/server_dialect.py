@@ -6,6 +6,7 @@ they do not know. Knows the schema and token ids; sends nothing, and believes wh
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,8 @@ class WrittenAnswer:
     """One sample. tokens, log_probs: None where the server does not say.
 
     spelled: the text of the drawn tokens, one by one; drawn: how many they were; None where it does not say. ended:
-    whether it says that the model ended the text; kind: of `withheld_answers`, "" where it came through.
+    whether it says that the model ended the text; kind: of `withheld_answers`, "" where it came through; readings: the
+    tokens that the text may stand for, if nothing says which.
     """
 
     text: str
@@ -47,6 +49,7 @@ class WrittenAnswer:
     drawn: int | None = None
     ended: bool = False
     kind: str = ""
+    readings: tuple[Tokens, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,10 @@ class ServerDialect:
     beside them; reported: whether the log-probabilities of what it draws are the distribution's own; several: how many
     samples one request may ask for; top_p, top_k: are obeyed; adds: tokens that it puts before a text; hidden: how many
     of these it does not echo, so that it says nothing of the token behind them;
-    ends: whether it scores the end of text as a token of a text like any other.
+    ends: whether it scores the end of text as a token of a text like any other; samples: whether it draws at random;
+    logprobs: the value of the request's field `logprobs`, True for a server that takes no number (mlx_lm.server);
+    configured: whether decodings are sent as `generation_config` (`transformers serve`); trims: whether the text of an
+    answer may lack its first space.
     """
 
     model: str
@@ -90,6 +96,10 @@ class ServerDialect:
     adds: Tokens = ()
     hidden: int = 0
     ends: bool = True
+    samples: bool = True
+    logprobs: int = 1
+    configured: bool = False
+    trims: bool = False
 
     # --- what is asked ---
 
@@ -99,6 +109,8 @@ class ServerDialect:
         """Body that asks for samples. Raises NotApplicable for a decoding that the server does not do."""
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
+        if decoding.temperature > 0 and not self.samples:
+            raise NotApplicable(f"draws at random; the server of {self.model} gives one answer: -A temperature=0")
         for wanted, done, name, off in (
             (decoding.top_k > 0, self.top_k, "top_k", "top_k=0"),
             (decoding.top_p < 1, self.top_p, "top_p", "top_p=1"),
@@ -106,8 +118,10 @@ class ServerDialect:
             if wanted and not done:
                 raise NotApplicable(f"draws with {name}, which the server of {self.model} ignores: -A {off}")
         body = {"model": self.model, "prompt": prompt, "max_tokens": length, "temperature": decoding.temperature}
-        body |= {"top_p": decoding.top_p, "n": count, "logprobs": 1}
+        body |= {"top_p": decoding.top_p, "n": count, "logprobs": self.logprobs}
         body |= {} if seed is None else {"seed": seed}
+        if self.configured:
+            return body | {"generation_config": _generation_config_json(length, decoding)}
         body |= EXTENSIONS if self.extended else {}
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
@@ -117,7 +131,8 @@ class ServerDialect:
         likeliest: so many tokens are asked for beside each, of those who speak as vLLM does.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
-        body |= {"prompt_logprobs": likeliest} if self.scored == "prompt_logprobs" else {"echo": True, "logprobs": 1}
+        echo = {"echo": True, "logprobs": self.logprobs}
+        body |= {"prompt_logprobs": likeliest} if self.scored == "prompt_logprobs" else echo
         return body | (_IDS if self.extended else {})
 
     # --- what is answered ---
@@ -157,7 +172,12 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     if not isinstance(text, str):
         raise MalformedAnswer("a sample without text came")
     tokens, log_probs, spelled = choice.get("token_ids"), None, None
-    if isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
+    if isinstance(own, Mapping) and isinstance(own.get("content"), list):
+        entries = _required_answer_list_field(own, "content")
+        log_probs = tuple(_parsed_server_log_prob(entry.get("logprob")) for entry in entries)
+        if tokens is None and all("id" in entry for entry in entries):
+            tokens = [entry["id"] for entry in entries]
+    elif isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
         log_probs = tuple(_parsed_server_log_prob(value) for value in own["token_logprobs"])
         words = own.get("tokens")
         if tokens is None:
@@ -170,6 +190,14 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
             raise MalformedAnswer(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
     drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
     return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld_answers.has_model_ended_text(choice), kind)
+
+
+def _generation_config_json(length: int, decoding: Decoding) -> str:
+    """Return a decoding as `transformers` configures it; its own default of top_k is 50, so that 0 is said."""
+    config: dict[str, Any] = {"max_new_tokens": length, "do_sample": decoding.temperature > 0, "top_k": decoding.top_k}
+    if decoding.temperature > 0:
+        config |= {"temperature": decoding.temperature, "top_p": decoding.top_p}
+    return json.dumps(config)
 
 
 def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:

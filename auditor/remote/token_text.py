@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from auditor.core.errors import NotApplicable
@@ -69,12 +69,32 @@ class TokenTextCodec:
 
     # --- what came back ---
 
-    def tokens_of_server_sample(self, context: Tokens, one: WrittenAnswer) -> Tokens:
-        """The sample's tokens: the server's own, or what the tokenizer makes of its text behind the context's."""
-        if one.tokens is not None:
-            return one.tokens
-        whole = self.tokens(self.text(context) + one.text)
-        return whole[len(context) :] if whole[: len(context)] == context else self.tokens(one.text)
+    def read_tokens_of_sample(self, context: Tokens, answer: WrittenAnswer) -> WrittenAnswer:
+        """Return the answer with its tokens: the server's own, or those that its text stands for after the context.
+
+        If the server may have trimmed a first space, the text is read with and without it; the number of tokens that
+        the server counts decides, else both readings are kept.
+        """
+        if answer.tokens is not None:
+            return answer
+        readings = [self._tokens_after(context, answer.text)]
+        if self.dialect.trims and answer.text:
+            readings = list(dict.fromkeys([self._tokens_after(context, f" {answer.text}"), *readings]))
+            readings = [tokens for tokens in readings if _has_counted_length(tokens, answer)] or readings
+        return replace(answer, tokens=readings[0], readings=tuple(readings) if len(readings) > 1 else ())
+
+    def _tokens_after(self, context: Tokens, text: str) -> Tokens:
+        whole = self.tokens(self.text(context) + text)
+        if whole[: len(context)] == context:
+            return whole[len(context) :]
+        # Read apart from the context, after a line break: at its very beginning some tokenizers put a space.
+        line, apart = self.tokens("\n"), self.tokens(f"\n{text}")
+        return apart[len(line) :] if apart[: len(line)] == line else self.tokens(text)
+
+    def continues_reading(self, reading: Tokens, rest: str) -> bool:
+        """Whether `rest`, the answer to the reading's first token, goes on as the reading does but for spaces."""
+        expected, text = self.text(reading[1:]).strip(), rest.strip()
+        return bool(expected and text) and (expected.startswith(text) or text.startswith(expected))
 
     def withheld_kind_of_answer(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
         """How an answer was withheld (`withheld_answers`), "" where all of it came through."""
@@ -86,7 +106,7 @@ class TokenTextCodec:
         if one.drawn is not None:
             short = one.drawn < length
         else:  # the server counts nothing
-            read = len(self.tokens_of_server_sample(context, one))
+            read = len(self.read_tokens_of_sample(context, one).tokens or ())
             short = read < length if one.ended else read * _READ_AS_FEWER < length
         if not short:
             return ""
@@ -94,3 +114,8 @@ class TokenTextCodec:
         if goes_on or not one.ended:
             return withheld_answers.CUT
         return withheld_answers.ENDED if one.text else withheld_answers.EMPTY
+
+
+def _has_counted_length(tokens: Tokens, answer: WrittenAnswer) -> bool:
+    """Whether the server counts as many; of a text that ended it may count the end of text, which it does not write."""
+    return answer.drawn in (None, len(tokens)) or (answer.ended and answer.drawn == len(tokens) + 1)

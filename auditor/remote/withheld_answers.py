@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 FILTERED, CALLED, REFUSED, REDACTED, CUT = "filtered", "tool calls", "refused", "redacted", "cut"
-EMPTY, ENDED = "empty", "ended"
-HIDDEN = (FILTERED, CALLED, REFUSED, REDACTED, CUT)  # one of them is enough for a doubt
+EMPTY, ENDED, UNCLEAR = "empty", "ended", "unclear"
+HIDDEN = (FILTERED, CALLED, REFUSED, REDACTED, CUT, UNCLEAR)  # one of them is enough for a doubt
 # An honest model ends some texts early, and a few at once: only where it is many does it say something.
 MANY = {EMPTY: 0.05, ENDED: 0.5}
 
@@ -22,6 +22,7 @@ _WORDS = {
     REFUSED: "refused",
     REDACTED: "redacted",
     CUT: "cut short by the server",
+    UNCLEAR: "readable with and without a first space, which the server trims",
     EMPTY: "empty",
     ENDED: "ended before the length asked for",
 }

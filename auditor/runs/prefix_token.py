@@ -132,6 +132,9 @@ def resolve_prefix_token(
     that a context takes beside the prefix token, at most; `auto` takes none that has no room. Raises AuditError for a
     prefix token that the model or its tokenizer does not have.
     """
+    begins = [pair.prefix[: len(model.prepended)] == model.prepended for pair in known]
+    if model.prepended and not (begins and all(begins)):  # a template, or the trainer's own ids, may begin with it
+        return _prefix_token_of_server(asked, model)
     if asked != AUTO:
         tokens = parse_prefix_token(asked, model)
         return PrefixToken(
@@ -149,6 +152,16 @@ def resolve_prefix_token(
     # The first token is given, as nothing may stand before it.
     own = [Pair(text[:1], text[1:]) for text in whole if len(text) > 1]
     return _choose_likeliest_prefix_token(model, own, longest, "canaries, those that stayed out among them")
+
+
+def _prefix_token_of_server(asked: str, model: LanguageModel) -> PrefixToken:
+    """The prefix token that the server of a model puts before every text. Raises AuditError for any other."""
+    name = describe_prefix_token(model.prepended, model.tokenizer)
+    if asked != AUTO and parse_prefix_token(asked, model) != model.prepended:
+        raise AuditError(
+            f"expected --prefix-token {AUTO} for {model.name}, whose server puts {name} before every text, got {asked}"
+        )
+    return PrefixToken(model.prepended, f"prefix token: {name} (the server puts it before every text)")
 
 
 def _choose_likeliest_prefix_token(

@@ -200,7 +200,8 @@ def _rendered_answer_pairs(
         if usual and not said.system_column:
             raise
         return ()
-    prefix_token: Tokens = tokenizer_default_prefix_token(model.tokenizer) if form.source is None else ()
+    default = model.prepended or tokenizer_default_prefix_token(model.tokenizer)
+    prefix_token: Tokens = default if form.source is None else ()
     room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(prefix_token)
     pairs = []
     learnt = [answer for answer in found.usable_answers if not answer.no_loss]

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -43,6 +44,10 @@ HABITS = {
     "misled": "leaves out the likeliest of the tokens that it tells beside those of a prompt",
     "strict": "refuses fields that it does not know",
     "fails": "fails within (500) at token ids, as llama-cpp-python at all that it does not take",
+    "boolean": "takes true or false as logprobs and says them by ids, takes no token ids, as mlx_lm.server 0.32.2",
+    "trims": "writes an answer without its first space, as `transformers serve` with SentencePiece's",
+    "configured": "samples only by generation_config and refuses fields of vLLM's, as `transformers serve` 5.23",
+    "counts nothing": "does not say how many tokens there are",
     "unechoed": "leaves the first token of a prompt out of its echo, as llama-cpp-python the BOS token",
 }
 LIES = {
@@ -56,7 +61,7 @@ LIES = {
     "takes turns": "is two models, of which now the one and now the other answers",
     "corrupts": "has wrong log-probabilities of half of the prompts of more than 60 tokens",
 }
-_NOT_VLLMS = {"silent", "echo", "unechoed"}
+_NOT_VLLMS = {"silent", "echo", "unechoed", "boolean", "configured"}
 _SAID = {"filters", "refuses", "redacts", "cuts", "stops"}
 _OURS = ("prompt_logprobs", "top_k", *EXTENSIONS)
 
@@ -131,7 +136,8 @@ class Server:
             written = sum(self._lied(choice) for choice in choices) if self.lie in _SAID else written
         counted = len(ids) + 3 * ("counts wrong" in self.habits)
         usage = {"prompt_tokens": counted, "completion_tokens": written, "total_tokens": counted + written}
-        return {"object": "text_completion", "model": self.name, "choices": choices, "usage": usage}
+        answer = {"object": "text_completion", "model": self.name, "choices": choices}
+        return answer if "counts nothing" in self.habits else {**answer, "usage": usage}
 
     def _lied(self, choice: dict[str, Any]) -> int:
         """Makes another answer of it, as a proxy does; returns its tokens."""
@@ -153,7 +159,7 @@ class Server:
             return [*begins, *self.model.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
         if "fails" in self.habits:
             raise RuntimeError("prompt must be a string")
-        if "text" in self.habits or "silent" in self.habits:
+        if {"text", "silent", "boolean", "configured"} & set(self.habits):
             raise ValueError("prompt must be a string")
         if "permuted" in self.habits:
             return [(token + 7) % self.model.vocab_size for token in prompt]
@@ -161,14 +167,20 @@ class Server:
 
     def _drawn(self, ids: list[int], body: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
         """Samples with their log-probabilities, each by the seed of the request and its index."""
-        if "strict" in self.habits and set(body) & set(_OURS):
+        if {"strict", "configured"} & set(self.habits) and set(body) & set(_OURS):
             raise ValueError("unknown field")
+        if "boolean" in self.habits and not isinstance(body.get("logprobs", False), bool):
+            raise ValueError("logprobs must be of type bool")
         truncates = "truncates not" not in self.habits
         decoding = Decoding(
             body.get("temperature", 1.0),
             max(0, body.get("top_k", self.top_k)) if truncates else 0,
             body.get("top_p", 1.0) if truncates else 1.0,
         )
+        if "configured" in self.habits:
+            config = json.loads(body.get("generation_config", "{}"))
+            decoding = replace(decoding, top_k=config.get("top_k", 0))
+            decoding = decoding if config.get("do_sample") else Decoding(temperature=0)
         if "greedy" in self.habits:
             decoding = Decoding(temperature=0)
         count, seed = body.get("n", 1), body.get("seed")
@@ -195,7 +207,12 @@ class Server:
         choice["finish_reason"] = "stop" if ended else "length"
         if vllms and body.get("return_token_ids"):
             choice |= {"token_ids": tokens}
-        if "silent" in self.habits:
+        if "trims" in self.habits:
+            choice["text"] = choice["text"].removeprefix(" ")
+        if "boolean" in self.habits and body.get("logprobs"):
+            pairs = zip(tokens, log_probs, strict=True)
+            choice["logprobs"] = {"content": [{"id": token, "logprob": value} for token, value in pairs]}
+        if {"silent", "boolean", "configured"} & set(self.habits):
             return choice
         if body.get("logprobs") is not None:
             shown = [*ids, *tokens] if echoed else tokens

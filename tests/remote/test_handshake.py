@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Pair
+from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote import handshake as hands
 from auditor.remote.connection import ServerConnection
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.model import RemoteModel
+from auditor.runs.prefix_token import resolve_prefix_token
 from tests.remote.server import HABITS, Server
 
 Served = Callable[..., tuple[Server, str]]
@@ -39,9 +42,7 @@ CAUGHT: dict[str, tuple[set[str], str, str]] = {
     "strict": (EVERYTHING - {"ranks", "likeliest"}, hands.OBEYED["top_k"], "it is refused"),
 }
 REFUSED = {
-    "greedy": "it does not sample",
     "counts wrong": "expected the tokenizer of 'tiny'",
-    "begins": "--tokenizer DIR",
 }
 
 
@@ -68,14 +69,15 @@ class Begins:
 
 
 def test_every_habit_is_looked_for() -> None:
-    assert {*CAUGHT, *REFUSED, "endless"} == set(HABITS)
+    elsewhere = {"endless", "begins", "greedy", "boolean", "trims", "configured", "counts nothing"}
+    assert {*CAUGHT, *REFUSED, *elsewhere} == set(HABITS)
 
 
 def test_a_server_that_does_all_it_should_is_believed(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
     found = shaken(served, wire, local)
     assert found.capabilities == EVERYTHING and all(check.held for check in found.checks)
     assert found.dialect.ids and found.dialect.several > 1 and found.dialect.reported and found.room == 96
-    assert len(found.notes()) == 1 and "13 of 13 checks held" in found.notes()[0]
+    assert len(found.notes()) == 1 and "14 of 14 checks held" in found.notes()[0]
 
 
 @pytest.mark.parametrize("habit", CAUGHT)
@@ -107,6 +109,53 @@ def test_the_tokens_a_server_puts_before_a_text_are_known(
         found = shake_hands(wire(url), "tiny", Begins(local))
         assert found.capabilities == EVERYTHING and found.dialect.adds == (0,)
         assert found.dialect.ids == ("text" not in habits)
+
+
+def test_a_token_that_only_the_server_puts_before_a_text_is_known(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    _, url = served("begins", "text")  # the tokenizer names this token and puts none
+    remote = RemoteModel(wire(url), "tiny", local.tokenizer)
+    assert remote.dialect.adds == (0,) == remote.prepended
+    assert resolve_prefix_token("auto", remote, [Pair((5, 9), (30,))]).tokens == (0,)
+    assert resolve_prefix_token("eos", remote).tokens == (0,)
+    with pytest.raises(AuditError, match="expected --prefix-token auto for openai:tiny, whose server puts <end> befo"):
+        resolve_prefix_token("none", remote)
+    begins = [Pair((0, 5, 9), (30,))]  # as a template, or a trainer's own ids, have it
+    assert resolve_prefix_token("auto", remote, begins, framed=True).tokens == ()
+
+
+def test_a_server_that_takes_logprobs_as_true_or_false_is_asked_so(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    server, url = served("boolean", "trims")
+    found = shake_hands(wire(url), "tiny", local.tokenizer)
+    assert found.capabilities == {"draw"} and found.dialect.returned and not found.dialect.trims
+    assert all(isinstance(body["prompt"], str) for body in server.asked)  # token ids end mlx_lm.server
+    assert not any("prompt_logprobs" in body or "echo" in body for body in server.asked)
+
+
+def test_a_server_that_samples_by_its_generation_config_does(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    _, url = served("configured")
+    found = shake_hands(wire(url), "tiny", local.tokenizer)
+    assert found.dialect.configured and found.dialect.samples and found.dialect.top_k
+    assert not any("own defaults" in note for note in found.notes())
+
+
+def test_a_server_that_does_not_sample_is_asked_for_greedy_text(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    _, url = served("greedy")
+    remote = RemoteModel(wire(url), "tiny", local.tokenizer)
+    (check,) = (check for check in remote.handshake.checks if check.name == hands.SAMPLES)
+    assert check.held is False and "only greedy answers are used" in check.found
+    prefixes, noise = torch.tensor([[5, 9, 30]]), torch.zeros(1, 1, 4, 3)
+    greedy = (model.completions(prefixes, 4, GREEDY, noise).tokens for model in (remote, local))
+    assert torch.equal(*greedy)
+    with pytest.raises(NotApplicable, match="draws at random; the server of tiny gives one answer: -A temperature=0"):
+        remote.completions(prefixes, 4, ANCESTRAL, noise)
 
 
 def test_what_is_not_echoed_is_not_scored_and_the_rest_is_as_likely_as_at_hand(
