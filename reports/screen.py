@@ -34,6 +34,7 @@ _GUTTER = 8
 _NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
 _LONGEST = 24  # of a target's name
 _LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
+_GROUPS = 4  # of secrets that the screen tells apart
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     above = _screen_lines_of_entries((_result_screen_entry(result, seen, width), doubt), width)
     shown = (
         _other_signals_screen_entry(result, seen),
-        _extraction_by_copies_screen_entry(result, seen),
+        _extraction_by_copies_screen_entry(result, seen, known),
         _personal_data_screen_entry(result, seen),
         _defense_causes_screen_entry(result),
         _Entry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " "),
@@ -317,16 +318,27 @@ def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
     return f"({own}{finding.setting})"
 
 
-def _extraction_by_copies_screen_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
-    """Extraction by copies, and exposure by insertions of canaries."""
+def _extraction_by_copies_screen_entry(
+    result: AuditResult, seen: LeakAssessment, known: detailed.SecretDetails
+) -> _Entry:
+    """Extraction by the data's own groups, by copies, and exposure by insertions of canaries."""
     best, items = _highest_recall_row_for_screen(result, seen), list[str]()
+    if best is not None and best.cell_key in known.rows:
+        shares = detailed.verbatim_recall_by_secret_group(known, known.rows[best.cell_key])
+        if 1 < len(shares) <= _GROUPS:
+            told = ", ".join(
+                f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}" for name, m in shares.items()
+            )
+            items.append(f"{told} {_target_and_access_label(result, best)}")
     if best is not None and len(best.by_repeats) > 1:
         groups = phrases.sort_by_repeats(best.by_repeats)
         told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
         open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
         items.append(f"copies {told} {_target_and_access_label(result, best)}")
         if open_:
-            items[0] += f"; {phrases.hit_count_text(open_)} leaves up to {phrases.format_percent(open_.high)}% possible"
+            items[-1] += (
+                f"; {phrases.hit_count_text(open_)} leaves up to {phrases.format_percent(open_.high)}% possible"
+            )
     for finding in result.findings:
         if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions_to_report(finding)):
             told = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)

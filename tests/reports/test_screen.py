@@ -153,6 +153,26 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
     assert lines(result, Path(far))[-2].strip() == f"audit advise {far}"  # on a line of its own: it can be copied
 
 
+def test_groups_of_the_data_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, secret_by_secret: detailed.SecretDetails
+) -> None:
+    """Completions that were wanted and those that were not: one share of both says nothing of either."""
+    result = lab_run()
+    known = secret_by_secret(result, 1000, length=4)  # type: ignore[operator]
+    sides = ["wanted" if i % 2 else "unwanted" for i in range(len(known.secrets))]
+    secrets = tuple(replace(s, group=side) for s, side in zip(known.secrets, sides, strict=True))
+    group_of = {secret.id: secret.group for secret in secrets}
+    rows = {}
+    for key, seen in known.rows.items():
+        hit = np.array([group_of.get(id) == "wanted" for id in seen.ids])
+        rows[key] = replace(seen, outcome=replace(seen.outcome, hit=hit))
+    changed = replace(known, rows=rows, secrets=secrets)
+    monkeypatch.setattr(screen.detailed, "read_secret_details", lambda folder: changed)
+    where = entry(lines(result), "WHERE")
+    n = {side: sum(s.member and s.group == side for s in secrets) for side in ("wanted", "unwanted")}
+    assert where.startswith(f"unwanted: 0/{n['unwanted']}, wanted: {n['wanted']}/{n['wanted']} (")
+
+
 def test_a_clean_run_goes_on_to_a_gate() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     shown = lines(result)
