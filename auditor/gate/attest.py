@@ -21,7 +21,7 @@ from auditor.records import manifest, result_file
 from auditor.records.attacked_secrets import PLAN
 
 STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"
+PREDICATE = "urn:audit-lm:leakage-audit:v1"
 SIGNED = "the attestation is signed and fits the run"
 
 
@@ -69,7 +69,7 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        payload, keyid = dsse.verified_dsse_payload_and_key_digest(text, key)
+        payload, keyid = dsse.verify_dsse_payload_and_key_id(text, key)
     except dsse.NoValidSignature as why:
         return ruling_without_number(f"attestation: {attestation}: {why}", SIGNED)
     # the payload that was verified, never the text around it, which nobody signed
@@ -85,7 +85,8 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"
     elif stated.get("predicateType") != PREDICATE:
-        yield f"it is about something else ({stated.get('predicateType')!r})"
+        kind = stated.get("predicateType")
+        yield f"its predicate type is {kind!r}, not {PREDICATE!r}: attest the run again if audit made it"
     else:
         predicate = stated.get("predicate")
         files = predicate.get("files") if isinstance(predicate, dict) else None

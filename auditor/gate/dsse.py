@@ -1,13 +1,11 @@
-"""Signed envelopes as DSSE has them (https://github.com/secure-systems-lab/dsse, v1), with Ed25519 keys in PEM files.
+"""Signed DSSE envelopes (https://github.com/secure-systems-lab/dsse, v1) by securesystemslib, with Ed25519 keys in PEM.
 
-What is signed is the payload with its type, byte by byte (PAE): nothing is parsed before its signature is verified.
+A key id is the SHA-256 of the canonical JSON of the public key. Nothing of a payload is parsed before its
+signature is verified.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,66 +15,77 @@ from auditor.core.errors import AuditError
 IN_TOTO = "application/vnd.in-toto+json"
 
 
-def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
-    """Pre-authentication encoding: what is signed of a payload of this type."""
-    # lengths of bytes, in decimal: no other type and payload make the same bytes
-    name = kind.encode()
-    return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
-
-
-def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
-    """The envelope, as JSON. key: an Ed25519 private key, PEM without a password. Raises AuditError for another."""
-    private = _load_ed25519_key(key, "private")
-    signed = base64.b64encode(private.sign(pre_authentication_encoding(IN_TOTO, payload))).decode()
-    signature = {"keyid": _dsse_public_key_digest(private.public_key()), "sig": signed}
-    body = base64.b64encode(payload).decode()
-    return json.dumps({"payload": body, "payloadType": IN_TOTO, "signatures": [signature]})
-
-
-def verified_dsse_payload_and_key_digest(envelope: str, key: Path) -> tuple[bytes, str]:
-    """The payload and the SHA-256 of the key that signed it, hex. key: an Ed25519 public key, PEM.
-
-    A key id in the envelope is a hint that nobody signed: it is not looked at. Raises AuditError for what is no
-    envelope of this type, and `NoValidSignature` where the key signed nothing of it.
-    """
-    public, held = _load_ed25519_key(key, "public"), _parse_dsse_envelope(envelope)
-    from cryptography.exceptions import InvalidSignature
-
-    payload = _decoded_base64_of_dsse_envelope(held["payload"])
-    for one in held["signatures"]:
-        try:
-            public.verify(_decoded_base64_of_dsse_envelope(one["sig"]), pre_authentication_encoding(IN_TOTO, payload))
-        except InvalidSignature:
-            continue
-        return payload, _dsse_public_key_digest(public)
-    raise NoValidSignature(f"no signature of it is by the key {str(key)!r}")
-
-
 class NoValidSignature(AuditError):
     """The envelope holds no valid signature by the key."""
 
 
-def _parse_dsse_envelope(text: str) -> dict[str, Any]:
+def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
+    """Return the envelope as JSON.
+
+    Args:
+        payload: What is signed, of type `IN_TOTO`.
+        key: An Ed25519 private key, PEM without a password.
+
+    Raises:
+        AuditError: The key is none, or securesystemslib is not installed.
+    """
+    private = _load_ed25519_key(key, "private")
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.signer import CryptoSigner
+
+    envelope = Envelope(payload, IN_TOTO, {})
+    envelope.sign(CryptoSigner(private))
+    return json.dumps(envelope.to_dict())
+
+
+def verify_dsse_payload_and_key_id(envelope: str, key: Path) -> tuple[bytes, str]:
+    """Return the payload and the id of the key that signed it, hex.
+
+    A key id in the envelope is a hint that nobody signed: it is not looked at, so that envelopes of other tools, which
+    compute other ids, are verified too.
+
+    Args:
+        envelope: The JSON of an envelope.
+        key: An Ed25519 public key, PEM.
+
+    Raises:
+        AuditError: The text is no envelope of this type, or the key is none.
+        NoValidSignature: The key signed nothing of it.
+    """
+    public, signed = _load_ed25519_key(key, "public"), _parse_dsse_envelope(envelope)
+    from securesystemslib.exceptions import UnverifiedSignatureError
+    from securesystemslib.signer import SSlibKey
+
+    for signature in signed.signatures.values():
+        try:
+            SSlibKey.from_crypto(public, signature.keyid).verify_signature(signature, signed.pae())
+        except UnverifiedSignatureError:
+            continue
+        return signed.payload, SSlibKey.from_crypto(public).keyid
+    raise NoValidSignature(f"no signature of it is by the key {str(key)!r}")
+
+
+def _parse_dsse_envelope(text: str) -> Any:
+    from securesystemslib.dsse import Envelope
+
     try:
-        held = json.loads(text)
-    except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict) or not isinstance(held.get("payload"), str):
-        raise AuditError("expected a signed attestation, a DSSE envelope in JSON, got something else")
-    if held.get("payloadType") != IN_TOTO:
-        raise AuditError(f"expected an envelope of {IN_TOTO}, got {str(held.get('payloadType'))!r}")
-    signed = held.get("signatures")
-    if not isinstance(signed, list) or not all(isinstance(s, dict) and isinstance(s.get("sig"), str) for s in signed):
-        raise AuditError("expected an envelope with signatures, got none that can be read")
-    return held
+        envelope = Envelope.from_dict(json.loads(text))
+    except Exception as error:  # whatever is wrong with it: bad JSON, a missing field, bad base64, one key id twice
+        raise AuditError(
+            f"expected a signed attestation, a DSSE envelope in JSON, got something else ({type(error).__name__})"
+        ) from None
+    if envelope.payload_type != IN_TOTO:
+        raise AuditError(f"expected an envelope of {IN_TOTO}, got {str(envelope.payload_type)!r}")
+    return envelope
 
 
 def _load_ed25519_key(path: Path, which: str) -> Any:
     try:
+        import securesystemslib  # noqa: F401
         from cryptography.hazmat.primitives import serialization as keys
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise AuditError("signatures need cryptography: pip install 'audit-lm[attest]'") from None
+        raise AuditError("signatures need securesystemslib: pip install 'audit-lm[attest]'") from None
     kind = ed25519.Ed25519PrivateKey if which == "private" else ed25519.Ed25519PublicKey
     expected = f"expected an Ed25519 {which} key in PEM, without a password"
     try:
@@ -89,19 +98,3 @@ def _load_ed25519_key(path: Path, which: str) -> Any:
     if not isinstance(key, kind):
         raise AuditError(f"{expected}, got {str(path)!r}, another kind of key")
     return key
-
-
-def _dsse_public_key_digest(public: Any) -> str:
-    from cryptography.hazmat.primitives import serialization as keys
-
-    encoding, form = keys.Encoding.DER, keys.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(public.public_bytes(encoding, form)).hexdigest()
-
-
-def _decoded_base64_of_dsse_envelope(text: str) -> bytes:
-    """Standard or URL-safe base64, as the protocol allows."""
-    try:
-        # validate: by default foreign characters are skipped, so that many texts would be one payload
-        return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-    except (binascii.Error, ValueError):
-        raise AuditError("expected base64 in the envelope, got something else") from None

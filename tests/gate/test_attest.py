@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as keys
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
@@ -73,27 +74,6 @@ def here(world: Path, tmp_path: Path) -> Path:
 def gate(here: Path, *more: str, key: str = "ours") -> int:
     signed = ["--attestation", str(here / "run" / "attestation.json"), "--key", str(here / f"{key}.pub.pem")]
     return run_command_line(["gate", str(here / "run"), "--max", "recall=1", *signed, *more])
-
-
-def test_pae_and_signature_are_those_of_the_protocol() -> None:
-    """The test vector of DSSE v1 (protocol.md, "Test vectors"): ECDSA over P-256 with SHA-256."""
-    kind, payload = "http://example.com/HelloWorld", b"hello world"
-    assert dsse.pre_authentication_encoding(kind, payload) == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
-    x = 46950820868899156662930047687818585632848591499744589407958293238635476079160
-    y = 5640078356564379163099075877009565129882514886557779369047442380624545832820
-    signature = base64.b64decode(
-        "A3JqsQGtVsJ2O2xqrI5IcnXip5GToJ3F+FnZ+O88SjtR6rDAajabZKciJTfUiHqJPcIAriEGAHTVeCUjW2JIZA=="
-    )
-    r, s = (int.from_bytes(half) for half in (signature[:32], signature[32:]))
-    public = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
-    public.verify(
-        utils.encode_dss_signature(r, s), dsse.pre_authentication_encoding(kind, payload), ec.ECDSA(hashes.SHA256())
-    )
-
-
-def test_lengths_are_those_of_bytes() -> None:
-    assert dsse.pre_authentication_encoding("é", "ü ".encode()) == b"DSSEv1 2 \xc3\xa9 3 \xc3\xbc "
-    assert dsse.pre_authentication_encoding("", b"") == b"DSSEv1 0  0 "
 
 
 def test_the_statement_names_model_data_plan_result_and_decision(world: Path) -> None:
@@ -244,10 +224,30 @@ def test_a_run_about_no_weights_is_not_attested(here: Path) -> None:
         attest.in_toto_run_statement(here / "run")
 
 
-def test_an_envelope_of_ours_is_one_to_others(world: Path) -> None:
-    """Verified by the steps of the protocol alone, without our code."""
-    held = copy.deepcopy(json.loads((world / "run" / "attestation.json").read_text()))
-    payload, kind = base64.b64decode(held["payload"]), held["payloadType"]
-    what = b" ".join([b"DSSEv1", str(len(kind)).encode(), kind.encode(), str(len(payload)).encode(), payload])
-    public: Any = keys.load_pem_public_key((world / "ours.pub.pem").read_bytes())
-    public.verify(base64.b64decode(held["signatures"][0]["sig"]), what)
+def test_in_totos_library_verifies_our_envelope_by_the_public_key_alone(world: Path) -> None:
+    envelope = Envelope.from_dict(json.loads((world / "run" / "attestation.json").read_text()))
+    ours, theirs = (
+        SSlibKey.from_crypto(keys.load_pem_public_key((world / f"{name}.pub.pem").read_bytes()))
+        for name in ("ours", "theirs")
+    )
+    assert list(envelope.verify([theirs, ours], threshold=1).values()) == [ours]
+    with pytest.raises(VerificationError):
+        envelope.verify([theirs], threshold=1)
+
+
+@pytest.mark.parametrize("keyid", [None, "a name of its own"])
+def test_an_envelope_that_in_totos_library_signs_is_accepted(here: Path, keyid: str | None) -> None:
+    private: Any = keys.load_pem_private_key((here / "ours.pem").read_bytes(), None)
+    statement = json.dumps(attest.in_toto_run_statement(here / "run")).encode()
+    envelope = Envelope(statement, dsse.IN_TOTO, {})
+    envelope.sign(CryptoSigner(private, SSlibKey.from_crypto(private.public_key(), keyid)))
+    (here / "run" / "attestation.json").write_text(json.dumps(envelope.to_dict()))
+    assert gate(here) == 0 and gate(here, key="theirs") == 1
+
+
+def test_an_attestation_of_the_former_predicate_type_fails_and_says_what_to_do(here: Path, capsys: Said) -> None:
+    statement = attest.in_toto_run_statement(here / "run")
+    statement["predicateType"] = "https://pypi.org/project/audit-lm/leakage-audit/v1"
+    signed = dsse.sign_payload_into_dsse_envelope(json.dumps(statement).encode(), here / "ours.pem")
+    (here / "run" / "attestation.json").write_text(signed)
+    assert gate(here) == 1 and "attest the run again" in capsys.readouterr().out
