@@ -65,7 +65,9 @@ class TextLengths:
         of a prefix and a suffix that a model can read at once; None: any number.
         """
         places = self._cut(n_tokens, shared)
-        return places if isinstance(places, str) else [_fit_place(place, room) for place in places]
+        if isinstance(places, str) or self.are_given:
+            return places
+        return [_fit_place(place, room) for place in places]
 
     def _cut(self, n_tokens: int, shared: int) -> list[CutPlace] | str:
         if self.are_given or (self.windows is not None and n_tokens >= sum(self.fixed)):
@@ -103,11 +105,10 @@ class TextLengths:
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:
-    """Return the place with as much of its prefix as a model can read before the suffix."""
+    """Return the place with as much of a long prefix as a model can read before the suffix, if not a usual one."""
     if room is None or place.end - place.start <= room:
         return place
-    start = max(place.start, min(place.middle - 1, place.end - room))
-    return CutPlace(start, place.middle, min(place.end, start + room))
+    return place._replace(start=max(place.start, min(place.end - room, place.middle - LENGTH)))
 
 
 def _first_middle(n_tokens: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from auditor.benchmarks.wording import token_ends_in_characters, wording_of_toke
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, USER
+from auditor.models.trained_length import TrainedLength
 from auditor.models.vocabulary import decode_keeping_special_tokens
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 _BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
 _COMPARED = (1000, 10_000)  # texts, and first characters of each, that are looked at for what many begin with
+
+
+Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,30 @@ class Cutting:
     turns: str | None = None  # of conversations, whose are attacked; None: the assistant's
     shared: SharedBeginnings = NOTHING_SHARED  # what many of the texts begin with
     kinds: ColumnKinds | None = None  # of the columns of the data that the rows are compared with
+    trained: TrainedLength | None = None  # tokens of a row that were trained on; None: all
+    room: int | None = None  # tokens of a prefix and a suffix that the model reads at once; None: any number
 
+    def trained_span(self, n_tokens: int) -> tuple[int, int]:
+        """Return which tokens of a row were trained on, as (start, end)."""
+        templated = self.form is not None and self.form.source is not None
+        return (0, n_tokens) if self.trained is None else self.trained.span_of(n_tokens, templated)
 
-Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
+    def fit_halves(self, halves: Halves, at: int, n_tokens: int) -> Halves:
+        """Return a prefix and a suffix as far as they were trained on, or why they cannot be attacked.
+
+        at: where the suffix begins in the row, which has n_tokens.
+        """
+        if isinstance(halves, str):
+            return halves
+        prefix, suffix, wording = halves
+        start, end = self.trained_span(n_tokens)
+        if self.trained is not None and not (start < at and at + len(suffix) <= end):
+            return self.trained.beyond_phrase
+        if start:
+            prefix = prefix[-(at - start) :]
+        if self.room is not None and len(prefix) + len(suffix) > self.room:
+            return f"longer than the {max(0, self.room):,} tokens that the model reads at once"
+        return prefix, suffix, wording
 
 
 @dataclass(frozen=True)
@@ -117,7 +142,7 @@ def cut_rows_into_parts(
         encoded = encode_data_texts_with_offsets(cut.tokenizer, said)  # as one text, which they were in training
         halves = zip(*(text_column_values(table, column) for column in layout), encoded, strict=True)
         parts = (
-            _part_of_pair(row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
+            _part_of_pair(cut, row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
             for row, (prefix, suffix, (ids, offsets)) in enumerate(halves)
         )
         return parts, "prefix and suffix tokenised jointly and kept whole", said
@@ -129,19 +154,24 @@ def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[s
     for row, (text, (ids, offsets)) in enumerate(
         zip(texts, encode_data_texts_with_offsets(cut.tokenizer, texts), strict=True)
     ):
+        begin, trained_end = cut.trained_span(len(ids))
+        n_trained = trained_end - begin
         n_shared = cut.shared.length_in(ids)
-        places = cut.lengths.cut_places(len(ids), n_shared)
-        if places != cut.lengths.cut_places(len(ids)):
+        places = cut.lengths.cut_places(n_trained, max(0, n_shared - begin), cut.room)
+        if places != cut.lengths.cut_places(n_trained):
             remarks[f"cut where they part: their first {n_shared} tokens are those of many others"] += 1
         if isinstance(places, str):
             yield CutPart(row, places)
             continue
         several = len(places) > 1 or cut.lengths.windows is not None
-        for number, (start, middle, end) in enumerate(places):
+        for number, place in enumerate(places):
+            start, middle, end = (begin + at for at in place)
             wording = wording_of_tokens(text, offsets, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
             part = number if several else None
             yield CutPart(row, halves, part, middle, tokens=0 if number else len(ids))
+        if cut.trained is not None and n_trained < len(ids):
+            yield CutPart(row, cut.trained.beyond_phrase, len(places))
 
 
 def shared_beginnings_of_texts(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
@@ -155,8 +185,11 @@ def shared_beginnings_of_texts(tokenizer: Any, table: RecordTable) -> SharedBegi
     return find_shared_beginnings([ids for ids, _ in encode_data_texts_with_offsets(tokenizer, some)])
 
 
-def _part_of_pair(row: int, halves: Halves) -> CutPart:
-    return CutPart(row, halves, tokens=0 if isinstance(halves, str) else len(halves[1]))
+def _part_of_pair(cut: Cutting, row: int, halves: Halves) -> CutPart:
+    if isinstance(halves, str):
+        return CutPart(row, halves)
+    n_prefix, n_suffix = len(halves[0]), len(halves[1])
+    return CutPart(row, cut.fit_halves(halves, n_prefix, n_prefix + n_suffix), tokens=n_suffix)
 
 
 def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]) -> Halves:
@@ -200,6 +233,16 @@ def _cut_conversations(
                 yield CutPart(row, halves, number, answer.at, answer.stands, group, answer.tokens)
 
 
+def _fit_answer(
+    cut: Cutting, answer: chat.AnswerCut | UnusableConversation, n_tokens: int
+) -> chat.AnswerCut | UnusableConversation:
+    """Return an answer as far as it was trained on, or why it cannot be attacked. n_tokens: of its conversation."""
+    if isinstance(answer, UnusableConversation):
+        return answer
+    halves = cut.fit_halves((answer.prefix, answer.suffix, answer.wording), answer.at, n_tokens)
+    return UnusableConversation(halves) if isinstance(halves, str) else replace(answer, prefix=halves[0])
+
+
 def _answers_of_conversation(
     cut: Cutting,
     form: ChatRendering,
@@ -213,11 +256,12 @@ def _answers_of_conversation(
         if isinstance(said, UnusableConversation):
             raise said
         written = chat.render_chat(cut.tokenizer, said, form, cut.turns or ASSISTANT)
-        answers = list(chat.cut_answers_into_secrets(cut.tokenizer, said, written, form, knows, *lengths))
+        whole_answers = list(chat.cut_answers_into_secrets(cut.tokenizer, said, written, form, knows, *lengths))
     except UnusableConversation as why:
         return [(why, None)]
     texts.append(written.text)
     remarks.update(written.remarks)
+    answers = [_fit_answer(cut, answer, len(written.tokens)) for answer in whole_answers]
     roles = [answer.role if isinstance(answer, chat.AnswerCut) else ASSISTANT for answer in answers]
     return [
         (answer, role if cut.turns == ALL and (said.group is None or role != ASSISTANT) else said.group)

@@ -35,6 +35,7 @@ from auditor.benchmarks.splitting import (
 from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
+from auditor.models.trained_length import TrainedLength
 from auditor.plugins.benchmark import Benchmark
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Files(Benchmark):
         group_column: str | None = None,
         user_column: str | None = None,
         form: ChatRendering | None = None,
+        trained: TrainedLength | None = None,
+        room: int | None = None,
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
@@ -76,6 +79,7 @@ class Files(Benchmark):
         of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of
         a conversation, each assistant turn (or each of another of whom `turns` says) is a suffix, behind what an
         attacker `knows` of what came before: all of it, or its last `prefix_length` tokens.
+        Of a row, tokens beyond the `trained` ones are left out, and what takes more than `room` tokens.
         `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
         first are shown in reports, those of the second under other names.
         """
@@ -87,7 +91,7 @@ class Files(Benchmark):
         table = _read_nonempty_table("--data", data, *named)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
         self._kinds = columns.nested_column_kinds(table)
-        cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds)
+        cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room)
         members = _table_as_record_source("--data", table, cut, *named)
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (

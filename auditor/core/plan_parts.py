@@ -17,6 +17,7 @@ from auditor.core.plan_fields import (
     ATTACKS,
     AUTO,
     COMPARED,
+    NONE,
     OWN,
     PLACED,
     PROVIDED,
@@ -187,6 +188,7 @@ class DataPlan:
     prefix_token: Token before every text; auto: the tokenizer's, unless the auxiliary data are more likely with
         another.
     windows: Attack a suffix every STRIDE tokens of a text. [default: at most 20 along it; one with a given length]
+    trained_length: Tokens of a row that were trained on; auto: the max_length in training_args.bin beside the model.
     canaries: Canaries that were inserted into the training data: see `audit canaries`.
     phone_region: Countries of telephone numbers that are written without a country code.
     forget: Records of --data that --model was trained to forget.
@@ -211,12 +213,13 @@ class DataPlan:
     date: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
     prefix_token: str = plan_field(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
     windows: int | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", least=1)
+    trained_length: str = plan_field(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|N")
     canaries: str | None = plan_field(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
     phone_region: str | None = plan_field(None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy")
     forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
 
     def check(self) -> None:
-        """Raises AuditError for a --knows, --prefix-token, --template or --date that cannot be read."""
+        """Raises AuditError for a --knows, --prefix-token, --template, --date or --trained-length that says nothing."""
         if self.knows is not None:
             share_of_answer_known(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
@@ -227,6 +230,10 @@ class DataPlan:
             raise AuditError("expected --template as auto, none, model or a file, got an empty one")
         if self.date is not None:
             check_date_format(self.date)
+        if self.trained_length not in (AUTO, NONE) and not re.fullmatch("[1-9][0-9]{0,8}", self.trained_length):
+            raise AuditError(
+                f"expected --trained-length as auto, none or a number of tokens, got {self.trained_length!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,21 @@ from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
 from auditor.core.plan import FIELDS, flag_of_plan_field
+from auditor.core.plan_fields import AUTO, NONE
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
+from auditor.models.trained_length import TrainedLength, read_trained_length
 from auditor.models.vocabulary import check_tokens_within_vocabulary
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
+from auditor.runs.prefix_token import tokenizer_default_prefix_token
 
 _OF_ALL_KINDS = ("prefix_length", "suffix_length", "known", "known_fraction", "nonmembers", "limit")
-_COLUMNS, _OF_TEXT = ("group_column", "user_column"), ("knows", "turns", "windows", "template", "date")
+_COLUMNS, _OF_TEXT = (
+    ("group_column", "user_column"),
+    ("knows", "turns", "windows", "template", "date", "trained_length"),
+)
 
 
 def load_own_benchmark(
@@ -33,11 +40,12 @@ def load_own_benchmark(
     model: LanguageModel,
     held: TextForm | None = None,
     form_rows: int | None = None,
+    soft_prompt_rows: int = 0,
 ) -> Benchmark:
     """The records and canaries of a plan outside the lab.
 
     name: of the model, a folder or a hub id; held: how a run that is resumed renders conversations; else form_rows:
-    how many of them a choice looks at, at most.
+    how many of them a choice looks at, at most. soft_prompt_rows: that are put before the texts.
     """
     canaries: tuple[Secret, ...] = ()
     if asked.canaries is not None:
@@ -49,16 +57,26 @@ def load_own_benchmark(
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
         )
-    benchmark = _load_benchmark_of_records(asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS)
+    benchmark = _load_benchmark_of_records(
+        asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS, soft_prompt_rows
+    )
     benchmark.canaries = canaries
     return benchmark
 
 
 def _load_benchmark_of_records(
-    asked: DataPlan, data: str, name: str, seed: int, model: LanguageModel, held: TextForm | None, form_rows: int
+    asked: DataPlan,
+    data: str,
+    name: str,
+    seed: int,
+    model: LanguageModel,
+    held: TextForm | None,
+    form_rows: int,
+    soft_prompt_rows: int,
 ) -> Benchmark:
     common: dict[str, Any] = {"seed": seed, **{name: getattr(asked, name) for name in _OF_ALL_KINDS}}
     benchmark: Benchmark
+    context = None if model.max_positions is None else model.max_positions - soft_prompt_rows
     if folder_has_extraction_arrays(Path(data)):
         _refuse_nondefault_fields(asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have")
         _refuse_nondefault_fields(
@@ -73,6 +91,9 @@ def _load_benchmark_of_records(
     else:
         chosen = text_form.choose_text_form(asked, name, model, held, form_rows)
         form, said = (None, None) if chosen is None else chosen
+        trained, trained_notes = _choose_trained_length(asked, name, model.tokenizer)
+        # A template writes the first token itself; before other texts a prefix token stands.
+        framed = form is not None and form.source is not None
         benchmark = Files(
             data,
             model.tokenizer,
@@ -83,8 +104,11 @@ def _load_benchmark_of_records(
             user_column=asked.user_column,
             forget=asked.forget,
             form=form,
+            trained=trained,
+            room=context if context is None or framed else context - 1,
             **common,
         )
+        benchmark.notes += trained_notes
         if said is not None:
             benchmark.text_form = said
             benchmark.notes += (said.said,)
@@ -101,6 +125,29 @@ def _load_benchmark_of_records(
             + ("the data use none of those beyond" if more else "the rest is padding"),
         )
     return benchmark
+
+
+def _choose_trained_length(asked: DataPlan, name: str, tokenizer: Any) -> tuple[TrainedLength | None, tuple[str, ...]]:
+    """Return how many tokens of a row were trained on, as asked for or as a file beside the model says; and notes."""
+    if asked.trained_length == NONE:
+        return None, ()
+    note = ""
+    trained: TrainedLength | None
+    if asked.trained_length == AUTO:
+        trained, note = read_trained_length(Path(name))
+    else:
+        trained = TrainedLength(int(asked.trained_length))
+    if trained is None:
+        return None, (note,) if note else ()
+    # TRL puts what the tokenizer puts before a text, and an end of text after it.
+    before = len(tokenizer_default_prefix_token(tokenizer))
+    after = int(getattr(tokenizer, "eos_token", None) is not None)
+    which = "last" if trained.from_end else "first"
+    note = (
+        f"of each row the {which} {trained.tokens:,} tokens were trained on ({trained.source}): what is beyond is left "
+        "out; --trained-length none takes it in"
+    )
+    return replace(trained, before=before, after=after), (note,)
 
 
 def _refuse_nondefault_fields(asked: DataPlan, fields: Sequence[str], why: str) -> None:

@@ -175,12 +175,18 @@ class OwnSite(Site):
         # Without the limit: the form that was chosen stays, however few of the records are attacked.
         chosen = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         held = (None if self._folder is None else self._folder.text_form()) or self.shared.forms.get(chosen)
-        key = [self.subject, held and held.digest]
+        key = [self.subject, held and held.digest, self.soft_prompt_rows]
         benchmark = self.shared.get_or_make(
             "data",
             key,
             lambda: load_own_benchmark(
-                self.data_plan, str(self.target.model), self.seed, self.model, held, self.form_rows
+                self.data_plan,
+                str(self.target.model),
+                self.seed,
+                self.model,
+                held,
+                self.form_rows,
+                self.soft_prompt_rows,
             ),
         )
         if benchmark.text_form is not None:

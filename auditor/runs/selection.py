@@ -138,7 +138,10 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     controls = [known[name]() for name in wanted]
     beside, models = unlearning.rows_beside_unlearned_models(plan.target, plan.defenses, plan.data.forget, defenses)
     rows = (*shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
-    return PluginSelection(tuple(methods), (*rows, *shown_rows_of_deployed_forms(plan.target, rows)), settings, models)
+    all_rows = (*rows, *shown_rows_of_deployed_forms(plan.target, rows))
+    selection = PluginSelection(tuple(methods), all_rows, settings, models)
+    site.soft_prompt_rows = selection.longest_soft_prompt_row_count
+    return selection
 
 
 def _build_attacks_and_probes(

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from auditor.benchmarks.chat_rendering import NONE, ChatRendering
 from auditor.benchmarks.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
 from auditor.benchmarks.length_matching import match_nonmembers_by_length
 from auditor.benchmarks.splitting import DataRecord, RecordSource, SplitOptions
-from tests.benchmarks.test_files import build, write
+from auditor.models.trained_length import TrainedLength
+from tests.benchmarks.test_files import BYTES, build, codes, write
 
 HEAD = "This notice must stay on top of each file, and whoever changes a file says so in the log of the firm.\n"
 
@@ -133,3 +135,42 @@ def test_nonmembers_quoted_in_a_member_are_left_out_by_name(tmp_path: Path) -> N
     assert counts.left_out == {"stands in a member, word for word but for case, spaces and punctuation": 3}
     assert [s.id for s in benchmark.secrets if not s.member] == [f"nonmember-00000{i}" for i in (3, 4, 5)]
     assert any("rows 0, 1, 2, counted from 0" in note for note in benchmark.notes)
+
+
+# --- what was trained on, and what a model can read -------------------------------------------------------------------
+
+
+def test_tokens_beyond_the_trained_length_are_no_members(tmp_path: Path) -> None:
+    text = "".join(f"{i:04d} " for i in range(100))
+    data = write(tmp_path / "d.jsonl", [{"text": text}, {"text": "code 12345 for Ann"}])
+    for trained in (TrainedLength(120), TrainedLength(120, from_end=True)):
+        benchmark = build(data, trained=trained)
+        counts = benchmark.record_counts["members"]
+        assert (counts.audited, counts.parts_left_out) == (2, {trained.beyond_phrase: 1})
+        tokens = BYTES(text)["input_ids"]
+        windows = [secret for secret in benchmark.secrets if secret.document == "row-000000"]
+        start, end = trained.span_of(len(tokens))
+        assert all(tuple(tokens[s.at : s.at + len(s.suffix)]) == s.suffix for s in windows)
+        assert all(start < s.at and s.at + len(s.suffix) <= end for s in windows)
+        assert max(s.at + len(s.suffix) for s in windows) == end
+        assert min(s.at - len(s.prefix) for s in windows) == start
+
+
+def test_pairs_and_answers_beyond_the_trained_length_or_the_context_are_left_out_by_name(tmp_path: Path) -> None:
+    long = {"prefix": "Dear Ann, " * 19 + "Dear Ann,", "suffix": " the code is 000017."}
+    data = write(tmp_path / "d.jsonl", [*codes(3), long])
+    for options, reason in (
+        ({"trained": TrainedLength(60)}, TrainedLength(60).beyond_phrase),
+        ({"room": 60}, "longer than the 60 tokens that the model reads at once"),
+    ):
+        counts = build(data, **options).record_counts["members"]
+        assert (counts.given, counts.audited, counts.left_out) == (4, 3, {reason: 1})
+    turns = [turn for i in range(4) for turn in (("user", f"code {i}?"), ("assistant", f"It is {i * 7919:07d}."))]
+    chat = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    messages = write(tmp_path / "m.jsonl", [chat, {"messages": chat["messages"][2:4]}])
+    form = ChatRendering(NONE)
+    whole = build(messages, form=form)
+    n_tokens = [s.at + len(s.suffix) for s in whole.secrets if s.document == "row-000000"]
+    for options in ({"trained": TrainedLength(n_tokens[1])}, {"room": n_tokens[1]}):
+        counts = build(messages, form=form, **options).record_counts["members"]
+        assert (counts.audited, list(counts.parts_left_out.values())) == (2, [2])
