@@ -30,6 +30,7 @@ from auditor.commands.report import report
 from auditor.commands.reproduce import reproduce
 from auditor.commands.run import run
 from auditor.commands.score import score
+from auditor.commands.show import show
 from auditor.commands.synthetic import synthetic
 from auditor.commands.train import train
 from auditor.commands.utility import utility
@@ -59,7 +60,7 @@ app = typer.Typer(
     help=_HELP,
     epilog=f"Exit codes: {', '.join(f'{code} {said}' for code, said in EXIT_CODES.items())}.",
 )
-READING = (report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
+READING = (show, report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
 for panel, commands in {
     "audit a model": (check, check_base, run, synthetic, utility, reproduce, list_plugins),
     "read and judge runs": (*READING, score),

@@ -24,7 +24,7 @@ from auditor.records import secret_details as detailed
 from auditor.records.claims import CONTRADICTED
 from auditor.records.leak_readings import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
-from auditor.reports import advice, claims, escaping, personal, phrases, severity, signals, unlearning
+from auditor.reports import advice, attack_table, claims, escaping, personal, phrases, severity, signals, unlearning
 from auditor.reports.verdict import strongest_attack_row, strongest_row_with_chain
 from auditor.statistics.metrics import RECALL
 
@@ -77,14 +77,18 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     after = (_next_step_screen_entry(result, seen, known, folder, remarks, width), report)
     # With room for every row: how long the table is if nothing is left out.
     whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
+    attacks = _attack_table_lines(result, known, width)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
         below = _screen_lines_of_entries(
             (*shown, claimed, _limitations_screen_entry(result, seen, remarks, most), *after), width
         )
-        if len(above) + len(whole) + len(below) <= LINES:
-            return Text("\n").join([*above, *whole, *below])
-    rows = _verbatim_extraction_lines(result, seen, width, LINES - len(above) - len(below))
-    return Text("\n").join([*above, *rows, *below])
+        if len(above) + len(whole) + len(attacks) + len(below) <= LINES:
+            return Text("\n").join([*above, *whole, *attacks, *below])
+    room = LINES - len(above) - len(below)
+    # The table by target keeps three lines: its head, one row and its baseline.
+    attacks = _attack_table_lines(result, known, width, max(0, room - min(3, len(whole))))
+    rows = _verbatim_extraction_lines(result, seen, width, room - len(attacks))
+    return Text("\n").join([*above, *rows, *attacks, *below])
 
 
 # --- laying out -------------------------------------------------------------------------------------------------------
@@ -285,6 +289,17 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) 
         for target, m in highest.items()
     )
     return f"of non-members: {', '.join(told)} {how}"
+
+
+def _attack_table_lines(
+    result: AuditResult, known: detailed.SecretDetails, width: int, room: int = LINES
+) -> list[Text]:
+    lines = attack_table.attack_lines_for_screen(result, known.rows, room)
+    labels = ["ATTACKS", *[""] * len(lines)]
+    return [
+        Text.assemble((f"{label:{_GUTTER}}", "bold"), _cut_to_width(line, width - _GUTTER))
+        for label, line in zip(labels, lines, strict=False)
+    ]
 
 
 # --- below the table --------------------------------------------------------------------------------------------------

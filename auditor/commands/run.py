@@ -13,12 +13,12 @@ from auditor.commands import console, options
 from auditor.commands import gate as gates
 from auditor.commands.options import Many
 from auditor.commands.report import comparison_to_run_of_baseline_flag, print_private_text_warning
+from auditor.commands.show import print_result_screen
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 
 if TYPE_CHECKING:
-    from auditor.core.result import AuditResult
     from auditor.gate.policy import Policy
     from auditor.records.folder import RunFolder
     from auditor.records.outcomes import RunOutcomes
@@ -307,24 +307,10 @@ def audit_plan_and_print_result(
             # not at Ctrl-C: --resume goes on with the folder
             folder.discard_if_empty()
             raise
-    _print_result_screen(result, folder.path, verbose, remarks)
+    print_result_screen(result, folder.path, verbose, remarks)
     if reveal:
         print_private_text_warning(folder.path)
     if plan.output.submission is not None:
         cell, guesses = write_submission_of_run(Path(plan.output.submission), plan.attacks, folder)
         what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
         typer.echo(f"submission: {plan.output.submission} ({what})")
-
-
-def _print_result_screen(result: AuditResult, folder: Path, verbose: bool, remarks: CommandRemarks | None) -> None:
-    from rich.console import Console
-
-    from auditor.reports.screen import WIDTH, first_screen
-    from auditor.reports.terminal import terminal_run_summary
-
-    out = Console()
-    if verbose:
-        out.print(terminal_run_summary(result, folder))
-    else:
-        width = out.width if out.is_terminal else WIDTH
-        out.print(first_screen(result, folder, width, remarks), soft_wrap=True)

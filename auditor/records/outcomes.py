@@ -249,16 +249,11 @@ def paired_row_difference_or_reason(
         if np.isnan(np.concatenate([*one, *other])).any():
             return f"{metric} is by a score that is not a number for some secret"
         if not about.rate:
-            one, other = _scores_read_from_members_up(one), _scores_read_from_members_up(other)
+            one, other = roc.read_from_members_up(*one), roc.read_from_members_up(*other)
         return difference_evidence(one, other, rate=about.rate)
     if not np.isfinite([*one, *other]).all():
         return f"{metric} is not a number for some secret"
     return difference_evidence(one, other)
-
-
-def _scores_read_from_members_up(scores: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return (members' scores, non-members'), negated if members score lower: an AUC below 1/2 tells them as well."""
-    return tuple(-side for side in scores) if roc.auc(*scores) < 0.5 else scores
 
 
 def _anytime_valid_row_difference_or_reason(

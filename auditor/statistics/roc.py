@@ -48,6 +48,11 @@ def auc(own: Floats, others: Floats) -> float:
     return float(delong_placements(own, others)[0].mean())
 
 
+def read_from_members_up(own: Floats, others: Floats) -> tuple[Floats, Floats]:
+    """Return the scores, negated if members score lower: an AUC below 1/2 tells members as well."""
+    return (-own, -others) if auc(own, others) < 0.5 else (own, others)
+
+
 def auc_with_interval(name: str, own: Floats, others: Floats, note: str = "", widen: float = 1.0) -> Measurement:
     """AUC with DeLong's interval, which sees what the scores do, and never inside Newcombe's, which has a width at 1.
 

@@ -1,0 +1,46 @@
+"""`audit show`: the first screen of a finished run again, without the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from auditor.core.result import AuditResult
+    from auditor.reports.screen import CommandRemarks
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")] = Path("runs/latest"),
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Print every table of the run instead of one screen.")
+    ] = False,
+) -> None:
+    """Print the first screen of a finished run again, from the run folder.
+
+    Examples:
+        audit show
+        audit show runs/first --verbose
+    """
+    from auditor.records.result_file import read_result
+
+    print_result_screen(read_result(folder), folder, verbose)
+
+
+def print_result_screen(
+    result: AuditResult, folder: Path, verbose: bool, remarks: CommandRemarks | None = None
+) -> None:
+    """Print the first screen of a run, or every table of it. remarks: what the command that ran it adds."""
+    from rich.console import Console
+
+    from auditor.reports.screen import WIDTH, first_screen
+    from auditor.reports.terminal import terminal_run_summary
+
+    out = Console()
+    if verbose:
+        out.print(terminal_run_summary(result, folder))
+    else:
+        width = out.width if out.is_terminal else WIDTH
+        out.print(first_screen(result, folder, width, remarks), soft_wrap=True)

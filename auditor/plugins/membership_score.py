@@ -1,0 +1,135 @@
+"""The base of a membership score of one's own: a number for each record, higher for a member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Observation, Secret
+from auditor.core.result import Measurement
+from auditor.models.decoding import ANCESTRAL
+from auditor.plugins.probe import Observed, Probe, masks_by_repeat_count, member_mask, observe_in_batches, value_column
+from auditor.plugins.view import Sampling, View
+from auditor.statistics import blind_classifier, roc
+from auditor.statistics.metrics import auc_name, score_column_name
+from auditor.statistics.strongest_score import CandidateScore, auc_and_tpr_measurements
+
+_SECRETS_AT_ONCE = 64
+_SCORE = "score"
+
+
+@dataclass(frozen=True)
+class MembershipScore(Probe):
+    """Base of membership scores: a subclass has a `name` and `score_records`.
+
+    Everything else is here: AUC and rates, AUC by copies, a blind baseline that sees no model, and what is kept of each
+    record. The score takes part in `membership_auc` next to the built-in ones.
+    """
+
+    measures: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("likelihood",)
+    least_nonmembers: ClassVar[int] = roc.LEAST
+    page: ClassVar[str] = "how-to/membership"
+    quick: ClassVar[Mapping[str, Any] | None] = None
+
+    def score_records(
+        self, view: View, secrets: Sequence[Secret], prefixes: Tensor, suffixes: Tensor
+    ) -> Sequence[float]:
+        """Return the score of each record, (B,); higher for a member.
+
+        prefixes: (B, n) and suffixes: (B, L) token ids of the records; view.target.token_log_probs(prefixes, suffixes)
+        gives (B, L) nats.
+        """
+        raise NotImplementedError
+
+    @property
+    def score_name(self) -> str:
+        """The name as part of a metric's: `membership_auc_tail_loss` of `tail-loss`."""
+        return self.name.replace("-", "_")
+
+    def sampling(self) -> Sampling:
+        """Return the recipe of the distribution that it looks at, whole and as it is."""
+        return Sampling(1, ANCESTRAL)
+
+    def check_secrets(self, secrets: Sequence[Secret]) -> None:
+        if reason := self._too_few_records_reason(secrets):
+            raise AuditError(f"--attack {self.name} {reason}: give --nonmembers FILE, records like the data")
+
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
+
+        def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
+            scores = self.score_records(view, batch, prefixes, suffixes)
+            if len(scores) != len(batch):
+                raise AuditError(
+                    f"expected {self.name}.score_records to return a score for each of {len(batch)} records, "
+                    f"got {len(scores)}"
+                )
+            return [Observation(s.id, {_SCORE: float(score)}) for s, score in zip(batch, scores, strict=True)]
+
+        yield from observe_in_batches(view, secrets, _SECRETS_AT_ONCE, look)
+
+    def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
+        """Add the score of a classifier that sees no model: how far members and non-members differ in kind."""
+        member = member_mask(secrets)
+        if self._too_few_records_reason(secrets):
+            return list(observations)
+        texts = [secret.prefix + secret.suffix for secret in secrets]
+        # In one fold: else the classifier would know a record by its copy, or an answer by its conversation.
+        origins = ([getattr(secret, name) for secret in secrets] for name in ("document", "user"))
+        group = blind_classifier.related_fold_groups(texts, *origins)
+        blind = blind_classifier.blind_membership_scores(texts, np.empty((len(texts), 0)), member, group)
+        return [
+            replace(seen, values={**seen.values, "blind": float(value), "group": float(fold)})
+            for seen, value, fold in zip(observations, blind, group, strict=True)
+        ]
+
+    def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
+        if reason := self._too_few_records_reason(secrets):
+            raise NotApplicable(reason)
+        member, scores = member_mask(secrets), value_column(observations, _SCORE)
+        if missing := int(np.isnan(scores).sum()):
+            raise NotApplicable(f"{self.name} is not a number for {missing} of {len(scores)} records")
+        if (scores == scores[0]).all():
+            raise NotApplicable(f"{self.name} is the same for all {len(scores)} records")
+        found = auc_and_tpr_measurements("", scores, member, note=self._score_title)
+        found += auc_and_tpr_measurements(self.score_name, scores, member)
+        blind = value_column(observations, "blind")
+        if not np.isnan(blind).any():
+            folds = blind_classifier.cross_fit_fold_count(member, value_column(observations, "group").astype(int))
+            widen = blind_classifier.cross_fit_deviation_factor(folds)
+            found.append(roc.auc_with_interval(auc_name("blind"), blind[member], blind[~member], widen=widen))
+        return found
+
+    def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
+        member, scores = member_mask(secrets), value_column(observations, _SCORE)
+        return {
+            str(count): roc.auc_with_interval(auc_name(""), scores[own], scores[~member])
+            for count, own in masks_by_repeat_count(secrets).items()
+            if own.sum() >= roc.LEAST
+        }
+
+    def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
+        scores = value_column(observations, _SCORE).tolist()
+        kept = {score_column_name(""): scores, score_column_name(self.score_name): scores}
+        blind = value_column(observations, "blind")
+        return kept if np.isnan(blind).any() else {**kept, score_column_name("blind"): blind.tolist()}
+
+    def membership_candidates(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, CandidateScore]:
+        return {self.score_name: CandidateScore(value_column(observations, _SCORE), self._score_title)}
+
+    @property
+    def _score_title(self) -> str:
+        return self.title or self.name
+
+    def _too_few_records_reason(self, secrets: Sequence[Secret]) -> str:
+        n_members = sum(secret.member for secret in secrets)
+        n_others = len(secrets) - n_members
+        if min(n_members, n_others) >= roc.LEAST:
+            return ""
+        return f"needs at least {roc.LEAST} members and {roc.LEAST} non-members, got {n_members} and {n_others}"

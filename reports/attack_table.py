@@ -1,0 +1,171 @@
+"""All attacks and probes of a run side by side: what each found of one target, and how it differs from the first.
+
+A difference is paired by record: of recall by the bootstrap of `paired_difference`, of AUCs by DeLong's variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from auditor.core.counts import counted
+from auditor.core.nouns import CellKey
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records.disagreements import is_measured
+from auditor.records.outcomes import RowValuesBySecret, secret_ids_common_to_rows
+from auditor.reports import phrases
+from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
+from auditor.reports.topics import CHECK, ReportMaterial, Topic, forest_span
+from auditor.statistics import roc
+from auditor.statistics.bounds import measurement_from_evidence
+from auditor.statistics.compare import mean_difference_measurement
+from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, score_column_name
+
+Rows = Mapping[CellKey, RowValuesBySecret]
+_NOTE = (
+    "Each attack that was asked for, in that order. A difference is that of the attack's number and that of the first "
+    "attack with the same number, on the same records, with its 95% interval; these intervals are not corrected for "
+    "the number of attacks. The bar spans the interval of a share or an AUC."
+)
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """One attack on one target. main: None if it did not run, and `why` says why; base: what `difference` is from."""
+
+    finding: Finding
+    main: Measurement | None
+    difference: Measurement | None = None
+    base: str = ""
+
+    @property
+    def number_text(self) -> str:
+        """`29/96 (30% [21–40]) recall`, `AUC 0.789 [0.669–0.903] (loss, best of 11 scores)`, or why there is none."""
+        m = self.main
+        if m is None:
+            return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
+        if m.name == RECALL:
+            return f"{phrases.format_share_with_interval(m)} recited word for word"
+        note = f" ({m.note})" if m.name == auc_name("") and m.note else ""
+        title = find_metric(m.name).short or phrases.lower_first(phrases.metric_label(m.name))
+        return f"{title} {phrases.value_with_interval(m)}{note}"
+
+    @property
+    def difference_text(self) -> str:
+        """`−2.1 points [−7.3 to 3.1] from perplexity`."""
+        if self.difference is None:
+            return phrases.NOTHING
+        m = self.difference
+        number = phrases.format_difference_in_points(m) if m.unit in SHARES else phrases.format_value(m)
+        return f"{number} {phrases.format_interval(m)} from {self.base}"
+
+
+def compare_attacks(result: AuditResult, rows: Rows, target: str, setting: str) -> list[AttackRow]:
+    """Return a row for each attack on the target at the setting, in the order asked for."""
+    asked = list(dict.fromkeys(result.plan.get("attack", ())))
+    findings = [f for f in result.findings if (f.target, f.setting) == (target, setting)]
+    findings.sort(key=lambda f: asked.index(f.attack) if f.attack in asked else len(asked))
+    first: dict[str, Finding] = {}
+    found = []
+    for finding in findings:
+        main = _main_number(finding)
+        base = None if main is None else first.setdefault(main.name, finding)
+        difference = None
+        if main is not None and base is not None and base is not finding:
+            difference = _paired_difference(main.name, rows.get(finding.cell_key), rows.get(base.cell_key))
+        if finding.stopped or (base is not None and base.stopped):
+            difference = None  # who was asked was decided by what was found: no interval of a fixed size holds
+        found.append(AttackRow(finding, main, difference, base.attack if base else ""))
+    return found
+
+
+def _main_number(finding: Finding) -> Measurement | None:
+    if finding.not_applicable:
+        return None
+    recall = finding.measurement(RECALL)
+    main = recall if is_measured(recall) else finding.main
+    return main if is_measured(main) else None
+
+
+def _paired_difference(
+    metric: str, new: RowValuesBySecret | None, base: RowValuesBySecret | None
+) -> Measurement | None:
+    """Return the metric of `new` minus that of `base` on the records of both; None if too little is kept."""
+    if new is None or base is None:
+        return None
+    column = score_column_name("") if metric == auc_name("") else metric
+    if column not in new.values or column not in base.values:
+        return None
+    members, others = (secret_ids_common_to_rows([new, base], column, side) for side in (True, False))
+    one, other = (_values_of_ids(row, column, True, members) for row in (new, base))
+    if metric == auc_name(""):
+        if min(len(members), len(others)) < roc.LEAST:
+            return None
+        sides = [
+            roc.read_from_members_up(own, _values_of_ids(row, column, False, others))
+            for own, row in ((one, new), (other, base))
+        ]
+        return measurement_from_evidence("auc_difference", roc.auc_difference(*sides), roc.AUC)
+    if not members or not np.isfinite([one, other]).all():
+        return None
+    return mean_difference_measurement(f"{metric}_difference", find_metric(metric).unit, one, other)
+
+
+def _values_of_ids(row: RowValuesBySecret, column: str, member: bool, ids: Sequence[str]) -> roc.Floats:
+    values = row.values_by_secret(column, member)
+    return np.array([values[id] for id in ids], dtype=float)
+
+
+def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
+    result = material.result
+    groups, spans = [], []
+    for target in dict.fromkeys(f.target for f in phrases.findings_in_report_order(result)):
+        for setting in phrases.SETTINGS:
+            compared = compare_attacks(result, material.details.rows, target, setting)
+            if len(compared) < 2:
+                continue
+            title = f"{phrases.target_title(result, target)}, {setting}"
+            groups.append(Group(title, tuple(_attack_table_rows(compared))))
+            spans += [_span_of(row.main) for row in compared]
+    if not groups:
+        return []
+    head = ("Attack", "Result", "Difference, paired")
+    caption = "All attacks side by side, each compared with the first that has the same number"
+    return [Forest(Table("attacks-table", caption, head, tuple(groups)), tuple(spans)), Paragraph(_NOTE)]
+
+
+def _attack_table_rows(compared: Sequence[AttackRow]) -> Iterator[tuple[str, ...]]:
+    for row in compared:
+        yield row.finding.attack, row.number_text, row.difference_text
+
+
+def _span_of(m: Measurement | None) -> ForestSpan | None:
+    if m is None or m.unit not in (*SHARES, roc.AUC):
+        return None
+    return forest_span(m, 0.5 if m.unit == roc.AUC else None)
+
+
+def attack_lines_for_screen(result: AuditResult, rows: Rows, most: int) -> list[str]:
+    """Return a heading, and a line for each attack on the target and at the setting at which most of them ran.
+
+    Nothing if there is one attack or no room for two.
+    """
+    cells = dict.fromkeys((f.target, f.setting) for f in phrases.findings_in_report_order(result))
+    tables = [compare_attacks(result, rows, *cell) for cell in cells]
+    compared = max(tables, key=lambda table: sum(row.main is not None for row in table), default=[])
+    if len(compared) < 2 or most < 3:
+        return []
+    shown = compared if len(compared) < most else compared[: most - 2]
+    names = max(len(row.finding.attack) for row in shown)
+    first = shown[0].finding
+    lines = [f"{phrases.target_title(result, first.target)}, {first.setting}; differences are paired by record"]
+    for row in shown:
+        differs = "" if row.difference is None else f"; {row.difference_text}"
+        lines.append(f"{row.finding.attack:<{names}}  {row.number_text}{differs}")
+    left = len(compared) - len(shown)
+    return [*lines, f"and {counted(left, 'more attack')} in the report"] if left else lines
+
+
+TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 2, turn=6),)
