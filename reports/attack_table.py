@@ -168,4 +168,4 @@ def attack_lines_for_screen(result: AuditResult, rows: Rows, most: int) -> list[
     return [*lines, f"and {counted(left, 'more attack')} in the report"] if left else lines
 
 
-TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 2, turn=6),)
+TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 16, turn=19),)

@@ -85,8 +85,8 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
         if len(above) + len(whole) + len(attacks) + len(below) <= LINES:
             return Text("\n").join([*above, *whole, *attacks, *below])
     room = LINES - len(above) - len(below)
-    # The table by target keeps three lines: its head, one row and its baseline.
-    attacks = _attack_table_lines(result, known, width, max(0, room - min(3, len(whole))))
+    least = _verbatim_extraction_lines(result, seen, width, 0)  # its head, one row and its baseline
+    attacks = _attack_table_lines(result, known, width, room - len(least))
     rows = _verbatim_extraction_lines(result, seen, width, room - len(attacks))
     return Text("\n").join([*above, *rows, *attacks, *below])
 

@@ -97,7 +97,7 @@ def test_it_is_laid_out_as_it_should_be() -> None:
     """In the order in which it is read, with the numbers of the run."""
     shown = lines(lab_run())
     labels = [line.split()[0] for line in shown if line[0] != " "]
-    assert labels == ["RESULT", "ALSO", "WHERE", "WHY", "CLAIM", "LIMITS", "NEXT", "report"]
+    assert labels == ["RESULT", "ATTACKS", "ALSO", "WHERE", "WHY", "CLAIM", "LIMITS", "NEXT", "report"]
     assert entry(shown, "RESULT").startswith("Undefended leaks, severity high (verbatim, greedy decoding).")
     assert entry(shown, "WHERE") == (
         "copies 1: 0/64, 2: 4/64, 4: 36/64, 8: 62/64, 16: 64/64 (white-box); 0/64 leaves up to 5.6% possible"
@@ -105,6 +105,20 @@ def test_it_is_laid_out_as_it_should_be() -> None:
     assert entry(shown, "NEXT") == "audit advise runs/latest"
     assert any(re.search(r"white-box +166/320 +52% +\[46–57\]", line) for line in shown)
     assert "0/160 Undefended" in " ".join(shown)
+
+
+def test_every_attack_that_was_asked_for_has_a_line_with_its_number_or_its_reason() -> None:
+    attacks = ("perplexity", "weakest-link", "membership")
+    rows = [row(name, share("recall", hits, 96)) for name, hits in zip(attacks, (29, 27), strict=False)]
+    missing = replace(rows[0], attack="membership", measurements=(), not_applicable="it needs a reference model")
+    result = run_of(*rows, missing)
+    shown = lines(replace(result, plan={**result.plan, "attack": list(attacks)}))
+    start = next(i for i, line in enumerate(shown) if line.startswith("ATTACKS"))
+    told = [" ".join(line.split()) for line in shown[start + 1 : start + 4]]
+    assert told[0].startswith("perplexity 29/96 (30% [21–40]) recited word for word")
+    assert told[1].startswith("weakest-link 27/96 (28% [19–38]) recited word for word")
+    assert told[2] == "membership did not run: it needs a reference model"
+    assert not any(line.startswith("ATTACKS") for line in lines(run_of(rows[0])))
 
 
 def test_the_cost_of_a_defense_stands_beside_that_of_no_private_data() -> None:

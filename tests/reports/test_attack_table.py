@@ -1,0 +1,58 @@
+"""All attacks side by side: paired with the first that has the same number, on the records of both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from auditor.core.nouns import CellKey
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records.outcomes import RowValuesBySecret
+from auditor.reports.attack_table import compare_attacks
+from auditor.statistics.compare import paired_difference
+from tests.reports.conftest import finding
+
+
+def row(attack: str, *measured: Measurement) -> Finding:
+    return replace(finding("undefended", "white-box", "ethicist"), attack=attack, measurements=measured, curve=())
+
+
+def kept(values: dict[str, np.ndarray], n_members: int) -> RowValuesBySecret:
+    n = len(next(iter(values.values())))
+    return RowValuesBySecret(tuple(map(str, range(n))), np.arange(n) < n_members, (None,) * n, values)
+
+
+def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -> None:
+    base, new = np.arange(20) < 8, np.arange(20) >= 15
+    asked = {name: Measurement("recall", hits.mean(), 0.1, 0.9, 20) for name, hits in (("a", base), ("b", new))}
+    findings = tuple(row(name, m) for name, m in asked.items())
+    run = replace(result, findings=findings, plan={**result.plan, "attack": ["b", "a"]})
+    rows = {
+        CellKey("undefended", "white-box", name): kept({"recall": hits.astype(float)}, 20)
+        for name, hits in (("a", base), ("b", new))
+    }
+    first, second = compare_attacks(run, rows, "undefended", "white-box")
+    assert (first.finding.attack, first.difference) == ("b", None)
+    assert second.difference is not None and second.base == "b"
+    by_id = sorted(range(20), key=str)  # a bootstrap draws places
+    expected = paired_difference(base[by_id].astype(float), new[by_id].astype(float))
+    assert second.difference.value == pytest.approx(0.15) == pytest.approx(expected.value)
+    assert (second.difference.low, second.difference.high) == (expected.low, expected.high)
+    assert second.difference_text.startswith("15 points [") and second.difference_text.endswith("from b")
+
+
+def test_aucs_are_paired_in_the_direction_in_which_each_tells_members(result: AuditResult) -> None:
+    rng = np.random.default_rng(0)
+    score = rng.normal(size=60) + (np.arange(60) < 30)
+    auc = Measurement("membership_auc", 0.75, 0.6, 0.9, 60, "AUC", "loss, best of 3 scores")
+    findings = (row("membership", auc), row("mine", replace(auc, value=0.25, low=0.1, high=0.4)))
+    rows = {
+        CellKey("undefended", "white-box", name): kept({"membership_score": sign * score}, 30)
+        for name, sign in (("membership", 1), ("mine", -1))
+    }
+    run = replace(result, findings=findings, plan={**result.plan, "attack": ["membership", "mine"]})
+    first, second = compare_attacks(run, rows, "undefended", "white-box")
+    assert first.number_text == "AUC 0.750 [0.600–0.900] (loss, best of 3 scores)"
+    assert second.difference is not None and second.difference.value == pytest.approx(0)
