@@ -148,7 +148,7 @@ class Exposure(Probe):
             said.append(
                 f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large"
             )
-        poor = int((value_column(observations, "ks_p") < 0.05).sum())
+        poor = int((value_column(observations, "fit_p") < 0.05).sum())
         if poor:
             said.append(
                 f"a skew-normal distribution does not fit the references of {poor} canaries: do not trust extrapolation"
@@ -281,7 +281,7 @@ class _CanarySpaceRanking:
             "null_p": min(1.0, null_p),
             "sampled_bits": exposure.sampled_exposure(nll, references),
             "extrapolated_bits": distribution.extrapolated_exposure_bits(nll, bits),
-            "ks_p": distribution.ks_p,
+            "fit_p": distribution.fit_p,
         }
 
 

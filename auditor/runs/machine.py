@@ -27,6 +27,7 @@ def describe_environment(device: str) -> dict[str, str]:
     return {
         "python": platform.python_version(),
         **versions,
+        **_zlib_build(),
         "machine": f"{platform.system()} {platform.machine()}, {made_of}",
         "threads": threads.describe_threads(torch.get_num_threads()),
         "gemm": f"{threads.measure_machine_gflops():.0f} GFLOP/s in float32 on the processor, by which timings "
@@ -34,6 +35,15 @@ def describe_environment(device: str) -> dict[str, str]:
         "device": device,
         **({"commit": commit} if (commit := _current_commit_label()) else {}),
     }
+
+
+def _zlib_build() -> dict[str, str]:
+    """The zlib that compressed sizes are of: zlib-ng, which some Pythons are built with, makes other ones."""
+    try:
+        import zlib  # some Pythons are built without it
+    except ImportError:
+        return {}
+    return {"zlib": zlib.ZLIB_RUNTIME_VERSION}
 
 
 def _current_commit_label() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ def test_a_record_names_the_commit_that_the_command_stood_in(tmp_path: Path, mon
     assert machine.describe_environment("cpu")["commit"] == head
     (tmp_path / "train.py").write_text("2")
     assert machine.describe_environment("cpu")["commit"] == f"{head}-dirty"
+
+
+def test_a_record_names_the_build_of_zlib() -> None:
+    assert machine.describe_environment("cpu")["zlib"] == zlib.ZLIB_RUNTIME_VERSION
 
 
 def test_no_program_that_a_folder_names_for_git_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

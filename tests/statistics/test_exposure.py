@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from auditor.records.secret_details import survival_function
 from auditor.statistics import exposure
@@ -50,13 +51,28 @@ def test_tails_of_the_skew_normal(distribution: tuple[float, float, float], nll:
 def test_a_fit_says_the_same_twice_and_is_capped_and_checked() -> None:
     references = np.random.default_rng(0).normal(24, 3, 150)
     fitted, again = exposure.fit_skew_normal(references), exposure.fit_skew_normal(references)
-    assert fitted == again and fitted.ks_p > 0.05
+    assert fitted == again and fitted.fit_p > 0.05
     assert fitted.extrapolated_exposure_bits(18.0, BITS) == pytest.approx(
         -math.log2(0.5 * math.erfc(2 / math.sqrt(2))), abs=1.0
     )
     assert fitted.extrapolated_exposure_bits(-200.0, BITS) == BITS
-    assert exposure.fit_skew_normal(np.repeat([1.0, 50.0], 60)).ks_p < 0.01
+    assert exposure.fit_skew_normal(np.repeat([1.0, 50.0], 60)).fit_p < 0.01
     assert exposure.fit_skew_normal(np.full(20, 3.0)).extrapolated_exposure_bits(3.0, BITS) == 0
+
+
+def test_a_fit_that_is_ten_bits_off_in_the_tail_is_not_taken_for_one() -> None:
+    """Logistic references: at 20 bits the fit says 30 or more. Kolmogorov and Smirnov's own p-value is 0.29."""
+    for seed in (1, 2):
+        references = stats.logistic(24, 2).rvs(1000, random_state=seed)
+        fitted = exposure.fit_skew_normal(references)
+        assert fitted.extrapolated_exposure_bits(stats.logistic(24, 2).ppf(2**-20), 200.0) > 30
+        assert fitted.fit_p < 0.05
+
+
+def test_references_that_are_skew_normal_are_seldom_refuted() -> None:
+    noise = np.random.default_rng(0)
+    samples = (stats.skewnorm(shape, 24, 3).rvs(100, random_state=i) for shape in (0, -3) for i in range(15))
+    assert sum(exposure.skew_normal_fit_p_value(sample, noise) < 0.05 for sample in samples) <= 4  # 1.5 expected
 
 
 def test_exposure_of_a_rank() -> None:

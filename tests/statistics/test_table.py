@@ -83,7 +83,7 @@ def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
 
 def observed() -> tuple[list[Secret], list[Observation]]:
     names = ("log_p", "log_p_ancestral", "log_p_near", "rank_bits", "exposure_bits", "extrapolated_bits", "null_p")
-    names += ("exposure_low_bits", "exposure_high_bits", "space_bits", "exact", "estimated", "ks_p")
+    names += ("exposure_low_bits", "exposure_high_bits", "space_bits", "exact", "estimated", "fit_p")
     secrets = [Secret(f"s{i}", (1,), (2,), repeats=1, member=i < 4) for i in range(8)]
     return secrets, [
         Observation(s.id, dict.fromkeys(names, -0.5) | {"null_p": 0.5, "space_bits": 9.0}) for s in secrets
