@@ -26,6 +26,8 @@ PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversati
 _READ = tuple(dict.fromkeys(column for layout in LAYOUTS for column in layout))
 _LAYOUTS_LABEL = ", ".join("+".join(layout) for layout in LAYOUTS)
 _CHAT = (*_READ, *BESIDE)
+_INSTRUCTED = {"input", "history"}
+_READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_INSTRUCTED}}
 ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
 COLUMNS = ("prefix", "suffix", "text", REPEATS, PII, *_CHAT)  # all that is ever looked at, but what the user names
@@ -58,6 +60,14 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
         f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
         f"({_LAYOUTS_LABEL}), got {describe_table_columns_in_error(table.columns)}"
     )
+
+
+def unread_text_columns(table: RecordTable, layout: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that hold texts or turns and that no secret is made of. named: those that the user names."""
+    read = {*layout, REPEATS, PII, *named}
+    if layout not in PLAIN:
+        read |= {name for name in BESIDE if name not in _INSTRUCTED} | _READ_WITH.get(layout[0], set())
+    return tuple(name for name in table.texts if name not in read)
 
 
 def require_text_layout(table: RecordTable) -> tuple[str, ...]:

@@ -92,6 +92,8 @@ class Files(Benchmark):
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
         self._kinds = columns.nested_column_kinds(table)
         cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room)
+        used = [name for name in named if name is not None]
+        self.unread_columns = columns.unread_text_columns(table, columns.detect_column_layout(table), used)
         members = _table_as_record_source("--data", table, cut, *named)
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (

@@ -11,9 +11,10 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,7 @@ from auditor.core.errors import AuditError
 if TYPE_CHECKING:
     import datasets
 
+_FIRST = 200  # rows that say which columns hold texts
 ABSENT = object()  # a JSON object without this key
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
@@ -30,12 +32,16 @@ _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", "
 
 @dataclass(frozen=True)
 class RecordTable:
-    """One file: its column names, and a way to get at a column without reading the others."""
+    """One file: its column names, and a way to get at a column without reading the others.
+
+    texts: the columns that hold texts of several words, or lists and objects with texts, by the first rows.
+    """
 
     where: str
     columns: tuple[str, ...]
     rows: int
     column: Callable[[str], Sequence[Any]]
+    texts: tuple[str, ...] = ()
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
@@ -53,7 +59,9 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
     if not path.exists() or path.is_dir():
         with open_dataset_split(where, name) as dataset:
             values = {column: dataset[column][:] for column in columns if column in dataset.column_names}
-            return RecordTable(where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__)
+            plain = dataset.select(range(min(_FIRST, dataset.num_rows))).with_format("arrow")[:]
+            texts = _columns_with_texts(plain.to_pylist())
+            return RecordTable(where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts)
     if reader is None:
         got = path.suffix or "no ending"
         raise AuditError(f"{where}: expected a file ending in {', '.join(_READERS)}, got {got!r}")
@@ -61,6 +69,20 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
         return reader(where, path, columns)
     except OSError as error:
         raise AuditError(f"{where}: cannot be read: {error.strerror or type(error).__name__}") from None
+
+
+def _columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the columns that hold what somebody may have said, not only names, numbers or token ids."""
+    first = list(islice(rows, _FIRST))
+    names = dict.fromkeys(name for row in first for name in row)
+    return tuple(name for name in names if any(_holds_text(row.get(name)) for row in first))
+
+
+def _holds_text(value: Any, nested: bool = False) -> bool:
+    if isinstance(value, str):
+        return nested or len(value.split()) > 1
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(_holds_text(part, nested=True) for part in inner)
 
 
 def require_nonempty_record_table(table: RecordTable) -> RecordTable:
@@ -94,7 +116,10 @@ def _read_utf8_table_text(where: str, path: Path) -> str:
 def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     rows = read_csv_table_rows(where, path)
     header = tuple(rows[0]) if rows else ()
-    return RecordTable(where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]])
+    texts = _columns_with_texts(dict(zip(header, row, strict=True)) for row in rows[1:])
+    return RecordTable(
+        where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]], texts
+    )
 
 
 def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
@@ -132,7 +157,8 @@ def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     objects, _ = read_json_table_objects(where, path)
     found = tuple(dict.fromkeys(name for value in objects for name in value))
-    return RecordTable(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects])
+    texts = _columns_with_texts(objects)
+    return RecordTable(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects], texts)
 
 
 def read_json_table_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
@@ -179,7 +205,9 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
             wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
             table = file.read(columns=wanted)
             values = {name: table.column(name).to_pylist() for name in wanted}
-            return RecordTable(where, names, file.metadata.num_rows, values.__getitem__)
+            first = next(file.iter_batches(_FIRST), None)
+            texts = () if first is None or len(set(names)) < len(names) else _columns_with_texts(first.to_pylist())
+            return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:

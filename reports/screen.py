@@ -401,6 +401,8 @@ def _limitations_screen_entry(result: AuditResult, seen: LeakAssessment, remarks
         f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}." for f, row in stopped
     )
     items += remarks.limits
+    if unread := result.benchmark.unread_columns:
+        items.append(f"Columns of the data with texts that are not read: {_first_titles_label(unread, 4)}.")
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         titles = dict.fromkeys(
             signals.target_title_or_undefended(result, target) for target in targets

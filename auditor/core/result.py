@@ -284,6 +284,7 @@ class BenchmarkRecord:
     kinds: dict[str, KindCount] = field(default_factory=dict)  # of personal data
     doubts: tuple[Doubt, ...] = ()  # about the data, and so about every row
     text_form: str = ""  # how conversations are rendered: template, day and digest; "": there are none
+    unread_columns: tuple[str, ...] = ()  # of the data, that hold texts or turns and that no secret is made of
     records: dict[str, RecordCounts] = field(default_factory=dict)  # of "members" and "nonmembers"; empty: not counted
 
     @property

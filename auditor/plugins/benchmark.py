@@ -37,6 +37,7 @@ class Benchmark:
     record_counts: Mapping[str, RecordCounts] = types.MappingProxyType(
         {}
     )  # of "members", "nonmembers"; {}: not counted
+    unread_columns: tuple[str, ...] = ()  # of the data, that hold texts or turns
     doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
 
     @property

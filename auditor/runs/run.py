@@ -283,5 +283,6 @@ def _benchmark_record(
         kinds=dict(audit.personal_data_of_secrets.counts),
         doubts=benchmark.doubts,
         text_form="" if benchmark.text_form is None else benchmark.text_form.name,
+        unread_columns=benchmark.unread_columns,
         records=dict(benchmark.record_counts),
     )

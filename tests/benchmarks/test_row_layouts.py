@@ -309,3 +309,42 @@ def test_every_layout_is_named_where_none_is_there(tmp_path: Path) -> None:
         Files(write(tmp_path / "d.jsonl", [{"prompt": "Who?", "solution": "Ann."}]), tokenizer())
     assert all("+".join(layout) in str(refused.value) for layout in LAYOUTS)
     assert "prompts only" in str(refused.value)
+
+
+# --- columns that nobody reads ----------------------------------------------------------------------------------------
+
+UNREAD = {
+    "id": "row 1 of 2",
+    "source": "web",
+    "turns": [["Who?", "Ann."]],
+    "facts": {"of": "Ann"},
+    "scores": [1, 2],
+    "words": "Ann is it.",
+    "history": [["Who?", "Ann."]],
+}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "saved"])
+def test_columns_with_texts_that_nobody_reads_are_named(form: str, tmp_path: Path) -> None:
+    """Texts of several words, and lists and objects with texts; no single words, numbers, or columns that are read."""
+    row = {"messages": messages(talk("Who?", "Ann.")), **UNREAD, "label": True, "system": "You are a clerk."}
+    if form == "csv":
+        row = {key: value for key, value in row.items() if isinstance(value, str)} | {"text": "a b c d e f g h " * 4}
+    data = write(tmp_path / "d.jsonl", [row]) if form == "jsonl" else str(tmp_path / f"d.{form}")
+    table = Dataset.from_list([row])
+    if form == "csv":
+        table.to_csv(data, index=False)
+    elif form == "parquet":
+        table.to_parquet(data)
+    elif form == "saved":
+        table.save_to_disk(data)
+    made = Files(data, tokenizer(), prefix_length=4, suffix_length=4, known_fraction=0, group_column="id")
+    wanted = ("words", "system") if form == "csv" else ("turns", "facts", "words", "history")
+    assert made.unread_columns == wanted
+
+
+def test_columns_that_a_layout_reads_are_not_named(tmp_path: Path) -> None:
+    row = {"instruction": "Who is it?", "input": "a b", "output": "Ann is.", "history": [["a b", "c"]], "system": "a b"}
+    assert Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0).unread_columns == ()
+    sides = {"prompt": "Who is it?", "chosen": " It is Ann.", "rejected": " It is Bob."}
+    assert Files(write(tmp_path / "p.jsonl", [sides]), tokenizer(), known_fraction=0).unread_columns == ()

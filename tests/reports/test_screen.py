@@ -187,6 +187,13 @@ def test_groups_of_the_data_are_told_apart(
     assert where.startswith(f"unwanted: 0/{n['unwanted']}, wanted: {n['wanted']}/{n['wanted']} (")
 
 
+def test_columns_that_nobody_reads_are_a_limit() -> None:
+    result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
+    told = replace(result, benchmark=replace(result.benchmark, unread_columns=("turns", "notes")))
+    unread = "Columns of the data with texts that are not read: turns and notes."
+    assert unread in entry(lines(told), "LIMITS") and "not read" not in entry(lines(result), "LIMITS")
+
+
 def test_a_clean_run_goes_on_to_a_gate() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     shown = lines(result)
