@@ -6,7 +6,7 @@ A difference is paired by record: of recall by the bootstrap of `paired_differen
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, 
 from auditor.reports.topics import CHECK, ReportMaterial, Topic, forest_span
 from auditor.statistics import roc
 from auditor.statistics.bounds import measurement_from_evidence
-from auditor.statistics.compare import mean_difference_measurement
+from auditor.statistics.compare import paired_difference
 from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, score_column_name
 
 Rows = Mapping[CellKey, RowValuesBySecret]
@@ -110,7 +110,7 @@ def _paired_difference(
         return measurement_from_evidence("auc_difference", roc.auc_difference(*sides), roc.AUC)
     if not members or not np.isfinite([one, other]).all():
         return None
-    return mean_difference_measurement(f"{metric}_difference", find_metric(metric).unit, one, other)
+    return replace(paired_difference(one, other), unit=find_metric(metric).unit)
 
 
 def _values_of_ids(row: RowValuesBySecret, column: str, member: bool, ids: Sequence[str]) -> roc.Floats:
