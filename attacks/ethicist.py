@@ -248,7 +248,7 @@ class Ethicist(SamplingAttack):
             words = "perplexity against the reference model's" if self.confidence == "reference" else "perplexity"
             return f"candidates ranked by {words}", lambda c: -mean_nll_of_candidates(c)
         if not view.has_capability("likelihood"):
-            return "candidates ranked by their share of the samples", lambda c: c.counts.double() / self.samples
+            return "candidates ranked by their share of the samples", lambda c: c.counts.double() / c.counts.sum()
         if self.search == "beam":
             # Beams are no samples of anything: Eq. 4 has nothing to count in them.
             return "candidates ranked by nll: calibrated confidence needs samples, not beams", lambda c: -c.nll

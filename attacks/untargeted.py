@@ -102,6 +102,10 @@ class Untargeted(CorpusAttack):
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
         prompts = f"texts begin with {len(self.generation_beginnings(view)):,} prompts in turn"
         said = [prompts if self.prompts else "texts begin as the model begins one"]
+        if view.decoding_in_this_setting(self.sampling()).is_point:
+            said.append(
+                f"1 text of each beginning, not {self.generations:,} in all: under this decoding all are the same"
+            )
         if not view.has_capability("likelihood"):
             said.append("not ranked: in this setting only sampled tokens come back")
         return tuple(said)

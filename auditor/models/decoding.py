@@ -44,6 +44,11 @@ class Decoding:
         """Whether tokens are drawn from the model's own distribution: the only decoding a private prediction claims."""
         return self.temperature == 1 and self.top_k == 0 and self.top_p == 1 and not self.forbidden
 
+    @property
+    def is_point(self) -> bool:
+        """Whether every draw after one prefix is the same: all mass is on the likeliest token."""
+        return self.temperature == 0 or self.top_k == 1
+
     def __str__(self) -> str:
         if self.is_ancestral:
             return "ancestral"

@@ -113,10 +113,16 @@ class CorpusAttack(Attack):
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:
-        """One a generation. Its id says how it begins: with other prompts, others are drawn."""
+        """One a generation. Its id says how it begins: with other prompts, others are drawn.
+
+        Under a decoding that has one answer, each beginning is asked once.
+        """
         begins = self.generation_beginnings(view)
         named = [hashlib.sha256(repr(begin).encode()).hexdigest()[:8] for begin in begins]
-        turns = [i % len(begins) for i in range(self.generations)]
+        sampling = self.sampling()
+        has_one_answer = sampling is not None and view.decoding_in_this_setting(sampling).is_point
+        n_generations = min(self.generations, len(begins)) if has_one_answer else self.generations
+        turns = [i % len(begins) for i in range(n_generations)]
         return [Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length) for i, at in enumerate(turns)]
 
 
@@ -126,7 +132,7 @@ class SamplingAttack(Attack):
 
     `search`: where candidates come from: `sample`; `tree`, every suffix whose probability under the decoding reaches
     `threshold`; or `beam`, width `beams`, under the distribution itself (temperature and truncation do not apply to
-    it). The searches need log-probabilities. Greedy is temperature=0.
+    it). The searches need log-probabilities. Greedy is temperature=0: one sample then, as all are the same.
     """
 
     samples: int = 100
@@ -162,7 +168,8 @@ class SamplingAttack(Attack):
     @property
     def has_one_candidate(self) -> bool:
         """Whether sampling or greedy decoding leaves a prefix with one candidate."""
-        return self.search != "beam" and (self.temperature == 0 or (self.search == "sample" and self.samples == 1))
+        is_point = self.sampling().decoding.is_point
+        return self.search != "beam" and (is_point or (self.search == "sample" and self.samples == 1))
 
     def soft_prompt_name(self, view: View) -> str:
         """Names the soft prompt in the sampling recipe; empty without one."""
@@ -178,14 +185,16 @@ class SamplingAttack(Attack):
     def sample_counts_by_recipe(self, view: View) -> dict[str, int]:
         if self.search != "sample":
             return {}  # reads the distribution, draws nothing
-        return {view.sampling_recipe_name(self.sampling(), self.soft_prompt_name(view)): self.samples}
+        return {
+            view.sampling_recipe_name(self.sampling(), self.soft_prompt_name(view)): view.sample_count(self.sampling())
+        }
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         view.require_capability(*self.required_capabilities)
-        prompt = self.soft_prompt(state)
+        prompt, samples = self.soft_prompt(state), view.sample_count(self.sampling())
         for batch in view.candidates(queries, self.sampling(), prompt, self.soft_prompt_name(view)):
             for (query, candidates), score in zip(batch, self.candidate_scores(view, batch), strict=True):
-                yield rank_candidates_as_guesses(query, candidates, score, self.samples)
+                yield rank_candidates_as_guesses(query, candidates, score, samples)
 
 
 def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:

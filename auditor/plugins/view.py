@@ -161,6 +161,11 @@ class View:
         forbidden = self.target.eos if sampling.eos == "masked" else ()
         return replace(sampling.decoding, forbidden=forbidden)
 
+    def sample_count(self, sampling: Sampling) -> int:
+        """Return the samples of a prefix that are drawn: one if all of them are the same."""
+        is_point = sampling.search == "sample" and self.decoding_in_this_setting(sampling).is_point
+        return 1 if is_point else sampling.samples
+
     def decoding_description(self, sampling: Sampling) -> str:
         """How candidates come about, as a reader of the report is told; the number of samples is told elsewhere."""
         decoding = self.decoding_in_this_setting(sampling)
@@ -172,7 +177,7 @@ class View:
 
     def sampling_recipe_name(self, sampling: Sampling, prompt: str) -> str:
         """The name of a pass: attacks with the same recipe share it. `prompt` names the soft prompt."""
-        samples = f"{sampling.samples} x " if sampling.search == "sample" else ""
+        samples = f"{self.sample_count(sampling)} x " if sampling.search == "sample" else ""
         return f"{samples}{self.decoding_description(sampling)}, prompt {prompt or 'none'}"
 
     def queries_within_allowance(self, sampling: Sampling, prompt: str, queries: Sequence[Query]) -> list[Query]:
@@ -187,6 +192,7 @@ class View:
     ) -> Iterator[Batch]:
         """Candidates for each query, in batches of one shape. A pass with this recipe that was run before is reused."""
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
+        sampling = replace(sampling, samples=self.sample_count(sampling))
         name = self.sampling_recipe_name(sampling, prompt)
         done = self._shared.setdefault(name, CandidatesOnDisk())
         queries = self.queries_within_allowance(sampling, prompt, queries)

@@ -52,6 +52,15 @@ def _remarks_on_secrets_not_independent(what: str, groups: Sequence[object], nam
     )
 
 
+def cell_remarks_on_single_samples(view: View, attack: Attack) -> tuple[str, ...]:
+    """Return that one sample was drawn in place of many, if every sample of a prefix would be the same."""
+    sampling = attack.sampling()
+    if sampling is None or sampling.search != "sample" or view.sample_count(sampling) == sampling.samples:
+        return ()
+    decoding = view.decoding_in_this_setting(sampling)
+    return (f"1 sample of each prefix, not {sampling.samples:,}: under {decoding} decoding all are the same",)
+
+
 def cell_remarks_on_query_budget(
     view: View, attack: Attack, guesses: Sequence[Guesses], what: str = "secrets"
 ) -> tuple[str, ...]:

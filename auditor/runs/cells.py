@@ -168,6 +168,7 @@ class AttackCell(Cell):
                 *self.method.notes(self.view, state),
                 *answer_remarks.cell_remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
                 *answer_remarks.cell_remarks_on_query_budget(self.view, self.method, costs),
+                *answer_remarks.cell_remarks_on_single_samples(self.view, self.method),
             ),
             drawn=sum(g.drawn for g in costs),
             samples=self.method.sample_counts_by_recipe(self.view).get(plain, 0),

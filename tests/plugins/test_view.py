@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from auditor.attacks.ethicist import Ethicist
+from auditor.attacks.likelihood_ranking import PerplexityRanking
+from auditor.attacks.untargeted import Untargeted
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Guesses, Query
 from auditor.core.secret_randomness import secret_uniform_draws
@@ -26,6 +30,8 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense, QueryBudget, Scenario
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
+from auditor.runs.answer_remarks import cell_remarks_on_single_samples
+from auditor.runs.prefix_token import with_prefix_token
 from auditor.runs.target import Target
 from auditor.runs.token_allowance import divide_query_budget
 from tests.rounding import assert_same
@@ -143,6 +149,27 @@ def test_searches_are_told_apart_by_what_they_depend_on(neox: HuggingFaceModel) 
     assert len({name(), name(**tree), name(**beam), *(name(**tree, **other) for other in others)}) == 6
     assert name(**tree) == name(**tree, samples=7, beams=3) and name(**beam) == name(**beam, decoding=ANCESTRAL)
     assert len({name(**beam), name(**beam, beams=3), name(**beam, eos="masked")}) == 3
+
+
+@pytest.mark.parametrize("decoding", [{"temperature": 0.0}, {"top_k": 1}], ids=str)
+def test_a_decoding_with_one_answer_is_drawn_from_once(neox: HuggingFaceModel, decoding: dict[str, Any]) -> None:
+    """In each attack; where the target draws ancestrally all samples are drawn, whatever the attack's decoding is."""
+    for kind in (PerplexityRanking, Ethicist):
+        attack = kind(samples=100, **{"temperature": 0.8, "top_p": 1.0, **decoding})
+        asked, state = view(neox), {"tuned_on": "none"}
+        many = list(attack.guess(asked, state, queries(2)))
+        assert [(g.samples, [guess.count for guess in g.ranked]) for g in many] == [(1, [1])] * 2
+        assert list(attack.sample_counts_by_recipe(asked).values()) == [1]
+        assert "1 sample of each prefix, not 100" in cell_remarks_on_single_samples(asked, attack)[0]
+        claim = view(neox, TEXT_ONLY)
+        assert list(attack.sample_counts_by_recipe(claim).values()) == [100]
+        assert not cell_remarks_on_single_samples(claim, attack)
+    prompted = replace(Untargeted(cooling=0, generations=50), **decoding)
+    behind = with_prefix_token(neox, (1,))
+    assert len(prompted.queries(view(behind), ())) == 1 and "1 text of each" in " ".join(
+        prompted.notes(view(behind), {})
+    )
+    assert len(Untargeted(generations=50).queries(view(behind), ())) == 50
 
 
 def test_only_what_is_new_is_drawn(counting: Counting) -> None:
