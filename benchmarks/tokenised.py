@@ -23,9 +23,9 @@ from auditor.benchmarks.splitting import (
     check_prefix_and_suffix_lengths,
     split_data_records_into_secrets,
 )
-from auditor.benchmarks.training_arguments import read_training_arguments
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.models.trained_length import read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
 
 IDS, LABELS = "input_ids", "labels"
@@ -81,7 +81,7 @@ class Tokenised(Benchmark):
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
-        arguments = None if model is None else read_training_arguments(Path(model))
+        arguments = None if model is None else read_trainer_arguments(Path(model))
         read = {
             flag: _read_tokenised_texts(flag, name, vocab_size, arguments)
             for flag, name in named.items()
@@ -161,11 +161,11 @@ class _Text:
 
 
 def _read_tokenised_texts(
-    flag: str, name: str, vocab_size: int, arguments: Mapping[str, bool | None] | None
+    flag: str, name: str, vocab_size: int, arguments: Mapping[str, Any] | None
 ) -> tuple[list[_Text], tuple[str, ...]]:
     """Every text of every row, and what is to be known of them. Raises AuditError for rows that no trainer has.
 
-    arguments: of the trainer, as `read_training_arguments` has them.
+    arguments: of the trainer, as `read_trainer_arguments` has them.
     """
     path, where = Path(name), f"{flag} {name!r}"
     if path.suffix.lower() == ".arrow" and path.is_file():
@@ -194,16 +194,17 @@ def _read_tokenised_texts(
     return texts, (f"{where}: {note}",) if note else ()
 
 
-def _is_completion_mask_used(columns: Iterable[str], arguments: Mapping[str, bool | None] | None) -> bool | None:
+def _is_completion_mask_used(columns: Iterable[str], arguments: Mapping[str, Any] | None) -> bool | None:
     """Return whether a completion_mask without labels said where the loss was; None: nobody knows.
 
     TRL 1.16 (`SFTTrainer`): `completion_only_loss`, by default only if rows have a prompt and a completion.
     """
     by_default = {"prompt", "completion"} <= set(columns)
-    asked = None if arguments is None else arguments.get("completion_only_loss")
-    if asked is not None:
+    told = arguments is not None and "completion_only_loss" in arguments
+    asked = arguments["completion_only_loss"] if arguments is not None and told else None
+    if isinstance(asked, bool):
         return asked
-    return by_default if by_default or arguments is not None else None
+    return by_default if by_default or told else None
 
 
 def _sides_of_tokenised_row(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

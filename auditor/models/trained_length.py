@@ -62,6 +62,14 @@ def read_trained_length(folder: Path) -> tuple[TrainedLength | None, str]:
     return TrainedLength(length, from_end, f"max_length of {FILE}"), ""
 
 
+def read_trainer_arguments(folder: Path) -> dict[str, Any] | None:
+    """Return the arguments of the trainer that saved a model folder; None without a file of them that can be read."""
+    try:
+        return _read_pickled_fields(folder / FILE)
+    except Exception:  # a foreign file: `read_trained_length` says what is wrong with it
+        return None
+
+
 def _read_pickled_fields(path: Path) -> dict[str, Any]:
     """Return the fields of the pickled object of a file of torch's, without importing or calling anything it names."""
     with zipfile.ZipFile(path) as archive:

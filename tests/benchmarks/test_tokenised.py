@@ -14,9 +14,9 @@ from pyarrow import parquet
 from trl import SFTConfig
 
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
-from auditor.benchmarks.training_arguments import read_training_arguments
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
+from auditor.models.trained_length import read_trainer_arguments
 from tests.zoo.families import save
 
 ROW = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "labels": [-100, -100, -100, 9, 5, -100, 2]}
@@ -94,7 +94,7 @@ def test_trl_says_by_masks_what_was_learnt(tmp_path: Path) -> None:
         quiet = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
         arguments = SFTConfig(output_dir=str(tmp_path), completion_only_loss=asked, **quiet)
         torch.save(arguments, tmp_path / "training_args.bin")
-        assert read_training_arguments(tmp_path) == {"completion_only_loss": asked, "assistant_only_loss": False}
+        assert (read_trainer_arguments(tmp_path) or {})["completion_only_loss"] is asked
         assert cut([MASKED], tmp_path, model=str(tmp_path)) == wanted
 
 
@@ -111,12 +111,14 @@ def test_prompts_are_attacked_apart_if_nobody_knows_whether_they_were_learnt(tmp
     assert len(Tokenised(twin, vocab_size=20, known_fraction=0).secrets) == 1
 
 
-def test_a_file_that_is_no_pickle_of_arguments_says_nothing(tmp_path: Path) -> None:
-    assert read_training_arguments(tmp_path) is None
-    (tmp_path / "training_args.bin").write_bytes(b"no archive")
-    assert read_training_arguments(tmp_path) is None
-    torch.save({"seed": 1}, tmp_path / "training_args.bin")
-    assert read_training_arguments(tmp_path) is None
+@pytest.mark.parametrize("content", [None, b"no archive", {"seed": 1}])
+def test_a_file_without_arguments_of_trl_says_nothing(content: Any, tmp_path: Path) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "training_args.bin").write_bytes(content)
+    elif content is not None:
+        torch.save(content, tmp_path / "training_args.bin")
+    made = Tokenised(written([MASKED], tmp_path, "jsonl"), vocab_size=20, known_fraction=0, model=str(tmp_path))
+    assert {secret.group for secret in made.secrets} == {"prompt", "completion"}
 
 
 PREFERENCES: dict[str, dict[str, Any]] = {
