@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult, Finding, Stratum
+from auditor.records.strata import is_asked_in_part, weighted_extracted_share
 from auditor.reports import phrases
 
 
@@ -40,3 +41,53 @@ def coverage_label(result: AuditResult) -> str:
     rules = {"identical copies": counts.copies, **counts.left_out, **counts.not_attacked}
     left = ", ".join(f"{n:,} {why}" for why, n in rules.items() if n)
     return f"{counts.audited:,} of {counts.given:,} records audited{f' ({left})' if left else ''}"
+
+
+def phrases_by_copies(finding: Finding, whose: str) -> list[str]:
+    """Return what was recited by copies and, if not all were asked, of how many of all that is."""
+    of_all = weighted_share_phrase(finding)
+    return [f"recited by copies: {strata_label(finding)} {whose}", *([of_all] if of_all else [])]
+
+
+def asked_sentence(result: AuditResult) -> str:
+    """Return `41 of 135 records were asked, all 12 that occur more than once.`; "": all were, or nobody counted."""
+    counts = result.benchmark.records.get("members")
+    if counts is None or not counts.by_copies or counts.audited == sum(counts.by_copies.values()):
+        return ""
+    reached = reached_label(result)
+    of_all, _, copied = reached.partition(", ")
+    return f"{of_all} were asked{f', {copied}' if copied else ''}."
+
+
+def weighted_share_phrase(finding: Finding) -> str:
+    """Return `of all 135 records 8.9% [8.9-17.8], weighted by copies`; "": all were asked, or nobody counted."""
+    whole = weighted_extracted_share(finding)
+    if whole is None or not is_asked_in_part(finding):
+        return ""
+    between = f"{phrases.format_percent(whole.low)}% to {phrases.format_percent(whole.high)}%"
+    return f"of all {whole.n:,} records {between} (95%, weighted by copies)"
+
+
+def reached_label(result: AuditResult) -> str:
+    """Return `41 of 135 records, all 12 that occur more than once`: asked, of those that could be; "": not counted."""
+    counts = result.benchmark.records.get("members")
+    if counts is None or not counts.by_copies:
+        return ""
+    strata = next((finding.strata for finding in result.findings if finding.strata), ())
+    copied = [stratum for stratum in strata if (stratum.copies or 1) > 1]
+    of_copied = ""
+    if copied:
+        n_asked, n_copied = sum(s.extracted.n for s in copied), sum(s.population for s in copied)
+        which = f"all {n_copied:,}" if n_asked == n_copied else f"{n_asked:,} of the {n_copied:,}"
+        of_copied = f", {which} that {'occurs' if n_copied == 1 else 'occur'} more than once"
+    return f"{counts.audited:,} of {sum(counts.by_copies.values()):,} records{of_copied}"
+
+
+def progress_line(result: AuditResult) -> str:
+    """Return a line for whoever waits: what was asked until now, and what was recited of it."""
+    measured = [f for f in result.findings if f.strata]
+    if not measured:
+        return f"{result.benchmark.members:,} records asked"
+    row = max(measured, key=lambda finding: sum(phrases.hit_count_of_share(s.extracted) for s in finding.strata))
+    hits = sum(phrases.hit_count_of_share(s.extracted) for s in row.strata)
+    return f"{reached_label(result)}, asked so far: {hits:,} recited word for word ({strata_label(row)})"

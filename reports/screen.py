@@ -7,7 +7,6 @@ where something must be left out. All else is on the screen of `--verbose` and i
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,7 +23,19 @@ from auditor.records import secret_details as detailed
 from auditor.records.claims import CONTRADICTED
 from auditor.records.leak_readings import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
-from auditor.reports import advice, attack_table, claims, escaping, personal, phrases, severity, signals, unlearning
+from auditor.reports import (
+    advice,
+    attack_table,
+    claims,
+    coverage,
+    escaping,
+    next_step,
+    personal,
+    phrases,
+    severity,
+    signals,
+    unlearning,
+)
 from auditor.reports.verdict import strongest_attack_row, strongest_row_with_chain
 from auditor.statistics.metrics import RECALL
 
@@ -142,6 +153,8 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
     before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
+    if asked := coverage.asked_sentence(result):
+        after.append(asked)
 
     def sentences(parts: int, names: int) -> tuple[str, ...]:
         """parts: of the state, by which targets are grouped."""
@@ -345,7 +358,9 @@ def _extraction_by_copies_screen_entry(
                 f"{escaping.to_printable_line(name)}: {phrases.hit_count_text(m)}" for name, m in shares.items()
             )
             items.append(f"{told} {_target_and_access_label(result, best)}")
-    if best is not None and len(best.by_repeats) > 1:
+    if best is not None and len(best.strata) > 1:
+        items += coverage.phrases_by_copies(best, _target_and_access_label(result, best))
+    elif best is not None and len(best.by_repeats) > 1:
         groups = phrases.sort_by_repeats(best.by_repeats)
         told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
         open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
@@ -403,6 +418,7 @@ def _limitations_screen_entry(result: AuditResult, seen: LeakAssessment, remarks
     items += remarks.limits
     if unread := result.benchmark.unread_columns:
         items.append(f"Columns of the data with texts that are not read: {_first_titles_label(unread, 4)}.")
+    items += [f"{given}."] if (given := coverage.coverage_label(result)) else []
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         titles = dict.fromkeys(
             signals.target_title_or_undefended(result, target) for target in targets
@@ -429,18 +445,11 @@ def _next_step_screen_entry(
     """What to do and the command for it, whole on a line, so that it can be copied."""
     if remarks.your_own:
         return _Entry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
-    command = next_command_to_suggest(seen, folder)
+    command = next_step.next_command_to_suggest(seen, folder)
+    if seen.unasked and not any(map(seen.shown_signals, seen.targets)):
+        return _Entry("NEXT", (next_step.command_that_asks_the_rest(seen.unasked, folder),), 2)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.mildest_copy_limit_phrase(result, known)
     between = " " if cell_len(f"{first} -> {command}") <= width - _GUTTER else "\n"
     return _Entry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)
-
-
-def next_command_to_suggest(seen: LeakAssessment, folder: Path) -> str:
-    """Advice where something leaks or stands in doubt; else a gate, so that it stays as it is."""
-    # Cleaned before it is quoted: what is copied from here into a shell has no control characters.
-    where, gated = shlex.quote(escaping.to_printable_line(str(folder))), seen.signal_for_gate()
-    if gated is None or signals.all_doubts(seen) or any(map(seen.shown_signals, seen.targets)):
-        return f"audit advise {where}"
-    return signals.gate_command_to_suggest(seen, gated, where)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from auditor.core.counts import counted
 from auditor.records.leak_readings import PERSONAL, PROBABLE
 from auditor.records.signals import NOT_TESTED, LeakAssessment, LeakSignal
 from auditor.reports import coverage, phrases
@@ -63,6 +64,8 @@ def _why_inconclusive_sentences(seen: LeakAssessment, target: str) -> Iterator[s
         yield f"something was seen that is not significant ({_signal_titles_label(suspected)})"
     if seen.doubts_about(target):
         yield "there is a reason to doubt what was measured"
+    if seen.unasked:
+        yield f"{counted(seen.unasked, 'record')} {'was' if seen.unasked == 1 else 'were'} not asked for lack of time"
     if not seen.tested_signals(target):
         yield "nothing was measured"
     elif untested:

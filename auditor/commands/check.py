@@ -19,6 +19,7 @@ from auditor.core.plan_fields import AUTO
 if TYPE_CHECKING:
     from auditor.runs.sweep_cache import SweepCache
 
+RESUME = "audit check --resume"
 _MOST = 100_000  # minutes: more is a slip
 _DEMONSTRATION = {  # of the lab, as a plan has it
     "vocab_size": 512,
@@ -59,8 +60,12 @@ def check(
         str, typer.Option(metavar=FIELDS["template"].said.metavar, help=FIELDS["template"].help.partition(" [")[0])
     ] = AUTO,
     minutes: Annotated[
-        float, typer.Option(help="Check as many of the records as fit, by the measured speed of the model.")
+        float, typer.Option(help="Ask as many of the records as fit, the most copied first; at least a few.")
     ] = 2.0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a check that ran out of time: the same plan, --minutes more."),
+    ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="All records, and the attacks that take long; says first what that takes.")
     ] = False,
@@ -75,8 +80,15 @@ def check(
     Examples:
         audit check
         audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
+        audit check --resume runs/latest --minutes 30
     """
     begun = time.perf_counter()  # --minutes include imports and loading
+    if resume is not None:
+        if out is not None or deep or seed or any(given is not None for given in (model, data, nonmembers)):
+            raise AuditError("--resume takes model, data and seed from the run folder: give only --minutes with it")
+        _check_minutes(minutes)
+        _resume_check(resume, begun, minutes)
+        return
     beside = {"--nonmembers": nonmembers, "--template": template != AUTO, "--deep": deep}
     _check_options_together(model, data, beside, minutes)
     console.silence_libraries()
@@ -99,12 +111,30 @@ def check(
             plan = quick_check.plan_of_slow_attacks(plan)
             console.print_table(cost.run_cost_estimate_table(estimate.estimate_run_cost(plan, reporter, shared=shared)))
         else:
-            plan, limits = quick_check.limit_plan_to_time(plan, reporter, shared, 60 * minutes, begun)
+            plan, limits = quick_check.prepare_check(plan, reporter, shared)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
     given += ["--template", template] if template != AUTO else []
     _audit_into_new_folder_and_print(
-        plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)} --deep"
+        plan,
+        out,
+        name,
+        shared,
+        limits,
+        None if deep else (begun, minutes),
+        deeper="" if deep else f"audit check {shlex.join(given)} --deep",
     )
+
+
+def _resume_check(path: Path, begun: float, minutes: float) -> None:
+    """Goes on with the folder of a check for so many minutes. Raises AuditError for one that holds no plan."""
+    console.silence_libraries()
+    from auditor.records.folder import RunFolder
+    from auditor.runs.asking import TimeLimit
+
+    folder = RunFolder.reopen(path)
+    plan = Plan.from_json(folder.plan(), str(path / "plan.json"))
+    options.RisksNamedOnCommandLine.from_plan_values({}).check_plan_names_the_same_risks(plan, str(path / "plan.json"))
+    audit_plan_and_print_result(plan, folder, limit=TimeLimit(begun, 60 * minutes), resume=RESUME)
 
 
 def _check_options_together(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:
@@ -114,19 +144,34 @@ def _check_options_together(model: str | None, data: str | None, beside: Mapping
     for flag, value in beside.items():
         if model is None and value:
             raise AuditError(f"{flag} goes with a model of your own: audit check MODEL --data FILE {flag}")
+    _check_minutes(minutes)
+
+
+def _check_minutes(minutes: float) -> None:
     if not 0 < minutes <= _MOST:
         raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
 
 
 def _audit_into_new_folder_and_print(
-    plan: Plan, out: Path | None, name: str, shared: SweepCache, limits: tuple[str, ...], **after: str
+    plan: Plan,
+    out: Path | None,
+    name: str,
+    shared: SweepCache,
+    limits: tuple[str, ...],
+    until: tuple[float, float] | None = None,
+    **after: str,
 ) -> None:
+    """until: when the check began (`time.perf_counter`), and its minutes; None: all is asked."""
     from auditor.records.folder import RunFolder, remove_latest_link
     from auditor.reports.screen import CommandRemarks
+    from auditor.runs.asking import TimeLimit
 
     # as `audit run`: if this one is refused below, no older run passes for it
     if out is None:
         remove_latest_link()
     plan = plan.with_fields(command=console.current_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
-    audit_plan_and_print_result(plan, folder, shared=shared, remarks=CommandRemarks(limits, **after))
+    remarks = CommandRemarks(limits, **after)
+    limit = None if until is None else TimeLimit(until[0], 60 * until[1])
+    resume = "audit run --resume" if until is None else RESUME
+    audit_plan_and_print_result(plan, folder, shared=shared, remarks=remarks, limit=limit, resume=resume)

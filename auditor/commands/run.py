@@ -19,10 +19,12 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 
 if TYPE_CHECKING:
+    from auditor.core.result import AuditResult
     from auditor.gate.policy import Policy
     from auditor.records.folder import RunFolder
     from auditor.records.outcomes import RunOutcomes
     from auditor.reports.screen import CommandRemarks
+    from auditor.runs.asking import TimeLimit
     from auditor.runs.plan_grid import GridPoint
     from auditor.runs.sweep_cache import SweepCache
 
@@ -283,25 +285,37 @@ def audit_plan_and_print_result(
     shared: SweepCache | None = None,
     remarks: CommandRemarks | None = None,
     held_to: HeldTo = (None, None),
+    limit: TimeLimit | None = None,
+    resume: str = "audit run --resume",
 ) -> None:
     """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for it before.
 
-    held_to: the policy and the baseline of the gate that will follow.
+    held_to: the policy and the baseline of the gate that will follow. limit: until when records are asked, the worst
+    first, with a line and the reports of what there is meanwhile. resume: the command that goes on with a folder.
     """
-    from auditor.reports import files
+    from auditor.reports import coverage, files
+    from auditor.runs import quick_check
     from auditor.runs.run import run_audit as audit
     from auditor.runs.sites import make_site
     from auditor.runs.submission import write_submission_of_run
 
     again = [
-        "audit run --resume",
+        resume,
         shlex.quote(str(folder.path)),
         *options.RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name()).risk_flags_as_typed(),
     ]
     kept = f"finished secrets are kept. Continue with: {' '.join(again)}"
+
+    def publish(meanwhile: AuditResult) -> None:
+        files.write_run_reports(folder.path, meanwhile, reveal)
+        console.print_line_to_stderr(coverage.progress_line(meanwhile), 0)
+
     with console.open_progress_terminal(verbose, kept) as reporter:
         try:
-            result = audit(plan, make_site(plan, reporter, shared), folder, policy=held_to[0], baseline=held_to[1])
+            site = make_site(plan, reporter, shared)
+            if limit is not None:
+                quick_check.enable_hidden_state_caches(site)
+            result = audit(plan, site, folder, policy=held_to[0], baseline=held_to[1], limit=limit, publish=publish)
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
             # not at Ctrl-C: --resume goes on with the folder

@@ -242,6 +242,9 @@ class KindCount:
     trained: int = 0
 
 
+NO_TIME = "not asked for lack of time"  # a rule of `RecordCounts.not_attacked`
+
+
 @dataclass(frozen=True)
 class RecordCounts:
     """Count the records (rows) of one side, members or non-members, from the file to the attack.

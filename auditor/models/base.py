@@ -171,15 +171,18 @@ class LanguageModel(ABC):
         Differentiable in `prompt`.
         """
 
-    def read_ahead(self, texts: Sequence[tuple[int, ...]], last: Sequence[int]) -> None:  # noqa: B027
+    def read_ahead(  # noqa: B027
+        self, texts: Sequence[tuple[int, ...]], last: Sequence[int], begun: Sequence[int] | None = None
+    ) -> None:
         """Announces the texts that it will be asked about, text i at its last `last[i]` positions.
+
+        begun: how many first tokens of each will be completed; None: all before those positions, and the first of them.
 
         A model that remembers what it read reads those of several lengths at once; any other does nothing.
         """
 
-    def keeps_read_texts(self, tokens: int) -> bool:
-        """Whether it would keep so many tokens that `read_ahead` reads: completing them then reads nothing again."""
-        return False
+    def forget_batch(self) -> None:  # noqa: B027 - most models keep nothing of what they read
+        """Called after all was asked about a batch of texts: what only the batch needed may go."""
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
         """`log_probs` for tuning a prompt. A model of many parts may answer with an estimate from a few of them."""

@@ -19,6 +19,7 @@ from auditor.models.slot_cache import SlotLayer
 _SHARE = 8  # of the free memory, what is held takes one part of so many at most
 _FOR_STATES = 2  # and keys and values one part of so many of that: where there is no room for them, for states there is
 _TOGETHER = 1024  # tokens of texts that are read ahead in one pass: of more, a processor reads no faster
+_RECENT_BYTES = 2**29  # of logits of a batch of texts, about which several ask in turn
 _TOLERANCE = 1e-4  # of logits, by the largest of them: more than rounding is a head that is not all that follows
 
 Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
@@ -39,15 +40,42 @@ class HiddenStateCache:
         self._held: dict[bytes, Tensor] = {}
         self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}  # of a prefix: last state, layers, its slot
         self._bytes = 0
+        self._recent: dict[tuple[bytes, int], Tensor] = {}  # logits of texts that several ask about in turn
         self._right: bool | None = None if head is not None else False  # whether body and head are all of it
 
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
         """(B, last, V) behind the texts (B, n)."""
         names = [_hidden_state_key_of_text(text) for text in texts.cpu()]
+        if all((name, last) in self._recent for name in names):
+            return torch.stack([self._recent[name, last] for name in names])
+        found = self._logits_from_states(texts, last, names)
+        if self._right and texts.shape[1] > 1:
+            self._remember_recent_logits(names, last, found)
+        return found
+
+    def _remember_recent_logits(self, names: Sequence[bytes], last: int, found: Tensor) -> None:
+        """Keeps the logits for the next who asks about the same texts; the oldest go, so that few are held."""
+        most = min(_RECENT_BYTES, self._remaining_bytes(found.device, _SHARE))
+        if found.nbytes > most:
+            return
+        for name, own in zip(names, found, strict=True):
+            self._recent[name, last] = own.clone()
+        held = sum(own.nbytes for own in self._recent.values())
+        while held > most:
+            held -= self._recent.pop(next(iter(self._recent))).nbytes
+
+    def forget_batch(self) -> None:
+        """Lets go of keys, values and logits, when all that is asked about a batch of texts was asked."""
+        self._recent.clear()
+        layers = {id(layer): layer for _, own, _ in self._begun.values() for layer in own}
+        self._bytes -= sum(layer.nbytes for layer in layers.values())
+        self._begun.clear()
+
+    def _logits_from_states(self, texts: Tensor, last: int, names: Sequence[bytes]) -> Tensor:
         missing = [i for i, name in enumerate(names) if not self._has_states(name, last)]
         if self._right is False or len(missing) == len(names):
-            return self._read_and_hold(texts, last, names)
+            return self._read_and_hold(texts, last, list(names))
         if missing:
             self._read_and_hold(texts[missing], last, [names[i] for i in missing])
         if not all(self._has_states(name, last) for name in names):  # no room for them
@@ -69,23 +97,28 @@ class HiddenStateCache:
             SlotLayer.gather_slots(rows, prefixes.shape[1], length) for rows in held
         ]
 
-    def token_capacity_left(self, each: int, device: torch.device) -> int:
-        """Tokens whose keys and values, of so many bytes each, may still be held; 0 where nothing is held."""
-        return 0 if self._right is False else max(0, self._remaining_bytes(device, _SHARE * _FOR_STATES) // each)
-
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
         return available_device_memory_bytes(device) // share - self._bytes
 
     @torch.no_grad()
     def read_ahead(
-        self, texts: Sequence[Tokens], last: Sequence[int], device: torch.device, keys: bool = False
+        self,
+        texts: Sequence[Tokens],
+        last: Sequence[int],
+        device: torch.device,
+        keys: bool = False,
+        begun: Sequence[int] | None = None,
     ) -> None:
         """Reads texts of any lengths side by side: each will be asked about, at its last so many positions.
+
+        begun: tokens of each text that will be completed, if not all before those positions.
 
         The shorter are filled up behind their ends, which changes nothing before them in a causal model. keys: whether
         keys and values are held, too, to complete what stands before those positions.
         """
-        asked = ((torch.tensor(t), own) for t, own in dict(zip(texts, last, strict=True)).items() if own <= len(t))
+        beginnings = begun or [len(text) - own + 1 for text, own in zip(texts, last, strict=True)]
+        wanted = {text: (own, begin) for text, own, begin in zip(texts, last, beginnings, strict=True)}
+        asked = ((torch.tensor(text), *own) for text, own in wanted.items() if own[0] <= len(text))
         # By length: a batch is filled up to its longest text, the last.
         ahead = sorted(
             (one for one in asked if not self._has_states(_hidden_state_key_of_text(one[0]), one[1])),
@@ -100,10 +133,10 @@ class HiddenStateCache:
             if not self._right:  # found out by the first batch: nothing of what follows would be held
                 return
 
-    def _read_and_cache_batch(self, texts: Sequence[tuple[Tensor, int]], device: torch.device, keys: bool) -> None:
+    def _read_and_cache_batch(self, texts: Sequence[tuple[Tensor, int, int]], device: torch.device, keys: bool) -> None:
         longest = len(texts[-1][0])
-        filled = torch.stack([torch.cat([text, text[-1:].expand(longest - len(text))]) for text, _ in texts])
-        first = min(len(text) - last for text, last in texts)
+        filled = torch.stack([torch.cat([text, text[-1:].expand(longest - len(text))]) for text, *_ in texts])
+        first = min(len(text) - last for text, last, _ in texts)
         layers: list[SlotLayer] | None = [] if keys else None
         # Logits of one position only: the states are what is wanted, and a head over all costs the most.
         _, states = self._logits_and_hidden_states(filled.to(device), longest - first, 1, layers)
@@ -111,15 +144,15 @@ class HiddenStateCache:
             return
         missing = longest - states.shape[1]  # positions that were not read
         # Copies: a view of a row would keep the states of the whole batch in memory.
-        own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
-        self._hold_where_room([_hidden_state_key_of_text(text) for text, _ in texts], own)
+        own = [row[: len(text) - missing].clone() for row, (text, *_) in zip(states, texts, strict=True)]
+        self._hold_where_room([_hidden_state_key_of_text(text) for text, *_ in texts], own)
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
             device, _SHARE * _FOR_STATES
         ):
             self._bytes += new
-            for slot, ((text, last), state) in enumerate(zip(texts, own, strict=True)):
-                # The state at -last has read the text up to and with that position.
-                self._begun[_hidden_state_key_of_text(text[: len(text) - last + 1])] = state[-last], layers, slot
+            for slot, ((text, _, begin), state) in enumerate(zip(texts, own, strict=True)):
+                # The state at this place, counted from the end, has read the text up to and with that position.
+                self._begun[_hidden_state_key_of_text(text[:begin])] = state[begin - 1 - len(text)], layers, slot
 
     def _has_states(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last

@@ -284,16 +284,13 @@ class HuggingFaceModel(LanguageModel):
         body, head = unwrap_peft(self.model).base_model, self.model.get_output_embeddings()
         self._seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
 
-    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
+    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None) -> None:
         if self._seen is not None:
-            self._seen.read_ahead(texts, last, self.device, keys=self.can_join_rows)
+            self._seen.read_ahead(texts, last, self.device, self.can_join_rows, begun)
 
-    def keeps_read_texts(self, tokens: int) -> bool:
-        return (
-            self.can_join_rows
-            and self._seen is not None
-            and self._seen.token_capacity_left(self._cache_bytes_fixed_and_per_position[1], self.device) >= tokens
-        )
+    def forget_batch(self) -> None:
+        if self._seen is not None:
+            self._seen.forget_batch()
 
     def cached_prefix_logits_and_layers(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
         """As `HiddenStateCache.rows`, of what was read ahead."""

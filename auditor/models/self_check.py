@@ -9,8 +9,12 @@ is right for is refused. Knows nothing of what a model is asked for.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,7 +22,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from auditor import __version__
+from auditor.core import disk
 from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
+from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import Tokens
 from auditor.models.base import refuse_nan_logits
 from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, largest_rms_log_prob_distance
@@ -42,14 +49,14 @@ _compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
 
 
 def check_and_configure_serving(
-    model: HuggingFaceModel, reach: int | None = None, records: Records = ()
+    model: HuggingFaceModel, reach: int | None = None, records: Records = (), cache: Path | None = None
 ) -> tuple[str, ...]:
     """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with notes that say so.
 
     reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. records: those of the run,
-    of which a few are read as transformers reads them. What was tried before is not tried again. Returns the notes
-    that are new. Raises AuditError for a model that no way of asking is right for, or whose distributions on texts that
-    long depend on what comes later.
+    of which a few are read as transformers reads them. cache: a folder that keeps what was found, by the digest of the
+    weights. What was tried before is not tried again. Returns the notes that are new. Raises AuditError for a model
+    that no way of asking is right for, or whose distributions on texts that long depend on what comes later.
     """
     wanted = AT_LOAD if reach is None else reach
     room = min(wanted, model.max_positions or wanted)
@@ -57,6 +64,12 @@ def check_and_configure_serving(
     if room <= max(_reached.get(model, 0), 1) and not records:
         return ()
     before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
+    kept = None if cache is None or model.activation else cache / f"{_self_check_digest(model, room)}.json"
+    if kept is not None and kept.is_file():
+        _apply_kept_self_check(model, read_json_object(kept, "what a self-check found"))
+        _reached[model] = max(room, _reached.get(model, 0))
+        _compared_on_records.add(model)
+        return model.notes[len(before) :]
     with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _SelfCheckTrial(model, max(room, 2), records)
         if model not in _reached:
@@ -71,7 +84,35 @@ def check_and_configure_serving(
     _reached[model] = max(room, _reached.get(model, 0))
     if records:
         _compared_on_records.add(model)
+    if kept is not None:
+        found = {
+            "row_serving": model.served,
+            "begins": model.begins is not None,
+            "can_join_rows": model.can_join_rows,
+            "embeddings": "embeddings" in model.capabilities,
+            "max_positions": model.max_positions,
+            "notes": list(model.notes[len(before) :]),
+        }
+        disk.replace_atomically(kept, json.dumps(found))
     return model.notes[len(before) :]
+
+
+def _self_check_digest(model: HuggingFaceModel, room: int) -> str:
+    """Return what a self-check depends on as one digest: weights, configuration, libraries, device and length."""
+    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
+    kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
+    told = [model.digest(), kind, model.model.config.to_json_string(), versions, str(model.device), room, __version__]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _apply_kept_self_check(model: HuggingFaceModel, found: Mapping[str, Any]) -> None:
+    model.served, model.can_join_rows = found["row_serving"], found["can_join_rows"]
+    model.max_positions = found["max_positions"]
+    if not found["embeddings"]:
+        model.capabilities = model.capabilities - {"embeddings"}
+    if found["begins"]:
+        model.enable_shared_prefix_cache()
+    model.notes = (*model.notes, *found["notes"])
 
 
 def _choose_records_to_compare(records: Records, room: int) -> Records:
@@ -189,9 +230,8 @@ class _SelfCheckTrial:
         """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
         if self.model.activation:
             return
-        if self.model.served == "slots" and all(
-            self._shared_prefix_is_exact(begin) for begin in self._prefix_lengths_to_test()
-        ):
+        begins = sorted({max(1, self.room // 2), *self._lengths_before_marks()})
+        if self.model.served == "slots" and all(map(self._shared_prefix_is_exact, begins)):
             self.model.enable_shared_prefix_cache()
         else:
             self.model.begins = None
@@ -217,11 +257,12 @@ class _SelfCheckTrial:
             tokens = self.texts.flatten()[step + torch.arange(len(parents), device=self.texts.device)]
             rows.advance(torch.tensor(parents, device=tokens.device), tokens)
             contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
-            found = rows.log_probs()
-            for alike in index_batches_of_equal_shape([(len(context), 0) for context in contexts]):
-                anew = self.model.log_probs(torch.tensor([contexts[i] for i in alike]), 1)[:, 0]
-                if not self.is_same_distribution(found[alike], anew):
-                    return False
+        # After the last step only: what went wrong before is in the keys that it reads.
+        found = rows.log_probs()
+        for alike in index_batches_of_equal_shape([(len(context), 0) for context in contexts]):
+            anew = self.model.log_probs(torch.tensor([contexts[i] for i in alike]), 1)[:, 0]
+            if not self.is_same_distribution(found[alike], anew):
+                return False
         return True
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
@@ -229,13 +270,14 @@ class _SelfCheckTrial:
         texts, model = self.texts.clone(), self.model
         texts[1, :begin] = texts[0, :begin]
         last = self.room - begin
+        kept = min(last, len(STEPS))  # of the distributions: what went wrong before is in the keys that these read
         # Leaves `begins` as it tried it: `enable_exact_prefix_sharing` then sets it for good, or to None.
         model.begins = None
-        whole = model.logits_after_cached_prefix(texts, last)
+        whole = model.logits_after_cached_prefix(texts, last, kept)
         model.enable_shared_prefix_cache(least=1)
         return _self_check_holds_without_error(
             lambda: self.is_same_distribution(
-                model.logits_after_cached_prefix(texts, last).log_softmax(-1), whole.log_softmax(-1)
+                model.logits_after_cached_prefix(texts, last, kept).log_softmax(-1), whole.log_softmax(-1)
             )
         )
 
@@ -248,8 +290,11 @@ class _SelfCheckTrial:
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
         """Lengths of prefixes from which rows pass every length that means something, and reach the last."""
-        before_marks = [mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)]
-        yield from sorted({n for n in (2, *before_marks, self.room - len(STEPS)) if 1 <= n <= self.room - 1})
+        lengths = (2, *self._lengths_before_marks(), self.room - len(STEPS))
+        yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
+
+    def _lengths_before_marks(self) -> list[int]:
+        return [mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
         """Whether rows behind `begin` tokens, advanced and split, have the distributions of their contexts."""

@@ -37,7 +37,7 @@ class WrappingModel(LanguageModel):
 
     embedding_rows = _make_forwarding_method("embedding_rows")
     read_ahead = _make_forwarding_method("read_ahead")
-    keeps_read_texts = _make_forwarding_method("keeps_read_texts")
+    forget_batch = _make_forwarding_method("forget_batch")
     special_token_id = _make_forwarding_method("special_token_id")
     digest = _make_forwarding_method("digest")
     cost_sentences = _make_forwarding_method("cost_sentences")

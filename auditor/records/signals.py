@@ -14,7 +14,7 @@ from typing import Literal
 
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement, Stratum
+from auditor.core.result import NO_TIME, RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement, Stratum
 from auditor.records.disagreements import contradiction_doubts_about_target, is_measured, member_mismatch_doubts
 from auditor.records.leak_kinds import LeakKind, LeakReading, bonferroni_adjusted_leak_readings
 from auditor.records.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL, VERBATIM
@@ -83,6 +83,7 @@ class LeakAssessment:
     signals: tuple[LeakSignal, ...]
     contradictions: dict[str, tuple[Doubt, ...]]
     doubts: dict[str, tuple[Doubt, ...]]
+    unasked: int = 0  # records that were not asked for lack of time
 
     def signals_of_target(self, target: str) -> tuple[LeakSignal, ...]:
         return tuple(s for s in self.signals if s.target == target)
@@ -101,7 +102,7 @@ class LeakAssessment:
         """Whether "no leakage seen" may be said of it."""
         tested = self.tested_signals(target)
         seen = any(s.status == SHOWN or s.suspected for s in tested)
-        return bool(tested) and not seen and not self.doubts_about(target)
+        return bool(tested) and not seen and not self.doubts_about(target) and not self.unasked
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -137,7 +138,9 @@ def assess_signals(result: AuditResult) -> LeakAssessment:
         if record.name in doubts:
             said = (one for one in record.doubts if one.kind != "likelihood" or record.name not in leaking)
             doubts[record.name] = (*of_data, *said)
-    return LeakAssessment(signals, contradictory, doubts)
+    counts = result.benchmark.records.get("members")
+    unasked = 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
+    return LeakAssessment(signals, contradictory, doubts, unasked)
 
 
 # --- from readings to signals -----------------------------------------------------------------------------------------

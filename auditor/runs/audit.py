@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from auditor.benchmarks.ngrams import build_ngram_index
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
@@ -115,7 +116,8 @@ class RunContext:
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 # First of all: it also settles how the model is served, which everything asked later depends on.
-                notes = self_check.check_and_configure_serving(model, reach, pairs)
+                kept = disk.cache_folder() / "self-checks" if self.site.keeps_self_checks else None
+                notes = self_check.check_and_configure_serving(model, reach, pairs, kept)
                 if model is self.site.model and (changed := precision.dtype_effect_sentence(model, pairs)):
                     notes += (f"{model.name}: {changed}",)
                 self.benchmark.notes += notes
@@ -154,6 +156,7 @@ class Audit(RunContext):
 
     folder: RunFolder
     stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)  # of the rows that may ask fewer than all
+    population: frozenset[str] = frozenset()  # ids that may be asked, of a check that asks a part; else empty
     _tuned: dict[tuple[str, str], State] = field(default_factory=dict)
 
     @cached_property
@@ -176,7 +179,9 @@ class Audit(RunContext):
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
         """Key by which runs share answers: which model is attacked for which secrets, behind which prefix token."""
-        return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
+        key = {**self.site.subject, "prefix_token": self.prefix_token.tokens}
+        # A check asks about more and more: answers about fewer are none of these.
+        return {**key, "asked": tuple(self.secrets_by_id)} if self.population else key
 
     def training_corpus_for_attack(self, attack: CorpusAttack) -> TrainingCorpus:
         """The texts that its generations are held against. Raises AuditError for an n-gram that none has room for."""

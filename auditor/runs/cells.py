@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from auditor.core.errors import AuditError, NotApplicable
@@ -86,6 +86,13 @@ class Cell(TargetRun, ABC):
             )
 
     @abstractmethod
+    def ask_ahead(self) -> None:
+        """Asks about the target's secrets and keeps the answers, from which `measure` works later.
+
+        Raises NotApplicable if this target is not asked by the method.
+        """
+
+    @abstractmethod
     def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
@@ -130,6 +137,10 @@ class AttackCell(Cell):
     """Fits, guesses secret by secret, and is judged."""
 
     method: Attack
+
+    def ask_ahead(self) -> None:
+        check_method_applies_to_target(self.method, self.target, self.view)
+        self._guess_remaining_secrets(self.audit.load_or_fit_attack_state(self.target, self.view, self.method))
 
     def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
         state = self.audit.load_or_fit_attack_state(self.target, self.view, self.method)
@@ -229,7 +240,7 @@ class AttackCell(Cell):
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.method.queries(self.view, known)
-        self._refuse_answers_about_other_secrets(done, {query.id for query in queries})
+        self._refuse_answers_about_other_secrets(done, {query.id for query in queries} | self.audit.population)
         work: CellWork[Query, Guesses] = CellWork(self.key, self.view.allowance, target.spending.meter, state)
 
         def ask(some: Sequence[Query]) -> None:
@@ -289,6 +300,11 @@ class ProbeCell(Cell):
 
     method: Probe
 
+    def ask_ahead(self) -> None:
+        check_method_applies_to_target(self.method, self.target, self.view)
+        secrets = secrets_to_probe(self.method, self.target, self.audit.benchmark, self.view)
+        self._observe_missing_secrets(secrets, {})
+
     def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
         probe, target = self.method, self.target
         every = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
@@ -313,8 +329,27 @@ class ProbeCell(Cell):
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
         """The secrets that were asked, each with its observation, those of an interrupted run included."""
         folder, probe, (seen_before, facts) = self.audit.folder, self.method, self._shared_undefended_observations()
-        done = folder.observations.finished_secrets(self.key)
-        self._refuse_answers_about_other_secrets(done, {secret.id for secret in secrets})
+        secrets, done = self._observe_missing_secrets(secrets, seen_before)
+        seen = [done[secret.id] for secret in secrets]
+        # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now. Added to in place,
+        # as `seen_before` is below: all these runs share both dicts. Facts of a part are none of a larger part.
+        known = {} if self.audit.population else facts or folder.probe_facts_of_cell(self.key)
+        facts |= known or probe.facts(self.view, secrets, seen)
+        folder.save_probe_facts(self.key, facts)
+        completed = probe.add_joint_values(secrets, seen)
+        # In the journal the last record of a secret holds.
+        changed = [observation for observation in completed if observation != done[observation.secret]]
+        if changed:
+            folder.observations.append(self.key, changed)
+        seen_before |= {observation.secret: observation for observation in completed}
+        return secrets, Observed(completed, facts)
+
+    def _observe_missing_secrets(
+        self, secrets: Sequence[Secret], seen_before: Mapping[str, Observation]
+    ) -> tuple[Sequence[Secret], Mapping[str, Observation]]:
+        """Observes what the run folder lacks; returns the secrets that were asked, and the folder's observations."""
+        folder, done = self.audit.folder, self.audit.folder.observations.finished_secrets(self.key)
+        self._refuse_answers_about_other_secrets(done, {secret.id for secret in secrets} | self.audit.population)
         work: CellWork[Secret, Observation] = CellWork(self.key, self.view.allowance, self.target.spending.meter)
 
         def ask(some: Sequence[Secret]) -> None:
@@ -324,19 +359,7 @@ class ProbeCell(Cell):
                 folder.observations.append(self.key, found.of)
                 self._report_cell_progress(len(done), len(secrets))
 
-        secrets = self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets)
-        seen = [done[secret.id] for secret in secrets]
-        # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now. Added to in place,
-        # as `seen_before` is below: all these runs share both dicts.
-        facts |= facts or folder.probe_facts_of_cell(self.key) or probe.facts(self.view, secrets, seen)
-        folder.save_probe_facts(self.key, facts)
-        completed = probe.add_joint_values(secrets, seen)
-        # In the journal the last record of a secret holds.
-        changed = [observation for observation in completed if observation != done[observation.secret]]
-        if changed:
-            folder.observations.append(self.key, changed)
-        seen_before |= {observation.secret: observation for observation in completed}
-        return secrets, Observed(completed, facts)
+        return self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets), done
 
     def _observed_row_of_secrets(self, asked: Sequence[Secret]) -> RowValuesBySecret:
         """The row of these secrets, which all were observed."""

@@ -107,8 +107,9 @@ class PerSecretCollector:
         private_texts.write_secret_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)
 
     def _likelihood_and_heldout_columns(self) -> Iterator[Column]:
-        for target in self.likelihoods:
-            scored = self.folder.tokens.finished_secrets(target)
+        for target, row in self.likelihoods.items():
+            kept = self.folder.tokens.finished_secrets(target)
+            scored = {id: kept[id] for id in row.ids if id in kept}  # a check may have stopped within a batch
             ids = [id for id, seen in scored.items() for _ in seen.log_probs]
             values = [value for seen in scored.values() for value in seen.log_probs]
             yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)

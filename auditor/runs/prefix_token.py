@@ -74,8 +74,12 @@ class PrefixedModel(WrappingModel):
     divergence_checks = _make_delegate_with_prefix_token("divergence_checks")
     neighbour_distributions = _make_delegate_with_prefix_token("neighbour_distributions")
 
-    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
-        self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last)
+    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int], begun: Sequence[int] | None = None) -> None:
+        behind = None if begun is None else [len(self.prefix_token) + begin for begin in begun]
+        self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last, behind)
+
+    def forget_batch(self) -> None:
+        self.model.forget_batch()
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[Tokens]) -> list[bool]:
         return self.model.has_withheld_answer_by_prefix([(*self.prefix_token, *prefix) for prefix in prefixes])

@@ -6,7 +6,7 @@ Knows nothing of terminals: it speaks to a `Reporter`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from auditor.records.frontier import build_leakage_frontiers_of_models, frontier
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.unlearning import summarise_unlearning_of_run
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
+from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, kept_greedy_guesses
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context_token_count
 from auditor.runs.cell_work import PieceTraining, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
 from auditor.runs.cells import TargetRun, cells_of_target
@@ -52,8 +53,13 @@ def run_audit(
     objects: Objects = NO_OBJECTS,
     policy: Policy | None = None,
     baseline: RunOutcomes | None = None,
+    limit: TimeLimit | None = None,
+    publish: Publish = lambda result: None,
 ) -> AuditResult:
     """The whole audit. Everything that could be refused is refused before a model is asked anything.
+
+    limit: until when secrets are asked, the worst first; `publish` is then given the result of the first ones, and
+    again when there are twice as many. None: all are asked.
 
     site: of the plan. objects: what Python gave, by role, as `select_and_check_plugins` takes it. policy, baseline:
     what `--until decided` goes by.
@@ -71,24 +77,42 @@ def run_audit(
         with clock.timed_stage("prepare"):
             settle = stack.enter_context(later_models_trained_in_background(plan, site, selection))
             audit = replace(_prepare_audit(plan, site, selection, folder), stops=stops)
-        targets, collector = Targets(audit), PerSecretCollector(folder)
+        targets = Targets(audit)
         targets.check_claims_of_defenses()
         audit.check_corpus_attacks_feasible(targets.undefended)
         loaded = plan_weights.weight_digests_of_plan_and_site(plan, site)  # again: the hub may just have sent them
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
-        greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
-        records, findings = list[TargetRecord](), list[Finding]()
-        place = Workplace(audit, targets)
-        form = site.benchmark.text_form  # a worker renders conversations as the run does
-        there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
-        # Behind everything that loads or pins: each worker is held to what was read until here.
-        engine.set_work_context(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
-        for target in targets.build_targets_one_by_one(clock):
-            settle()  # takes back the thread of the process that trains, once that has ended
-            place.set_current_target(target)
-            target_run = TargetRun(audit, target, place, engine, collector)
-            records.append(_measure_target(target_run, clock, findings))
+
+        def measure(asked: Audit) -> AuditResult:
+            return _ask_and_measure(plan, asked, engine, clock, loaded, settle)
+
+        return measure(audit) if limit is None else ask_worst_first(audit, engine, limit, measure, publish)
+
+
+def _ask_and_measure(
+    plan: Plan, audit: Audit, engine: Engine, clock: StageClock, loaded: dict[str, str], settle: Callable[[], None]
+) -> AuditResult:
+    """Asks what the run folder lacks, and works out the result; loaded: digests of the weights."""
+    site, selection, folder = audit.site, audit.selection, audit.folder
+    targets, collector = Targets(audit), PerSecretCollector(folder)
+    everyone = (*audit.benchmark.secrets, *audit.benchmark.canaries)
+    canaries = {one.id for one in audit.benchmark.canaries}
+    folder.save_secret_facts(
+        secret_details.secret_fact_columns(everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries)
+    )
+    greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
+    records, findings = list[TargetRecord](), list[Finding]()
+    place = Workplace(audit, targets)
+    form = site.benchmark.text_form  # a worker renders conversations as the run does
+    there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
+    # Behind everything that loads or pins: each worker is held to what was read until here.
+    read = fingerprints_of_inputs(plan, site) if engine.workers else {}
+    engine.set_work_context(place, WorkerWorkplace(there, audit.prefix_token, read))
+    for target in targets.build_targets_one_by_one(clock):
+        settle()  # takes back the thread of the process that trains, once that has ended
+        place.set_current_target(target)
+        records.append(_measure_target(TargetRun(audit, target, place, engine, collector), clock, findings))
     collector.save_tables_and_texts(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = CauseChains(site, selection, collector)
     result = AuditResult(
@@ -161,10 +185,6 @@ def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: R
     )
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
     folder.pin_secrets(comparable_secrets_digest(audit.secrets_in_run_fingerprint))
-    everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
-    folder.save_secret_facts(
-        secret_details.secret_fact_columns(everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries)
-    )
     audit.check_texts_fit_models()
     audit.refuse_unanswerable_probes()
     benchmark.notes += audit.personal_data_of_secrets.said
@@ -181,15 +201,18 @@ def _greedy_recall_of_target(
 ) -> tuple[dict[str, Measurement], Measurement | None]:
     """Greedy recall of members, by repeat count, and of non-members (None where no member was recalled)."""
     secrets = audit.benchmark.secrets
+    guesses = kept_greedy_guesses(audit, target) if audit.population else {}
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
-        found = greedy_recall_by_repeats(target.model, secrets)
+        found = greedy_recall_by_repeats(target.model, secrets, guesses)
         # A baseline is for what was recalled: of nothing, nothing is to be taken off.
-        return found, greedy_nonmember_recall(target.model, secrets) if any(m.value for m in found.values()) else None
+        recalled = any(m.value for m in found.values())
+        return found, greedy_nonmember_recall(target.model, secrets, guesses) if recalled else None
 
     with clock.timed_stage("greedy recall"):
-        # [:-1]: nothing is asked behind the last token.
-        target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
+        if not guesses:
+            # [:-1]: nothing is asked behind the last token.
+            target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
         found = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
     if found[0]:
         audit.site.reporter.show_greedy_recall(found[0])

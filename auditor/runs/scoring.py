@@ -5,16 +5,16 @@ It charges no claim: no attacker asks.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.core.nouns import Secret, TokenLogProbs, Tokens
+from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
 from auditor.generation.sample import SuffixCandidates, sample_mixed_length_batch, sampling_batches_by_length
@@ -35,10 +35,15 @@ LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nat
 _LIKELY = 0.5  # of the secret's whole text, drawn at temperature 1: more often than not it would be extracted
 
 
-def greedy_recall_by_repeats(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, Measurement]:
-    """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only."""
+def greedy_recall_by_repeats(
+    model: LanguageModel, secrets: Sequence[Secret], guesses: Mapping[str, Guesses] = MappingProxyType({})
+) -> dict[str, Measurement]:
+    """Verbatim recall of greedy decoding by repeat count ("all" where none is known); members only.
+
+    guesses: what greedy decoding gave, if an attack has kept it of all these secrets.
+    """
     members = [secret for secret in secrets if secret.member]
-    hits = _greedy_hits(model, members)
+    hits = _greedy_hits(model, members, guesses)
     groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
     return {
         "all" if r is None else str(r): intervals.share_with_interval("greedy", hits[[s.repeats == r for s in members]])
@@ -46,21 +51,29 @@ def greedy_recall_by_repeats(model: LanguageModel, secrets: Sequence[Secret]) ->
     }
 
 
-def greedy_nonmember_recall(model: LanguageModel, secrets: Sequence[Secret]) -> Measurement | None:
+def greedy_nonmember_recall(
+    model: LanguageModel, secrets: Sequence[Secret], guesses: Mapping[str, Guesses] = MappingProxyType({})
+) -> Measurement | None:
     """The baseline: of secrets that the model was not trained on; None where there are none."""
     others = [secret for secret in secrets if not secret.member]
     return (
-        intervals.share_with_interval(nonmember_metric_name("greedy"), _greedy_hits(model, others)) if others else None
+        intervals.share_with_interval(nonmember_metric_name("greedy"), _greedy_hits(model, others, guesses))
+        if others
+        else None
     )
 
 
 @torch.no_grad()
-def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.bool_]:
+def _greedy_hits(
+    model: LanguageModel, secrets: Sequence[Secret], guesses: Mapping[str, Guesses] = MappingProxyType({})
+) -> NDArray[np.bool_]:
     """(secrets,): whether greedy decoding behind the prefix gives the suffix.
 
     It does where each token of the suffix is the likeliest behind those before it: of a model that gives distributions
     that is read off, without decoding.
     """
+    if guesses and all(secret.id in guesses for secret in secrets):
+        return np.array([guesses[secret.id].ranked[0].suffix == secret.suffix for secret in secrets], dtype=bool)
     if not implies_capability(model.capabilities, "distribution"):
         return np.array(
             [said == secret.suffix for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)]
@@ -114,6 +127,8 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
         return {}
 
     given = audit.benchmark.heldout_given
+    if audit.population:
+        return _heldout_losses_by_record(audit, target, given)
 
     def found_now() -> dict[str, Sequence[float]]:
         nll, tokens = zip(*model_nll_and_token_counts(target.model, texts, given=given), strict=True)
@@ -126,6 +141,20 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
         if target.defense
         else audit.site.shared.get_or_make("perplexity", audit.sweep_cache_key_of_answers, found_now)
     )
+
+
+def _heldout_losses_by_record(audit: Audit, target: Target, given: Sequence[int]) -> Mapping[str, Sequence[float]]:
+    """As `heldout_losses`, text by text of non-members: those that the run folder has are not read again."""
+    texts, ids = audit.benchmark.heldout, [secret.id for secret in audit.benchmark.secrets if not secret.member]
+    first = given or [1] * len(texts)
+    journal, key = audit.folder.tokens, f"{target.name} held-out"
+    done = journal.finished_secrets(key)
+    missing = [i for i, id in enumerate(ids) if id not in done]
+    losses = model_nll_and_token_counts(target.model, [texts[i] for i in missing], given=[first[i] for i in missing])
+    if found := [TokenLogProbs(ids[i], (-nll,)) for i, (nll, _) in zip(missing, losses, strict=True)]:
+        journal.append(key, found)
+    nll = [-done[id].log_probs[0] for id in ids]
+    return {"tokens": [len(text) - start for text, start in zip(texts, first, strict=True)], "perplexity": nll}
 
 
 def summed_nll_of_other_perplexities(
@@ -167,11 +196,20 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> RowValuesByS
             own |= _mean_log_prob_by_secret(some)
         else:
             folder.tokens.append(target.name, some)
-    others = itertools.chain(
-        *suffix_log_prob_batches_of_target(target, [s for s in target.secrets if not s.member], size)
-    )
+    others = [secret for secret in target.secrets if not secret.member]
+    seen = dict[str, TokenLogProbs]()
+    if audit.population:  # a check that is resumed reads nobody again
+        key = f"{target.name} non-members"
+        read = folder.tokens.finished_secrets(key)
+        for some in suffix_log_prob_batches_of_target(target, [s for s in others if s.id not in read], size):
+            folder.tokens.append(key, some)
+        seen = {secret.id: read[secret.id] for secret in others}
+    else:
+        for some in suffix_log_prob_batches_of_target(target, others, size):
+            seen |= {one.secret: one for one in some}
     # `done` is a view of the journal, which holds by now what was appended above.
-    return likelihood_row_of_secrets(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
+    members = (done[secret.id] for secret in target.secrets if secret.member and secret.id in done)
+    return likelihood_row_of_secrets(own or _mean_log_prob_by_secret(members), _mean_log_prob_by_secret(seen.values()))
 
 
 def likelihood_row_of_secrets(members: Mapping[str, float], others: Mapping[str, float]) -> RowValuesBySecret:

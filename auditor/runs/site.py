@@ -84,6 +84,7 @@ class Site(ABC):
     trains_on_demand: ClassVar[bool]
     form_rows: int | None = None  # rows that the choice of a text form looks at, at most; None: its own number
     soft_prompt_rows = 0  # of the longest soft prompt that an attack puts before the texts: they take room in a context
+    keeps_self_checks = False  # whether the cache folder keeps what a model's self-check found, for the next check
     trains_ahead = False  # whether what later rows need may be trained by another process meanwhile
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
@@ -191,6 +192,10 @@ class Site(ABC):
         benchmark.secrets = secrets_with_aliases(benchmark.secrets, key)
         benchmark.canaries = secrets_with_aliases(benchmark.canaries, key)
         return benchmark
+
+    def narrow_benchmark(self, benchmark: Benchmark) -> None:
+        """Puts a part of the benchmark in its place: from now on the run is about these secrets."""
+        self.__dict__["benchmark"] = benchmark  # where the cached property looks first
 
     @property
     @abstractmethod

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from auditor.cli import run_command_line
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.runs import quick_check
 from tests.conftest import fits_schema, save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -81,14 +80,15 @@ def test_what_cannot_be_known_without_non_members_is_said(given: Path, capsys: S
     assert "Membership takes 4 members and 4 non-members, got 18 and 3" in screen(capsys)
 
 
-def test_fewer_records_are_taken_than_would_take_longer_and_that_is_said(
-    given: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quick_check, "measure_seconds_per_text", lambda *given: 0.5)
-    assert check(given, "--minutes", "2") == 0
-    checked = result()["benchmark"]["members"]
-    assert quick_check.FEWEST <= checked < 18
-    assert f"{checked} of 18 records checked (2 more are auxiliary data)" in screen(capsys)
+def test_what_was_reached_in_time_is_said_and_a_resumed_check_goes_on(given: Path, capsys: Said) -> None:
+    assert check(given, "--minutes", "0.0001", "-o", "runs/part") == 0
+    assert "4 of 18 records" in screen(capsys)
+    assert json.loads(Path("runs/part/result.json").read_text())["benchmark"]["members"] == 4
+    assert run_command_line(["check", "--resume", "runs/part", "--minutes", "9"]) == 0
+    told = capsys.readouterr()
+    assert "asked so far" in told.err and "not asked" not in told.out
+    assert json.loads(Path("runs/part/result.json").read_text())["benchmark"]["members"] == 18
+    assert run_command_line(["check", "--resume", "runs/part", "--data", "other.jsonl"]) == 2
 
 
 def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> None:

@@ -35,7 +35,7 @@ from transformers import (
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models import self_check
 from auditor.models.consistency import largest_rms_log_prob_distance
-from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.loading import load_causal_lm
 from tests.conftest import tiny
 
@@ -272,3 +272,16 @@ def test_want_of_memory_takes_no_capability_from_a_model(error: Exception, monke
     with pytest.raises((RuntimeError, AuditError), match=r"memory|primitive"):
         self_check.check_and_configure_serving(model, 20)
     assert "embeddings" in model.capabilities
+
+
+def test_what_a_check_found_is_kept_by_the_digest_of_the_weights(tmp_path: Path) -> None:
+    first, same, other = tiny(40), tiny(40), tiny(48)
+    for model in (first, same, other):
+        self_check.check_and_configure_serving(model)
+    self_check.check_and_configure_serving(first, 40, cache=tmp_path)
+    assert len([*tmp_path.iterdir()]) == 1 and first.can_join_rows and first.begins is not None
+    asked = traffic.tokens
+    self_check.check_and_configure_serving(same, 40, cache=tmp_path)
+    assert traffic.tokens == asked and same.can_join_rows and same.begins is not None
+    self_check.check_and_configure_serving(other, 40, cache=tmp_path)
+    assert traffic.tokens > asked and len([*tmp_path.iterdir()]) == 2

@@ -1,30 +1,34 @@
-"""How many records fit into minutes: from what a few take, held against what a run then asks of the model."""
+"""What a check asks, and how: the most copied records first, until the time is up, each text read once."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from auditor.attacks.likelihood_ranking import PerplexityRanking
-from auditor.core.errors import AuditError
+from auditor.core.plan import Plan
+from auditor.core.result import AuditResult
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
-from auditor.runs import quick_check, text_form
-from auditor.runs.quick_check import measure_seconds_per_text
+from auditor.records.outcomes import read_row_values_by_secret
+from auditor.reports import coverage
+from auditor.runs import asking, quick_check
+from auditor.runs.asking import TimeLimit
 from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import check_plan_and_select_plugins, run_audit
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
-from tests.conftest import save_tiny, tiny
+from tests.conftest import save_tiny
 
 MEMBERS, OTHERS = 30, 20
+COPIED = 3  # of the members, in four copies
 TEXT, SUFFIX = len("ward 0 bed 00 code 000") - 1, len("code 000")  # tokens that are read of a record: the last is not
 
 
@@ -34,45 +38,116 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "model")
     for name, first, count in (("private", 0, MEMBERS), ("fresh", 100, OTHERS)):
         codes = (f"ward {i % 7} bed {i * 37 % 97:02d} code {i * 7919 % 997:03d}" for i in range(first, first + count))
-        rows = (json.dumps({"prefix": text[:14], "suffix": text[14:]}) + "\n" for text in codes)
-        (folder / f"{name}.jsonl").write_text("".join(rows))
+        rows = [json.dumps({"prefix": text[:14], "suffix": text[14:]}) + "\n" for text in codes]
+        copies = rows[5 : 5 + COPIED] * 3 if name == "private" else []
+        (folder / f"{name}.jsonl").write_text("".join([*rows, *copies]))
     return folder
 
 
-def fitted(
-    given: Path, seconds: float = 1e6, nonmembers: bool = True, shared: SweepCache | None = None
-) -> tuple[quick_check.Plan, quick_check.Limits]:
+def planned(given: Path, nonmembers: bool = True, shared: SweepCache | None = None) -> tuple[Plan, quick_check.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
     plan = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
-    return quick_check.limit_plan_to_time(plan, SilentReporter(), shared or SweepCache(), seconds, time.perf_counter())
+    # so that no copied record is set aside
+    plan = plan.with_fields(known_fraction=0.0)
+    return quick_check.prepare_check(plan, SilentReporter(), shared or SweepCache())
 
 
-class Slow:
-    """A clock that only work moves: so many seconds for each text, and beside that for each time it is asked."""
-
-    def __init__(self, each: float, fixed: float) -> None:
-        self.now, self.each, self.fixed = 0.0, each, fixed
-
-    def work(self, n: int) -> None:
-        self.now += self.each * n + self.fixed
+Numbers = dict[tuple[str, str], dict[str, float]]
 
 
-def test_what_a_text_takes_is_told_by_many_and_by_few_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Slow(each=0.5, fixed=3.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    assert measure_seconds_per_text(clock.work, 1, 6, 1000.0) == pytest.approx(0.5 + 3.0 / 6)
-    begun = clock.now
-    assert measure_seconds_per_text(clock.work, 1, 6, 1.0) == pytest.approx(3.5) == clock.now - begun
+def checked(
+    plan: Plan, folder: RunFolder, seconds: float = 1e6, shared: SweepCache | None = None
+) -> tuple[AuditResult, list[AuditResult]]:
+    """The last result, and those that were published before it."""
+    meanwhile = list[AuditResult]()
+    limit = TimeLimit(time.perf_counter(), seconds)
+    site = make_site(plan, shared=shared or SweepCache())
+    quick_check.enable_hidden_state_caches(site)
+    return run_audit(plan, site, folder, limit=limit, publish=meanwhile.append), meanwhile
 
 
-@pytest.mark.parametrize(("each", "rows"), [(1e-6, text_form.ROWS), (0.1, 15), (3.0, quick_check.FEWEST)])
-def test_a_text_form_is_chosen_by_fewer_rows_of_a_slow_model(
-    each: float, rows: int, monkeypatch: pytest.MonkeyPatch
+def numbers_of_each_record(folder: Path) -> Numbers:
+    """By cell and quantity, the number of each record."""
+    rows = read_row_values_by_secret(folder)
+    return {
+        (str(cell), name): dict(zip(row.ids, values.tolist(), strict=True))
+        for cell, row in rows.items()
+        for name, values in row.values.items()
+        if name != "conformal_extracted"
+    }
+
+
+def assert_same_numbers(one: Numbers, other: Numbers) -> None:
+    assert one.keys() == other.keys() and len(one) > 5
+    for key, values in one.items():
+        assert values == pytest.approx(other[key], abs=1e-5, rel=1e-5, nan_ok=True), key
+
+
+def stopped_after(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> None:
+    """The time that is left at each look at the clock."""
+    left = iter(seconds)
+    monkeypatch.setattr(TimeLimit, "seconds_left", lambda self: next(left, -1.0))
+
+
+def leave_self_check_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks as much of few as of many."""
+    check = self_check.check_and_configure_serving
+
+    def uncounted(model: HuggingFaceModel, *of: Any) -> tuple[str, ...]:
+        before = traffic.tokens
+        notes = check(model, *of)
+        traffic.tokens = before
+        return notes
+
+    monkeypatch.setattr(self_check, "check_and_configure_serving", uncounted)
+
+
+def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(given: Path, tmp_path: Path) -> None:
+    plan, _ = planned(given)
+    result, _ = checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), seconds=0.0)
+    assert result.benchmark.members == asking.FIRST == result.benchmark.nonmembers
+    counts = result.benchmark.records["members"]
+    assert counts.audited == asking.FIRST and counts.not_attacked[asking.NO_TIME] == MEMBERS - asking.FIRST
+    row = next(finding for finding in result.findings if finding.strata)
+    assert [(s.copies, s.population, s.extracted.n) for s in row.strata] == [(4, COPIED, COPIED), (1, 27, 1)]
+    assert coverage.reached_label(result) == "4 of 30 records, all 3 that occur more than once"
+
+
+def test_numbers_depend_neither_on_batches_nor_on_sessions(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, model = Slow(each, fixed=0.0), tiny(1)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(model, "log_probs", lambda texts, last: clock.work(len(texts)))
-    assert quick_check._count_of_rows_readable_in_time(model, 6.0) == pytest.approx(rows, abs=1)
+    plan, _ = planned(given)
+    whole, meanwhile = checked(plan, RunFolder.create(tmp_path / "whole", "quick", plan.to_json()))
+    assert whole.benchmark.members == MEMBERS and not whole.benchmark.records["members"].not_attacked
+    assert 1 < len(meanwhile) < 6 and meanwhile[0].benchmark.members == asking.FIRST
+    with monkeypatch.context() as patch:
+        patch.setattr(asking, "MOST", 7)
+        checked(plan, RunFolder.create(tmp_path / "small", "quick", plan.to_json()))
+    first = RunFolder.create(tmp_path / "twice", "quick", plan.to_json())
+    part, _ = checked(plan, first, seconds=0.0)
+    first.close()
+    resumed, _ = checked(plan, RunFolder.reopen(tmp_path / "twice"))
+    assert part.benchmark.members < resumed.benchmark.members == MEMBERS
+    expected = numbers_of_each_record(tmp_path / "whole")
+    assert_same_numbers(numbers_of_each_record(tmp_path / "small"), expected)
+    assert_same_numbers(numbers_of_each_record(tmp_path / "twice"), expected)
+    assert resumed.benchmark.greedy_recall == whole.benchmark.greedy_recall
+    ours, theirs = ([m for f in one.findings for m in f.measurements] for one in (resumed, whole))
+    assert [m.value for m in ours] == pytest.approx([m.value for m in theirs], abs=1e-4, rel=1e-4, nan_ok=True)
+    assert resumed.targets[0].perplexity == whole.targets[0].perplexity
+
+
+def test_a_check_that_goes_on_reads_nobody_again(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SweepCache()
+    plan, _ = planned(given, shared=shared)
+    leave_self_check_uncounted(monkeypatch)
+    folder = RunFolder.create(tmp_path / "run", "quick", plan.to_json())
+    checked(plan, folder, seconds=0.0, shared=shared)
+    folder.close()
+    before = traffic.tokens
+    checked(plan, RunFolder.reopen(tmp_path / "run"), shared=SweepCache())
+    asked = MEMBERS + OTHERS - 2 * asking.FIRST
+    assert traffic.tokens - before == pytest.approx(asked * (TEXT + SUFFIX - 1), rel=0.1)
 
 
 @pytest.mark.parametrize("nonmembers", [True, False])
@@ -80,46 +155,24 @@ def test_each_record_is_read_once_and_completed_once(
     given: Path, tmp_path: Path, nonmembers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = SweepCache()
-    plan, _ = fitted(given, nonmembers=nonmembers, shared=shared)
-    assert plan.data.limit is None
-    monkeypatch.setattr(
-        self_check, "check_and_configure_serving", lambda model, reach, records: ()
-    )  # asks as much of few as of many
+    plan, _ = planned(given, nonmembers=nonmembers, shared=shared)
+    leave_self_check_uncounted(monkeypatch)
     before = traffic.tokens
-    run_audit(plan, make_site(plan, shared=shared), RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
-    known = round(quick_check.KNOWN * MEMBERS)
-    completed = (MEMBERS - known + nonmembers * OTHERS) * (TEXT + SUFFIX - 1)  # what was read is not read again for it
-    assert 0.9 < (traffic.tokens - before) / (completed + quick_check._PREFIX_TOKENS * known * TEXT) < 1.1
+    checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()), shared=shared)
+    completed = (MEMBERS + nonmembers * OTHERS) * (TEXT + SUFFIX - 1)  # what was read is not read again for it
+    assert traffic.tokens - before == pytest.approx(completed, rel=0.1)
 
 
-def test_the_speed_that_rows_are_chosen_by_is_of_texts_that_are_read(
-    given: Path, monkeypatch: pytest.MonkeyPatch
+def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that remembers what it read answers again at once, however slow it is."""
-    asked, rows = list[int](), quick_check._count_of_rows_readable_in_time
-
-    def counted(model: HuggingFaceModel, seconds: float) -> int:
-        before = traffic.tokens
-        found = rows(model, seconds)
-        asked.append(traffic.tokens - before)
-        return found
-
-    monkeypatch.setattr(quick_check, "_count_of_rows_readable_in_time", counted)
-    fitted(given)
-    assert asked == [3 * quick_check._FORM_TOKENS]
-
-
-def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> None:
-    shared = SweepCache()
-    plan, _ = fitted(given, shared=shared)
-    found = [
-        run_audit(plan, make_site(plan, shared=on), RunFolder.create(tmp_path / name, "quick", plan.to_json()))
-        for name, on in (("remembered", shared), ("anew", SweepCache()))
-    ]
-    ours, fresh = ([m for f in one.findings for m in f.measurements] for one in found)
-    assert [m.name for m in ours] == [m.name for m in fresh] and len(ours) > 20
-    assert [m.value for m in ours] == pytest.approx([m.value for m in fresh], abs=1e-4, rel=1e-4, nan_ok=True)
-    assert found[0].benchmark.greedy_recall == found[1].benchmark.greedy_recall
+    plan, _ = planned(given)
+    stopped_after(monkeypatch, [100.0, 100.0, 100.0, 0.0])
+    folder = RunFolder.create(tmp_path / "run", "quick", plan.to_json())
+    result, meanwhile = checked(plan, folder)
+    assert asking.FIRST < result.benchmark.members < MEMBERS and meanwhile
+    kept = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"guesses.jsonl", "observations.jsonl", "secrets.parquet"} <= kept
 
 
 def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,51 +185,11 @@ def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: py
     monkeypatch.setattr(registry, "attacks_and_probes_by_name", lambda: {**known, "mine": Mine})
     asked = quick_check.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 0)
     assert asked.attacks.attack[-1] == "mine" and asked.attacks.attack_options["mine"] == {"samples": 2}
-    plan, limits = fitted(given)
+    plan, limits = planned(given)
     assert plan.attacks.attack == ("perplexity", "extraction-probability", "membership")
-    assert limits == (f"Mine takes {OTHERS + 1} members and {OTHERS + 1} non-members, got 27 and {OTHERS}.",)
+    assert limits == (f"Mine takes {OTHERS + 1} members and {OTHERS + 1} non-members, got 30 and {OTHERS}.",)
     Mine.least_nonmembers = OTHERS
-    assert fitted(given)[0].attacks.attack[-1] == "mine"
-
-
-@pytest.fixture
-def text_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Whatever the machine, a text takes so many seconds."""
-
-    def set_to(each: float) -> None:
-        monkeypatch.setattr(quick_check, "measure_seconds_per_text", lambda *given: each)
-
-    return set_to
-
-
-@pytest.mark.parametrize("held", [True, False])
-def test_as_many_records_are_taken_as_fit(
-    given: Path, text_takes: Callable[[float], None], held: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text_takes(100.0)  # so that what loading takes does not matter
-    monkeypatch.setattr(HuggingFaceModel, "keeps_read_texts", lambda self, tokens: held and tokens < 10**4)
-    steps = (TEXT - 13) / quick_check._STEPS  # the suffix, by what is timed of it
-    read = 24 + 3 * 3 + (0 if held else 24 * 13 / TEXT)  # each, known pairs behind three prefix tokens, prefixes again
-    seconds = 100 * (read + 24 + 2 * 24 + steps * 24) / (1 - quick_check._AFTER) + 90  # and not a record more
-    plan, (limit,) = fitted(given, seconds)
-    known = round(quick_check.KNOWN * MEMBERS)
-    assert plan.data.limit == 12 and limit.startswith(
-        f"12 of {MEMBERS - known} records checked ({known} more are auxiliary data)"
-    )
-    more, (limit,) = fitted(given, 1.5 * seconds)
-    assert more.data.limit is not None and more.data.limit > 12
-    assert fitted(given, 10 * seconds)[1] == ()
-
-
-def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
-    given: Path, text_takes: Callable[[float], None]
-) -> None:
-    text_takes(60.0)
-    with pytest.raises(AuditError, match=r"2 min.*10 records.*--minutes (\d+)") as refused:
-        fitted(given, 120)
-    minutes = float(str(refused.value).rpartition(" ")[2])
-    plan, _ = fitted(given, 60 * minutes)
-    assert plan.data.limit is not None and plan.data.limit >= quick_check.FEWEST
+    assert planned(given)[0].attacks.attack[-1] == "mine"
 
 
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
@@ -188,7 +201,7 @@ def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> Non
     changed = {
         name for name, value in plan.values_by_field_name().items() if value != shallow.values_by_field_name()[name]
     }
-    assert changed == {"attack", "attack_options", "setting", "known_fraction", "known_limit"}
+    assert changed == {"attack", "attack_options", "setting", "known_fraction", "known_limit", "limit"}
     usual = quick_check.Plan().values_by_field_name()
     assert all(
         plan.values_by_field_name()[name] == usual[name]
