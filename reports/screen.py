@@ -296,6 +296,8 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) 
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
     if not highest:
+        if n := result.benchmark.nonmembers:
+            return f"not measured of the {n:,} non-members: what guessing alone would extract is not known {how}"
         return f"no non-members: what guessing alone would extract is not known {how}"
     told = (
         f"{phrases.hit_count_of_share(m):,}/{m.n:,} {_short_target_title(result, target)}"

@@ -78,7 +78,7 @@ def describe_signal_baseline(signal: LeakSignal) -> str:
     if isinstance(b, Measurement):
         return f"non-members {_baseline_text(b)}"
     if b is None:
-        return "no non-members to compare with"
+        return "not compared with non-members"
     blind = f", blind baseline {phrases.format_value(signal.blind)}" if signal.blind else ", no blind baseline"
     return f"chance {phrases.format_number(b)}{blind if signal.kind.alike else ''}" if b else ""
 

@@ -278,6 +278,12 @@ METRICS = (
         note=f"the baseline; {_NEAR}",
         values=lambda o: o.is_near_verbatim,
     ),
+    _share_of_nonmembers(
+        "any_of_k_nonmembers",
+        "Any of the guesses on non-members (the baseline)",
+        note="the baseline",
+        values=lambda o: o.any_hit,
+    ),
     Metric("excess_recall", "Excess recall (members − non-members)", signed=True, values=lambda o: o.hit),
     Metric(
         "recall_top_3",

@@ -251,3 +251,10 @@ def test_its_words_are_those_of_the_glossary() -> None:
     assert all(f"| **{term}" in GLOSSARY for term in ("severity", "public model", "copies", "perplexity", "interval"))
     for kind in KINDS:
         assert any(word in plain for word in (kind.short, kind.title.lower(), kind.short.split()[0]))
+
+
+def test_a_number_that_non_members_have_no_twin_of_is_not_said_to_have_no_non_members() -> None:
+    alone = run_of(row("perplexity", share("greedy", 30, N)))
+    for n, said in ((200, "not measured of the 200 non-members"), (0, "no non-members")):
+        result = replace(alone, benchmark=replace(alone.benchmark, nonmembers=n))
+        assert screen._nonmember_baseline_label(result, []).startswith(said)

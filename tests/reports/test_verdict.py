@@ -29,7 +29,7 @@ def test_the_whole_story(result: AuditResult) -> None:
 def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> None:
     assert headline(result) == (
         "Undefended leaks: 166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160); 150/320 (47% "
-        "[41–53]) extracted by greedy decoding, 64/64 of those trained on 16 times (no non-members to compare with). "
+        "[41–53]) extracted by greedy decoding, 64/64 of those trained on 16 times (not compared with non-members). "
         "PMixED (sound): inconclusive: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box (not significant; "
         "non-members 0/160). Uniform mixing leaks: 166/320 (52% [46–57]) extracted verbatim, white-box "
         "(non-members 0/160)."

@@ -97,6 +97,17 @@ def test_judging_compares_verbatim_and_keeps_groups_apart() -> None:
     assert extraction.recall_error_curve(judged.select_secrets(judged.member))[-1] == (1, 0.5)
 
 
+def test_any_of_the_guesses_is_measured_of_nonmembers_too() -> None:
+    secrets = {name: Secret(name, (1,), (5, 6), member=name == "member") for name in ("member", "other", "third")}
+    ranked = {"member": ((5, 6),), "other": ((7, 7), (5, 6)), "third": ((7, 7), (8, 8))}
+    guesses = [
+        Guesses(name, tuple(Guess(one, -i) for i, one in enumerate(some)), 2, 4) for name, some in ranked.items()
+    ]
+    finding = {m.name: m for m in extraction.extraction_measurements(judging.judge_guesses(guesses, secrets))}
+    assert (finding["any_of_k_nonmembers"].value, finding["any_of_k_nonmembers"].n) == (0.5, 2)
+    assert finding["recall_nonmembers"].value == 0
+
+
 # --- near-verbatim ---------------------------------------------------------------------------------------------------
 
 
