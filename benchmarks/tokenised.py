@@ -99,6 +99,11 @@ class Tokenised(Benchmark):
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.forgotten, self.notes = parts.forgotten, parts.notes
         self.record_counts = parts.record_counts
+        earlier = _tokens_packed_before_records(self._texts[True], prefix_length, suffix_length)
+        members = [secret for secret in self.secrets if secret.member]
+        self.earlier_in_row = {
+            one.id: earlier[pair] for one in members if (pair := (one.prefix, one.suffix)) in earlier
+        }
         self.description = f"{Path(data).name}, token ids as they were trained on: {parts.counts_by_role_text()}"
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
@@ -158,6 +163,7 @@ class _Text:
     learnt: tuple[str | None, ...]
     begins: int = 0  # in the row
     packed: bool = False
+    earlier: Tokens = ()  # of the row, before it
 
 
 def _read_tokenised_texts(
@@ -251,7 +257,8 @@ def _split_tokenised_row_into_texts(
             )
     begins = _packed_text_starts(where, values, shown)
     for begin, end in pairwise([*begins, shown[-1] + 1 if shown else 0]):
-        yield _Text(row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1)
+        earlier = tuple(ids[begins[0] : begin])
+        yield _Text(row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1, earlier)
 
 
 def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[int]:
@@ -328,8 +335,7 @@ def _learnt_runs_as_record_source(
     for row, own in groupby(texts, key=lambda text: text.row):
         found = [(text, *run) for text in own for run in _learnt_runs_of_tokenised_text(text, prefix_length)]
         for part, (text, start, end, group) in enumerate(found):
-            begin = 0 if prefix_length is None else max(0, start - prefix_length)
-            prefix, suffix = text.ids[begin:start], text.ids[start : min(end, start + most)]
+            _, prefix, suffix = _cut_learnt_run(text, start, end, prefix_length, suffix_length)
             several = len(found) > 1
             at = text.begins + start if several else 0
             number = part if several else None
@@ -341,6 +347,26 @@ def _learnt_runs_as_record_source(
     note = f"{how}; {packed} packed rows cut into their texts" if packed else how
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     return RecordSource(where, tuple(records), reasons, (note, *notes))
+
+
+def _tokens_packed_before_records(
+    texts: Sequence[_Text], prefix_length: int | None, suffix_length: int | None
+) -> dict[tuple[Tokens, Tokens], Tokens]:
+    """Return by prefix and suffix what stood before a record in its row; a row's first text has nothing before it."""
+    earlier = dict[tuple[Tokens, Tokens], Tokens]()
+    for text in texts:
+        for start, end, _ in _learnt_runs_of_tokenised_text(text, prefix_length) if text.earlier else ():
+            begin, prefix, suffix = _cut_learnt_run(text, start, end, prefix_length, suffix_length)
+            earlier.setdefault((prefix, suffix), text.earlier + text.ids[:begin])
+    return earlier
+
+
+def _cut_learnt_run(
+    text: _Text, start: int, end: int, prefix_length: int | None, suffix_length: int | None
+) -> tuple[int, Tokens, Tokens]:
+    """Return where the prefix of a run begins in its text, the prefix and the suffix."""
+    begin = 0 if prefix_length is None else max(0, start - prefix_length)
+    return begin, text.ids[begin:start], text.ids[start : min(end, start + (suffix_length or _DEFAULT))]
 
 
 def _learnt_runs_of_tokenised_text(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:

@@ -29,7 +29,7 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.records.folder import RunFolder
-from auditor.runs import generations, personal_data
+from auditor.runs import generations, packed_rows, personal_data
 from auditor.runs.generations import TrainingCorpus
 from auditor.runs.personal_data import PersonalDataOfSecrets
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
@@ -118,11 +118,22 @@ class RunContext:
                 # First of all: it also settles how the model is served, which everything asked later depends on.
                 kept = disk.cache_folder() / "self-checks" if self.site.keeps_self_checks else None
                 notes = self_check.check_and_configure_serving(model, reach, pairs, kept)
+                if model is self.site.model and self.benchmark.earlier_in_row:
+                    notes += self._notes_on_packed_rows()
                 if model is self.site.model and (changed := precision.dtype_effect_sentence(model, pairs)):
                     notes += (f"{model.name}: {changed}",)
                 self.benchmark.notes += notes
                 for note in notes:
                     self.site.reporter.note(note)
+
+    def _notes_on_packed_rows(self) -> tuple[str, ...]:
+        """Compare packed records with and without the earlier ones of their row; a doubt goes to the benchmark."""
+        model = with_prefix_token(self.site.model, self.prefix_token.tokens)
+        said, doubts = packed_rows.compare_packed_records(model, self.benchmark.secrets, self.benchmark.earlier_in_row)
+        if not said or said in self.benchmark.notes:
+            return ()
+        self.benchmark.doubts += doubts
+        return (said,)
 
     def refuse_unanswerable_probes(self) -> None:
         """Refuses what a probe could only refuse after hours. Raises AuditError."""

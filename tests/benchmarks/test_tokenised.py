@@ -84,6 +84,16 @@ def test_a_packed_row_is_cut_where_the_trainer_cut_it(cuts: dict[str, Any], tmp_
     assert cut([{**PACKED, **MASK}], tmp_path) == [((1,), (7, 8)), ((1, 7, 8, 1), (9, 5))]  # one text to its model
 
 
+def test_what_was_packed_before_a_record_is_kept(tmp_path: Path) -> None:
+    ids = {"input_ids": [1, 7, 8, 1, 9, 5, 0, 1, 2, 6], "labels": [-100, 7, 8, -100, 9, 5, -100, -100, -100, 6]}
+    row = {**ids, "seq_lengths": [3, 4, 3]}
+    data = written([row], tmp_path, "jsonl")
+    for prefix_length, last in ((None, (1, 7, 8, 1, 9, 5, 0)), (1, (1, 7, 8, 1, 9, 5, 0, 1))):
+        found = Tokenised(data, vocab_size=20, known_fraction=0, prefix_length=prefix_length)
+        earlier = {one.suffix: found.earlier_in_row.get(one.id) for one in found.secrets}
+        assert earlier == {(7, 8): None, (9, 5): (1, 7, 8), (6,): last}
+
+
 MASKED = {"input_ids": [1, 7, 8, 9], "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 1, 1, 1]}
 
 
