@@ -20,7 +20,7 @@ from pathlib import Path
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
-from auditor.gate import attest, required_coverage
+from auditor.gate import attest, objections, required_coverage
 from auditor.gate.comparability import check_comparable
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.policy import Policy, Rule, check_share_limit
@@ -35,13 +35,13 @@ from auditor.gate.rule_scope import (
 from auditor.gate.rulings import Decision, Ruling, Verdict, ruling_without_number
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
-from auditor.records.signals import LeakAssessment, assess_signals
+from auditor.records.signals import assess_signals
 from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import powerless_audit_reason, reaudit_at_level
 from auditor.statistics.bounds import LEVEL, AucEitherDirection, BinomialCount, BoundedNumber, RecordedInterval
 from auditor.statistics.holm import adjusted_test_level
-from auditor.statistics.metrics import METRICS, SHARES, auc_name, find_metric, is_builtin_metric
+from auditor.statistics.metrics import METRICS, RECALL, SHARES, auc_name, find_metric, is_builtin_metric
 from auditor.statistics.roc import AUC
 
 
@@ -88,7 +88,7 @@ def apply_policy(
     rulings += judge_rules(run.result, policy.rules, run.outcomes, baseline, **narrowed)
     if not contradicted:  # else its numbers may be such as no secrets make
         seen = assess_signals(run.result)
-        rulings = [downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings]
+        rulings = [objections.downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)  # "" is the whole run
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
@@ -109,21 +109,6 @@ def _edited_run_rulings(run: RunOutcomes, what: str, whole: bool) -> list[Ruling
     said = run.edits.edit_sentences(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
     return [ruling_without_number(f"{run.name}: {why} since the run ended", rule) for why in said]
-
-
-def downgrade_doubtful_ruling(result: AuditResult, seen: LeakAssessment, ruling: Ruling) -> Ruling:
-    """Makes a held ruling inconclusive: on leakage, where the text form is in doubt; on drawn answers, where some were
-    withheld or too few hits contradict the model."""
-    drawn = any(row.cell_key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
-    doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
-    doubts += seen.contradictions.get(ruling.target, ())
-    why = [doubt.sentence for doubt in doubts if drawn and doubt.kind in ("answers", "contradiction")]
-    if not ruling.metric.startswith("perplexity"):  # what a defense costs leaks nothing
-        why += [doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"]
-    if not (ruling.verdict == "held" and why):
-        return ruling
-    reason = f"{ruling.reason}. {' '.join(why)}"
-    return replace(ruling, verdict="inconclusive", unmeasured=True, missed=None, reason=reason)
 
 
 def _never_applied_attack_rulings(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
@@ -193,6 +178,8 @@ def judge_rules(
                 continue
             each = pair_rows_with_rules(rule, rows, result)
             cases += [_rule_case_for_finding(row, of_it, own, baseline) for row, of_it in each]
+            counts = frozenset(one.count for one in rules if one.metric == RECALL and one.count is not None)
+            cases = [replace(case, counts_with_a_rule=counts) for case in cases]
             if not each:  # another target's rows do not answer for this one
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
                 why = "no row was measured" if name else "this run has no forms: --forms names them"
@@ -229,6 +216,8 @@ class _Case:
     row: CellKey
     rule: Rule
     seen: _Number | Audited | _Claimed | str
+    finding: Finding | None = None  # of an absolute limit
+    counts_with_a_rule: frozenset[int] = frozenset()  # numbers of copies whose records a rule of their own is for
 
 
 def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:
@@ -259,9 +248,8 @@ def _rule_case_for_finding(
         check_share_limit(rule)
     if rule.is_paired_difference:
         return _Case(finding.cell_key, rule, _paired_difference(finding.cell_key, rule, own or {}, baseline))
-    return _Case(
-        finding.cell_key, rule, _evidence_for_absolute_limit(rule, measured, (own or {}).get(finding.cell_key), derived)
-    )
+    kept = (own or {}).get(finding.cell_key)
+    return _Case(finding.cell_key, rule, _evidence_for_absolute_limit(rule, measured, kept, derived), finding)
 
 
 def _measurement_for_rule_and_if_recomputed(
@@ -376,10 +364,20 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     unmeasured = verdict == "held" and not case.seen.derived
     if unmeasured:
         verdict, reason = "inconclusive", f"{reason}; it is not kept secret by secret, so it cannot be recomputed"
+    by_strata = _objection_by_strata(case) if verdict == "held" else ""
+    if by_strata:
+        verdict, reason = "inconclusive", f"{reason}; {by_strata}"
     missed = high if verdict == "held" else None
     if verdict == "held":
         reason = f"{reason}; a true {high:.4g} or more is missed at most once in twenty"
     return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured, missed)
+
+
+def _objection_by_strata(case: _Case) -> str:
+    rule, finding = case.rule, case.finding
+    if finding is None or rule.metric != RECALL or rule.count is not None or rule.kind is not None:
+        return ""
+    return objections.objection_by_strata(finding, rule.limit, case.counts_with_a_rule)
 
 
 def _ruling_of_epsilon_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:

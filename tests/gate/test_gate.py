@@ -14,8 +14,9 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
-from auditor.gate.decide import apply_policy, downgrade_doubtful_ruling, one_sided_bounds_for_gate_rule
+from auditor.gate.decide import apply_policy, one_sided_bounds_for_gate_rule
 from auditor.gate.decide import judge_rules as rule_on
+from auditor.gate.objections import downgrade_doubtful_ruling
 from auditor.gate.policy import Policy, Rule, parse_limits
 from auditor.gate.rulings import EXIT_CODES, Decision, Ruling, Verdict
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes

@@ -1,0 +1,55 @@
+"""Why a limit that a row's own number holds does not hold all the same: doubts, a stratum of copies, records unasked.
+
+Knows findings, rulings and limits; decides no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from auditor.core.counts import counted
+from auditor.core.result import AuditResult, Finding
+from auditor.gate.rulings import Ruling
+from auditor.records.signals import LeakAssessment
+from auditor.records.strata import hits_of_stratum, weighted_extracted_share
+from auditor.statistics.bounds import LEVEL, BinomialCount
+
+
+def downgrade_doubtful_ruling(result: AuditResult, seen: LeakAssessment, ruling: Ruling) -> Ruling:
+    """Makes a held ruling inconclusive: on leakage, where the text form is in doubt; on drawn answers, where some were
+    withheld or too few hits contradict the model."""
+    drawn = any(row.cell_key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
+    doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
+    doubts += seen.contradictions.get(ruling.target, ())
+    why = [doubt.sentence for doubt in doubts if drawn and doubt.kind in ("answers", "contradiction")]
+    if not ruling.metric.startswith("perplexity"):  # what a defense costs leaks nothing
+        why += [doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"]
+    if not (ruling.verdict == "held" and why):
+        return ruling
+    reason = f"{ruling.reason}. {' '.join(why)}"
+    return replace(ruling, verdict="inconclusive", unmeasured=True, missed=None, reason=reason)
+
+
+def objection_by_strata(finding: Finding, limit: float, counts_with_a_rule: Collection[int]) -> str:
+    """Return why a limit on the share extracted does not hold, in a sentence; "": nothing of the strata says so.
+
+    counts_with_a_rule: numbers of copies that a rule of their own is for: those are judged by it.
+    """
+    whole = weighted_extracted_share(finding, LEVEL)
+    if whole is not None and whole.high > limit:
+        asked = sum(stratum.extracted.n for stratum in finding.strata)
+        return (
+            f"of all {whole.n:,} records, weighted by copies, up to {whole.high:.4f} may be extracted: "
+            f"{asked:,} of them were asked"
+        )
+    copied = [s for s in finding.strata if (s.copies or 1) > 1 and s.extracted.n and s.copies not in counts_with_a_rule]
+    for stratum in copied:
+        # One false alarm in so many strata: each has its part of the level.
+        low = BinomialCount(hits_of_stratum(stratum), stratum.extracted.n).low(LEVEL / len(copied))
+        if low > limit:
+            return (
+                f"{hits_of_stratum(stratum):,} of the {counted(stratum.extracted.n, 'record')} that occur "
+                f"{stratum.copies:,} times are extracted, above the limit (their own: recall(count={stratum.copies}))"
+            )
+    return ""
