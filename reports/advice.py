@@ -94,11 +94,15 @@ def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: s
         yield Advice(CLEAR, said, phrases.target_title(result, target))
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         # Personal data is measured by the attacks on verbatim text, which are named for that kind.
-        told = [
-            f"{phrases.lower_first(kind.title)} (--attack {' or '.join(found)})"
-            for kind in untested
-            if kind is not PERSONAL and (found := result.methods_measuring(*kind.measured_by[:1]))
-        ]
+        reasons = {row.attack: row.not_applicable for row in result.findings}
+        told = []
+        for kind in untested:
+            methods = () if kind is PERSONAL else result.methods_measuring(*kind.measured_by[:1])
+            # What the run was asked for already is not advised again: its reason is.
+            asked_for = [f"did not run: {reasons[name]}" for name in methods if reasons.get(name)]
+            others = [name for name in methods if name not in reasons]
+            if how := "; ".join(asked_for) or (f"--attack {' or '.join(others)}" if others else ""):
+                told.append(f"{phrases.lower_first(kind.title)} ({how})")
         if told:
             on = ", ".join(signals.target_title_or_undefended(result, target) for target in targets)
             yield Advice(TEST, ", ".join(told), on or "audit run")

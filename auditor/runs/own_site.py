@@ -78,6 +78,14 @@ class OwnSite(Site):
     def attacked_adapter_base_name(self) -> str:
         return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
 
+    @property
+    def names_reference_model(self) -> bool:
+        if {"reference", "public"} & self.models.live.keys():
+            return True
+        if self.target.reference is not None:
+            return self.target.reference != NONE
+        return self.target.public is not None or self._adapter_base_and_revision is not None
+
     def read_auto_dtype_as_float32(self) -> None:
         self.models.loading = self.models.loading.with_float32_for_auto()
 

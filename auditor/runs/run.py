@@ -276,7 +276,7 @@ def _measure_target(target_run: TargetRun, clock: StageClock, findings: list[Fin
     findings[first:] = findings_with_strongest_membership(findings[first:], collector)
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):
-        doubts += scoring.doubt_if_members_likelier(target.title, found)
+        doubts += scoring.doubt_if_members_likelier(target.title, found, audit.selection.methods_by_name)
     target.model.check_unchanged_at_end()  # refuses a served model that was another one by the end
     # Last: peak memory, cost and the model's own doubts are of all that was asked of it.
     return target.make_target_record(perplexities, audit.prefix_token, doubts)

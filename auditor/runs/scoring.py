@@ -6,7 +6,7 @@ It charges no claim: no attacker asks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -221,10 +221,13 @@ def likelihood_row_of_secrets(members: Mapping[str, float], others: Mapping[str,
 _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]  # which tells members from non-members
 
 
-def doubt_if_members_likelier(title: str, answers: RowValuesBySecret) -> tuple[Doubt, ...]:
+def doubt_if_members_likelier(
+    title: str, answers: RowValuesBySecret, methods: Collection[str] = ()
+) -> tuple[Doubt, ...]:
     """That members' true tokens are significantly more likely than non-members': the target knows something of them.
 
     One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
+    methods: names of those that the run has, which it is not advised to add.
     """
     values = answers.values[LIKELIHOOD]
     members, others = values[answers.member], values[~answers.member]
@@ -232,12 +235,14 @@ def doubt_if_members_likelier(title: str, answers: RowValuesBySecret) -> tuple[D
     if not least > 0:  # NaN, which is no doubt either, where a defense forbids a true token or all values are equal
         return ()
     gap = np.mean(members) - np.mean(others)
+    name = registry.attack_or_probe_name_measuring(_ALIKE)
+    which = f"compare {name} with its blind baseline" if name in methods else f"--attack {name} tests which"
     return (
         Doubt(
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a token (at least "
             f"{least:.2f}): the model knows something of them that no attack extracted, or the two "
-            f"differ in kind; --attack {registry.attack_or_probe_name_measuring(_ALIKE)} tests which.",
+            f"differ in kind; {which}.",
         ),
     )
 

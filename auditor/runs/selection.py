@@ -151,12 +151,13 @@ def _build_attacks_and_probes(
     if plan.samples is not None:
         # In this order: `-A samples=` goes before `--samples`.
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
+    known = registry.attacks_and_probes_by_name()
     methods: list[Attack | Probe] = _built_plugins(
         "attack",
         plan.attack,
         options,
-        registry.attacks_and_probes_by_name(),
-        site.default_attack_options,
+        known,
+        _default_attack_options(site, known),
         objects,
     )
     if plan.samples is not None and not any(method.draws_samples for method in methods):
@@ -174,6 +175,15 @@ def _build_attacks_and_probes(
                 f"--attack {method.name} looks at records: give --data; --canaries alone are for {' or '.join(others)}"
             )
     return methods
+
+
+def _default_attack_options(site: Site, known: Mapping[str, type[Attack | Probe]]) -> dict[str, dict[str, Any]]:
+    """Return options that a user's own go before: the place's, and without a reference model those for that."""
+    defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
+    if not site.names_reference_model:
+        for name, kind in known.items():
+            defaults[name] = {**defaults.get(name, {}), **kind.without_reference}
+    return defaults
 
 
 def _built_plugins(

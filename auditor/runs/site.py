@@ -111,6 +111,11 @@ class Site(ABC):
         """The base of an attacked adapter; "" for a whole model."""
         return ""
 
+    @property
+    def names_reference_model(self) -> bool:
+        """Whether there is to be a reference model, as far as is known before anything is loaded."""
+        return True
+
     def check_plan_model_is_obtainable(self, given: Sequence[str]) -> None:  # noqa: B027 - most places have one of their own
         """Refuses a model that cannot be had as the plan says, before anything is loaded. Raises AuditError.
 

@@ -116,3 +116,12 @@ def test_parts_of_documents_are_not_tested_as_if_they_were_independent(result: A
 def test_it_is_the_first_section_after_what_leaks(result: AuditResult) -> None:
     page = table_of_contents.page_document(result, details(result, undefended=outcome(LEAKS)))
     assert page.sections[0].id == table_of_contents.markdown_document(result).sections[0].id == "advice"
+
+
+def test_what_the_run_was_asked_for_is_not_advised_again(result: AuditResult) -> None:
+    """An attack that did not run is named with its reason, and no command adds what is there."""
+    untested = " ".join(said(result)[advice.TEST])
+    name = next(name for name in result.methods if f"--attack {name}" in untested)
+    row = replace(result.findings[0], attack=name, measurements=(), not_applicable="needs a reference model")
+    again = " ".join(said(replace(result, findings=(*result.findings, row)))[advice.TEST])
+    assert f"--attack {name}" not in again and "did not run: needs a reference model" in again

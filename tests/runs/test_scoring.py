@@ -19,6 +19,9 @@ def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> RowValu
 def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:
     (doubt,) = doubt_if_members_likelier("PMixED", answers(1.0))
     assert doubt.kind == "likelihood" and doubt.sentence.startswith("PMixED: members' true tokens are more likely")
+    assert "--attack membership tests which" in doubt.sentence
+    (doubt,) = doubt_if_members_likelier("PMixED", answers(1.0), methods=("membership",))
+    assert "--attack" not in doubt.sentence and "compare membership with its blind baseline" in doubt.sentence
     assert not doubt_if_members_likelier("PMixED", answers(-1.0))
     assert not doubt_if_members_likelier("PMixED", answers(1.0, others=1))  # of whom nothing is known
     forbidden = answers(1.0)

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from auditor.attacks.membership import Membership
 from auditor.core.nouns import CellKey, Claim, Pair, Secret
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
@@ -56,6 +57,26 @@ class Live(OwnSite):
 
 def plan(**fields: object) -> Plan:
     return make_plan({"model": "live", "data": "in memory", "attack": ["perplexity"], "samples": 3, **fields}, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "score"),
+    [
+        ({}, "min_k_plus"),
+        ({"reference": "none"}, "min_k_plus"),
+        ({"reference": "other"}, "ez_mia"),
+        ({"public": "other"}, "ez_mia"),
+        ({"attack_options": {"membership": {"score": "loss"}}}, "loss"),
+    ],
+    ids=str,
+)
+def test_membership_without_a_reference_scores_by_what_needs_none(fields: dict[str, Any], score: str) -> None:
+    """As `audit check` does: before, the row was "not applicable" and the run ended without it."""
+    asked = make_plan({"model": "live", "data": "in memory", "attack": ["membership"], **fields}, {})
+    site = make_site(asked)
+    site.check_plan_model_is_obtainable = lambda given: None  # type: ignore[method-assign]
+    (method,) = select_and_check_plugins(asked, site).methods
+    assert isinstance(method, Membership) and method.score == score
 
 
 def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Path) -> None:
