@@ -64,7 +64,7 @@ def check_and_configure_serving(
     if room <= max(_reached.get(model, 0), 1) and not records:
         return ()
     before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
-    kept = None if cache is None or model.activation else cache / f"{_self_check_digest(model, room)}.json"
+    kept = None if cache is None or model.activation else cache / f"{_self_check_digest(model, room, records)}.json"
     if kept is not None and kept.is_file():
         _apply_kept_self_check(model, read_json_object(kept, "what a self-check found"))
         _reached[model] = max(room, _reached.get(model, 0))
@@ -97,11 +97,20 @@ def check_and_configure_serving(
     return model.notes[len(before) :]
 
 
-def _self_check_digest(model: HuggingFaceModel, room: int) -> str:
-    """Return what a self-check depends on as one digest: weights, configuration, libraries, device and length."""
+def _self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
+    """Return what a self-check depends on as one digest: weights, configuration, libraries, device, texts."""
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
-    told = [model.digest(), kind, model.model.config.to_json_string(), versions, str(model.device), room, __version__]
+    told = [
+        model.digest(),
+        kind,
+        model.model.config.to_json_string(),
+        versions,
+        str(model.device),
+        room,
+        records,
+        __version__,
+    ]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
