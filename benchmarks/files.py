@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +20,12 @@ from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
 from auditor.benchmarks.cut_places import TextLengths
 from auditor.benchmarks.cutting import Cutting
+from auditor.benchmarks.large_tables import UnreadRows, read_sample_of_large_table
 from auditor.benchmarks.length_matching import match_nonmembers_by_length
 from auditor.benchmarks.member_copies import leave_out_copies_of_members
 from auditor.benchmarks.occurrences import count_text_occurrences, is_occurrence_end_inside_word
 from auditor.benchmarks.splitting import (
+    ALSO_MEMBER,
     DataRecord,
     RecordSource,
     SplitOptions,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FROM_COLUMN = "come from the repeats column"
+_FROM_TEXTS = "are how many of its rows have the same text"
 _FROM_ROWS = "are how often prefix and suffix stand, one behind the other, anywhere in its rows"
 
 
@@ -88,18 +92,18 @@ class Files(Benchmark):
         split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = cutting.require_fast_tokenizer_for_cutting(tokenizer)
         named = (group_column, user_column)
-        table = _read_nonempty_table("--data", data, *named)
+        # People, and records to forget, are looked for among all rows: then none may be left unread.
+        sampled = split if user_column is None and forget is None else None
+        table, unread = _read_table_or_sample("--data", data, named, sampled)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
         self._kinds = columns.nested_column_kinds(table)
         cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room)
         used = [name for name in named if name is not None]
         self.unread_columns = columns.unread_text_columns(table, columns.detect_column_layout(table), used)
-        members = _table_as_record_source("--data", table, cut, *named)
+        members = _table_as_record_source("--data", table, cut, *named, unread=unread)
+        read = partial(_read_file_as_record_source, cut=cut, split=sampled, members=members.unread)
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
-        pairs, others, lost = (
-            None if name is None else _table_as_record_source(flag, _read_nonempty_table(flag, name, *own), cut, *own)
-            for flag, name, own in asked
-        )
+        pairs, others, lost = (None if name is None else read(flag, name, own) for flag, name, own in asked)
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
@@ -138,23 +142,60 @@ class Files(Benchmark):
         yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
 
 
-def _read_nonempty_table(flag: str, name: str, *named_columns: str | None) -> RecordTable:
-    return require_nonempty_record_table(
-        read_record_table(flag, name, (*columns.COLUMNS, *filter(None, named_columns)))
-    )
+def _read_file_as_record_source(
+    flag: str,
+    name: str,
+    named: tuple[str | None, ...],
+    *,
+    cut: Cutting,
+    split: SplitOptions | None,
+    members: UnreadRows | None,
+) -> RecordSource:
+    table, unread = _read_table_or_sample(flag, name, named, split)
+    return _table_as_record_source(flag, table, cut, *named, unread=unread, members=members)
+
+
+def _read_table_or_sample(
+    flag: str, name: str, named: tuple[str | None, ...], split: SplitOptions | None
+) -> tuple[RecordTable, UnreadRows | None]:
+    """Return the rows of a file, or a sample of a large one and what is known of its other rows.
+
+    split: None: the whole table is read, however large.
+    """
+    wanted = (*columns.COLUMNS, *filter(None, named))
+    if split is not None and split.limit is not None and flag in ("--data", "--nonmembers"):
+        draw_order = partial(split.draw_order, f"rows of a large {flag}")
+        sample = read_sample_of_large_table(
+            f"{flag} {name!r}", Path(name), wanted, split.limit, draw_order, copied_first=flag == "--data"
+        )
+        if sample is not None:
+            return sample
+    return require_nonempty_record_table(read_record_table(flag, name, wanted)), None
 
 
 def _table_as_record_source(
-    flag: str, table: RecordTable, cut: Cutting, group_column: str | None = None, user_column: str | None = None
+    flag: str,
+    table: RecordTable,
+    cut: Cutting,
+    group_column: str | None = None,
+    user_column: str | None = None,
+    *,
+    unread: UnreadRows | None = None,
+    members: UnreadRows | None = None,
 ) -> RecordSource:
-    """Return the rows of one table as records. Rows that cannot be cut are listed by reason."""
+    """Return the rows of one table as records. Rows that cannot be cut are listed by reason.
+
+    unread: what is known of the other rows, if the table is a sample. members: of a large table of members, of which
+    no non-member may be a row.
+    """
     layout = columns.detect_column_layout(table)
     form = None if layout in columns.PLAIN else cut.form or cutting.usual_chat_rendering_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
     parts, how, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
-        repeats = columns.row_repeat_counts(table)
-        how += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else _FROM_ROWS}"
+        repeats = columns.row_repeat_counts(table) if unread is None else list(unread.copies)
+        counted = _FROM_ROWS if unread is None else _FROM_TEXTS
+        how += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else counted}"
     else:
         repeats = [1] * table.rows
     groups = columns.row_group_values(table, group_column, needed=flag == "--data")
@@ -167,6 +208,8 @@ def _table_as_record_source(
         row_tokens[one.row] += one.tokens
         if isinstance(one.halves, str):
             unusable.append((one.row, one.halves))
+        elif flag == "--nonmembers" and members is not None and members.contains_text(texts[one.row]):
+            unusable.append((one.row, ALSO_MEMBER))
         else:
             prefix, suffix, wording = one.halves
             group = groups[one.row] or one.group
@@ -174,7 +217,7 @@ def _table_as_record_source(
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.prefix_and_suffix_text)
     # `texts` and `remarks` are whole from here on: reading the parts filled them.
-    if flag == "--data" and columns.REPEATS not in table.columns:
+    if flag == "--data" and columns.REPEATS not in table.columns and unread is None:
         records = _data_records_with_copy_counts(records, standing, texts)
     if columns.PII in table.columns:
         records = _data_records_with_personal_data_marks(records, table)
@@ -189,7 +232,7 @@ def _table_as_record_source(
     )
     notes = (how, *dropped, *(f"{why} ({plural(count, row_noun)})" for why, count in remarks.items()))
     notes_of_file = tuple(f"{table.where}: {note}" for note in notes)
-    return RecordSource(
+    source = RecordSource(
         table.where,
         tuple(records),
         left_out,
@@ -198,6 +241,29 @@ def _table_as_record_source(
         parts_left_out,
         row_tokens,
         texts if flag == "--data" else (),
+    )
+    return source if unread is None else _with_row_numbers_of_table(source, unread)
+
+
+def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> RecordSource:
+    """Return the source with each row by its number in the whole table, and a note on what was not read."""
+
+    def renumber(reasons: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((why, tuple(unread.rows[row] for row in rows)) for why, rows in reasons)
+
+    n_distinct = unread.n_distinct + len(unread.rows)
+    note = (
+        f"{source.where}: {unread.n_rows:,} rows were counted by their text; a sample of {len(unread.rows):,} of the "
+        f"{n_distinct:,} distinct texts was tokenised, since --limit attacks fewer"
+    )
+    return replace(
+        source,
+        records=tuple(replace(record, row=unread.rows[record.row]) for record in source.records),
+        left_out=renumber(source.left_out),
+        parts_left_out=renumber(source.parts_left_out),
+        row_tokens={unread.rows[row]: n for row, n in source.row_tokens.items()},
+        notes=(*source.notes, note),
+        unread=unread,
     )
 
 

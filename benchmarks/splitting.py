@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from auditor.benchmarks.chat_rendering import ChatRendering
+from auditor.benchmarks.large_tables import UnreadRows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens, Wording
 from auditor.core.result import RecordCounts
@@ -61,6 +62,7 @@ class RecordSource:
     row_tokens: Mapping[int, int] = field(default_factory=dict)  # of each row; empty: not counted
     texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if they are looked at again
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # usable rows without a record, by rule
+    unread: UnreadRows | None = None  # of a large table: the rows that were only counted
 
     def count_records(
         self, left_out: Mapping[str, int], not_attacked: Mapping[str, int], attacked: Sequence[DataRecord]
@@ -69,14 +71,17 @@ class RecordSource:
         all_left_out = {why: len(rows) for why, rows in self.left_out} | {why: n for why, n in left_out.items() if n}
         by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
         by_rule |= {rule: n for rule, n in not_attacked.items() if n}
+        if self.unread is not None:
+            by_rule[BY_LIMIT] = by_rule.get(BY_LIMIT, 0) + self.unread.n_distinct
         without_record = [*(rows for _, rows in self.left_out), *self.not_attacked.values()]
         rows = {record.row for record in self.records}.union(*without_record)
         audited_rows = {record.row for record in attacked}
-        copies = len(rows) - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
+        n_rows = len(rows) if self.unread is None else self.unread.n_rows
+        copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
         parts = {why: len(rows) for why, rows in self.parts_left_out}
         tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
         attacked_tokens = _count_attacked_tokens(attacked) if tokens else 0
-        return RecordCounts(len(rows), len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens)
+        return RecordCounts(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens)
 
 
 def group_rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -207,6 +212,8 @@ def split_data_records_into_secrets(
         members_in_order = _first_rows_by_copies(attacked, copies, "member", split, notes)
     others_in_order = _first_rows_by_copies(others, {}, "non-member", split, notes)
     population = Counter(copies_label(times) for times in copies.values())
+    if members.unread is not None:
+        population += members.unread.by_copies
     attacked, others = (_in_file_order(side) for side in (members_in_order, others_in_order))
     secrets = [
         replace(_secret_of_record(label, record, record.repeats, member=True), copies=copies[record.row])

@@ -638,3 +638,80 @@ def test_every_row_is_counted_once_with_the_rule_that_left_it_out(tmp_path: Path
     assert nonmembers.not_attacked == {"beyond --limit": 1}
     for side in counts.values():
         assert side.usable == side.audited + side.copies + sum(side.not_attacked.values())
+
+
+LINES = [f"Dear patient {i}, the code of door {i * 7919 % 10007} is {i * 31 % 9973:05d}." for i in range(60)]
+
+
+def read_large(path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], **asked: Any) -> Files:
+    """Read a file as a large one: of 30 distinct rows 12 are tokenised."""
+    monkeypatch.setattr("auditor.benchmarks.large_tables.LARGE", 20)
+    monkeypatch.setattr("auditor.benchmarks.large_tables.SAMPLE", 12)
+    monkeypatch.setattr("auditor.benchmarks.large_tables._BATCH", 7)
+    lengths = {"prefix_length": 8, "suffix_length": 8, "known_fraction": 0.25, "limit": 3}
+    return Files(write(path, rows), BYTES, **(lengths | asked))
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_large_table_is_counted_whole_and_tokenised_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    texts = [*LINES[:30], *[LINES[17]] * 4, *[LINES[29]] * 2]
+    read = read_large(tmp_path / f"d{ending}", monkeypatch, [{"text": text} for text in texts], known_fraction=0)
+    assert [secret.id for secret in read.secrets if secret.repeats == 5] == ["row-000017"]
+    assert [secret.id for secret in read.secrets if secret.repeats == 3] == ["row-000029"]
+    for secret in read.secrets:
+        assert LINES[int(secret.id[4:])].startswith(decode(secret.prefix + secret.suffix))
+    counts = read.record_counts["members"]
+    assert (counts.given, counts.audited, counts.copies) == (36, 3, 6)
+    assert counts.by_copies == {"1": 28, "5": 1, "3": 1}
+    assert sum(counts.not_attacked.values()) == 27
+    assert any("36 rows were counted by their text; a sample of 12 of the 30 distinct" in note for note in read.notes)
+    again = read_large(tmp_path / f"e{ending}", monkeypatch, [{"text": text} for text in texts], known_fraction=0)
+    assert again.secrets == read.secrets
+
+
+def test_a_large_table_adds_its_repeats_column_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": text, "repeats": 1 + (i == 4)} for i, text in enumerate([*LINES[:30], LINES[4]])]
+    read = read_large(tmp_path / "d.jsonl", monkeypatch, rows, known_fraction=0)
+    assert {secret.id: secret.repeats for secret in read.secrets}["row-000004"] == 3
+
+
+def test_no_row_of_a_large_table_is_a_non_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = write(tmp_path / "n.jsonl", [{"text": text} for text in LINES[20:40]])
+    read = read_large(tmp_path / "d.jsonl", monkeypatch, [{"text": t} for t in LINES[:30]], nonmembers=others, limit=15)
+    ids = {secret.id for secret in read.secrets if not secret.member}
+    assert ids == {f"nonmember-{row:06d}" for row in range(10, 20)}
+    assert read.record_counts["nonmembers"].left_out == {"identical to a member or an auxiliary record": 10}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"limit": None}, {"user_column": "who"}, {"windows": 4, "limit": None}, {"limit": 10**6}],
+)
+def test_a_large_table_is_read_whole_if_every_row_may_be_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    rows = [{"text": text, "who": f"person {i}"} for i, text in enumerate(LINES[:30])]
+    if "user_column" in asked:
+        asked = {**asked, "limit": 25}
+    read = read_large(tmp_path / "d.jsonl", monkeypatch, rows, **asked)
+    assert not any("counted by their text" in note for note in read.notes)
+    assert read.record_counts["members"].given == 30
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"text": 3}, "row 25 .counted from 0., column 'text': expected text, got a number"),
+        ({"other": "x"}, "row 25 .counted from 0., column 'text': expected text, got nothing"),
+        ([], "row 25 .counted from 0.: expected a JSON object, got a list"),
+    ],
+)
+def test_a_fault_in_a_large_table_is_named_by_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Any, complaint: str
+) -> None:
+    rows: list[Any] = [{"text": text} for text in LINES[:30]]
+    rows[25] = row
+    with pytest.raises(AuditError, match=complaint):
+        read_large(tmp_path / "d.jsonl", monkeypatch, rows)
