@@ -18,6 +18,7 @@ from auditor.gate.decide import read_run
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.secret_details import secret_alias_by_id
 from auditor.reports import escaping, phrases, tables
+from auditor.statistics.metrics import find_metric
 
 Kind = Literal["text", "number", "count", "flag"]
 Value = str | float | int | bool | None
@@ -48,7 +49,8 @@ _CLAIM: dict[str, Kind] = {
 }
 _MEASURED: dict[str, Kind] = {
     "measurement": "text",
-    "repeats": "text",  # none: over all members
+    "repeats": "count",  # as in a sheet of secrets, so that the two join; none: over all members, or a group
+    "group": "text",  # of --group-column; none: over all groups
     "kind": "text",  # of personal data; none: over all that a suffix says
     "value": "number",
     "low": "number",
@@ -105,8 +107,11 @@ def _measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
 
 
 def _measurement_sheet_values(m: Measurement, repeats: str | None = None, kind: str | None = None) -> tuple[Value, ...]:
+    is_count = repeats is not None and repeats.isdecimal()
+    count = int(repeats) if repeats is not None and is_count else None
+    group = None if is_count else repeats
     # In the order of _MEASURED, whose last column is for rows without numbers.
-    return (m.name, repeats, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
+    return (m.name, count, group, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
 def read_run_for_export_with_aliases(folder: Path) -> RunOutcomes:
@@ -168,31 +173,30 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     grids = [
         grid
         for result in map(phrases.result_with_printable_strings, results)
-        for grid in (_recall_row_table(result), _epsilon_claims_row_table(result))
+        for grid in (_main_number_row_table(result), _epsilon_claims_row_table(result))
         if grid.rows
     ]
     return "\n\\par\\bigskip\n".join(map(tables.row_table_to_latex, grids))
 
 
-def _recall_row_table(result: AuditResult) -> tables.RowTable:
-    head = ("Target", "Attack", "Recall", "Non-members", "Excess", "PPL", "Claim applies")
-    nothing = phrases.NOTHING
-    applies = {None: nothing, True: "yes", False: "no"}
+def _main_number_row_table(result: AuditResult) -> tables.RowTable:
+    head = ("Target", "Attack", "Metric", "Members", "Non-members")
     rows = tuple(
-        (
-            phrases.row_title(result, f),
-            f.attack,
-            *(
-                ("not applicable", nothing, nothing)
-                if f.not_applicable
-                else phrases.main_baseline_excess_table_cells(f)
-            ),
-            phrases.target_perplexity_text(result, f.target),
-            applies[f.claim_applies],
-        )
+        (phrases.row_title(result, f), f.attack, *_main_number_cells(f))
         for f in phrases.findings_in_report_order(result)
     )
-    return tables.RowTable(f"{result.name}: recall with 95% intervals", head, rows)
+    note = "excess, perplexity and claims: audit export --csv"
+    return tables.RowTable(f"{result.name}: main number of each attack with its 95% interval", head, rows, note)
+
+
+def _main_number_cells(finding: Finding) -> tuple[str, str, str]:
+    """Return the name of the row's main number, and the number of members and of non-members."""
+    main = finding.main
+    if finding.not_applicable or main is None:
+        return "not applicable", phrases.NOTHING, phrases.NOTHING
+    name = find_metric(main.name).short or find_metric(main.name).title
+    members, nonmembers, _ = phrases.main_baseline_excess_table_cells(finding)
+    return name, members.removeprefix(f"{name} "), nonmembers
 
 
 def _epsilon_claims_row_table(result: AuditResult) -> tables.RowTable:

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from auditor.reports import escaping
 
-_SENTENCE = 40  # characters: in LaTeX a column with a wider cell is of paragraphs
+# Of LaTeX's article class at 10 pt: the width of a line, of a space between columns and, on average, of a character.
+_LATEX_LINE, _LATEX_GAP, _LATEX_CHARACTER = 345.0, 8.0, 5.2
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,30 @@ def row_table_to_csv(grid: RowTable) -> str:
 
 
 def row_table_to_latex(grid: RowTable) -> str:
-    """A `tabular` with booktabs rules, for \\input; columns with sentences in them are paragraphs."""
-    widest = [max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)]
-    columns = "".join(r"p{0.25\linewidth}" if width > _SENTENCE else "l" for width in widest)
+    """A `tabular` with booktabs rules, for \\input, as wide as an article's line at most."""
+    columns = _latex_columns([max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)])
     head, *rows = (" & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows))
     # A comment ends with its line: on one line no title can go on as LaTeX.
     about = [f"% {escaping.to_printable_line(text)}" for text in (grid.title, *filter(None, (grid.note,)))]
-    lines = [*about, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    lines = [*about, rf"{{\setlength{{\tabcolsep}}{{{_LATEX_GAP / 2:g}pt}}\begin{{tabular}}{{@{{}}{columns}@{{}}}}"]
+    return "\n".join([*lines, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}}"]) + "\n"
+
+
+def _latex_columns(widths: Sequence[int]) -> str:
+    """Return a column specification. widths: of the columns, in characters.
+
+    Columns that are no wider than an equal share of what is left keep their width; the others are paragraphs, which
+    share the rest.
+    """
+    room = _LATEX_LINE - _LATEX_GAP * (len(widths) - 1)  # pt
+    wide, narrow = list(range(len(widths))), list[int]()
+    while fitting := [i for i in wide if widths[i] * _LATEX_CHARACTER <= room / len(wide)]:
+        narrow += fitting
+        wide = [i for i in wide if i not in fitting]
+        room -= sum(widths[i] for i in fitting) * _LATEX_CHARACTER
+        if not wide:
+            break
+    total = sum(widths[i] for i in wide)
+    shares = {i: max(room * widths[i] / total, room / len(wide) / 2) for i in wide}
+    excess = sum(shares.values()) / max(room, 1.0)
+    return "".join(f"p{{{shares[i] / excess:.0f}pt}}" if i in shares else "l" for i in range(len(widths)))

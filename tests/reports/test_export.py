@@ -17,12 +17,13 @@ from auditor.cli import run_command_line
 from auditor.core.result import AuditResult, Measurement
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.reports import export, files
+from auditor.statistics.metrics import find_metric
 
 KEY = ["run", "target", "setting", "attack", "measurement", "repeats"]
 
 
 def from_csv(text: str) -> pd.DataFrame:
-    return pd.read_csv(io.StringIO(text), dtype={"repeats": str}, keep_default_na=False, na_values=["", "nan"])
+    return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=["", "nan"])
 
 
 def test_a_row_a_measurement(with_probe: AuditResult) -> None:
@@ -37,7 +38,7 @@ def test_a_row_a_measurement(with_probe: AuditResult) -> None:
     for frame in (table, typed):
         indexed = frame.set_index(KEY)
         for f, count, m in expected:
-            repeats = np.nan if count is None else count
+            repeats = np.nan if count is None else float(count)
             row = indexed.loc[(with_probe.name, f.target, f.setting, f.attack, m.name, repeats)]
             row = row.iloc[0] if isinstance(row, pd.DataFrame) else row
             assert (row["value"], row["low"], row["high"]) == (m.value, m.low, m.high)
@@ -99,8 +100,32 @@ def test_latex_tables_are_whole(with_probe: AuditResult) -> None:
     assert len(re.findall(r"(?<!\\)\{", body)) == len(re.findall(r"(?<!\\)\}", body))
     for line in lines:
         if line.endswith(r"\\"):
-            assert len(re.findall(r"(?<!\\)&", line)) in (6, 7)
+            assert len(re.findall(r"(?<!\\)&", line)) in (4, 7)
     assert body.isascii()
+
+
+def test_latex_names_the_metric_of_each_number(with_probe: AuditResult) -> None:
+    text = export.to_latex([with_probe])
+    head = next(line for line in text.splitlines() if line.startswith("Target &"))
+    assert "Recall" not in head and head.split(" & ")[2] == "Metric"
+    for finding in with_probe.findings:
+        if finding.main is not None and not finding.not_applicable:
+            metric = find_metric(finding.main.name)
+            (line, *_) = [line for line in text.splitlines() if f"& {finding.attack} &" in line]
+            assert (metric.short or metric.title) in line
+
+
+def test_repeats_join_measurements_with_secrets(result: AuditResult) -> None:
+    def read(sheet: export.Sheet) -> pd.DataFrame:
+        return pd.read_parquet(io.BytesIO(export.to_parquet(sheet)))
+
+    finding = next(f for f in result.findings if f.main is not None)
+    grouped = {"16": finding.main, "all": finding.main, "letters": finding.main}
+    measured = read(export.measurement_sheet([replace(result, findings=(replace(finding, by_repeats=grouped),))]))
+    secrets = pd.DataFrame({"secret": ["a"], "repeats": pd.array([16], dtype="int64")})
+    joined = secrets.merge(measured, on="repeats")
+    assert len(joined) == 1 and joined["value"][0] == finding.main.value
+    assert set(measured["group"].dropna()) == {"all", "letters"}
 
 
 def test_the_command(result: AuditResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 from markdown_it import MarkdownIt
@@ -46,14 +47,18 @@ def test_csv_for_programs_holds_numbers_and_gaps() -> None:
 def test_latex_is_escaped(cell: str, latex: str) -> None:
     text = row_table_to_latex(RowTable("t", ("h",), ((cell,),)))
     assert f"\n{latex} \\\\\n" in text
-    assert text.count(r"\begin{tabular}{l}") == text.count(r"\end{tabular}") == 1
+    assert text.count(r"\begin{tabular}{@{}l@{}}") == text.count(r"\end{tabular}") == 1
 
 
-def test_sentences_become_paragraphs() -> None:
-    text = row_table_to_latex(
-        RowTable("t", ("claim", "verdict"), (("a sentence that goes on and on for longer than a line", "holds"),))
-    )
-    assert r"\begin{tabular}{p{0.25\linewidth}l}" in text
+@pytest.mark.parametrize("widths", [(10, 5), (90, 5), (30,) * 8, (200, 200), (8, 8, 70, 12, 12), (1,), (40, 41)])
+def test_a_latex_table_fits_the_line_of_an_article(widths: tuple[int, ...]) -> None:
+    cells = tuple(("word " * width)[:width].strip() or "w" for width in widths)
+    text = row_table_to_latex(RowTable("t", tuple("h" * len(widths)), (cells,)))
+    (columns,) = re.findall(r"\\begin\{tabular\}\{@\{\}(.*)@\{\}\}", text)
+    found = re.findall(r"l|p\{([0-9]+)pt\}", columns)
+    taken = sum(float(pt) if pt else 5.2 * len(cell) for pt, cell in zip(found, cells, strict=True))
+    assert taken + 8 * (len(cells) - 1) <= 345 + len(cells) / 2
+    assert ("p{" in columns) == (sum(5.2 * len(cell) for cell in cells) + 8 * (len(cells) - 1) > 345)
 
 
 def test_a_latex_row_has_as_many_cells_as_the_head() -> None:
