@@ -193,7 +193,7 @@ def _stream_parquet_batches(path: Path, wanted: Sequence[str], names: dict[str, 
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
             if file.metadata.num_rows <= LARGE or len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
                 raise _NotStreamable
             names.update(dict.fromkeys(file.schema_arrow.names))

@@ -59,7 +59,11 @@ def row_table_to_csv(grid: RowTable) -> str:
 
 def row_table_to_latex(grid: RowTable) -> str:
     """A `tabular` with booktabs rules, for \\input, as wide as an article's line at most."""
-    columns = _latex_columns([max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)])
+    cells = list(zip(grid.head, *grid.rows, strict=True))
+    longest_words = [
+        max(len(word) for cell in column for word in cell.replace("-", " ").split(" ")) for column in cells
+    ]
+    columns = _latex_columns([max(map(len, column)) for column in cells], longest_words)
     head, *rows = (" & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows))
     # A comment ends with its line: on one line no title can go on as LaTeX.
     about = [f"% {escaping.to_printable_line(text)}" for text in (grid.title, *filter(None, (grid.note,)))]
@@ -67,21 +71,25 @@ def row_table_to_latex(grid: RowTable) -> str:
     return "\n".join([*lines, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}}"]) + "\n"
 
 
-def _latex_columns(widths: Sequence[int]) -> str:
-    """Return a column specification. widths: of the columns, in characters.
+def _latex_columns(widths: Sequence[int], words: Sequence[int]) -> str:
+    """Return a column specification that fits a line. widths, words: of the widest cells and words, in characters.
 
-    Columns that are no wider than an equal share of what is left keep their width; the others are paragraphs, which
-    share the rest.
+    A column no wider than an equal share of the room keeps its width; the others are paragraphs and share the rest.
     """
-    room = _LATEX_LINE - _LATEX_GAP * (len(widths) - 1)  # pt
-    wide, narrow = list(range(len(widths))), list[int]()
-    while fitting := [i for i in wide if widths[i] * _LATEX_CHARACTER <= room / len(wide)]:
-        narrow += fitting
-        wide = [i for i in wide if i not in fitting]
-        room -= sum(widths[i] for i in fitting) * _LATEX_CHARACTER
-        if not wide:
-            break
-    total = sum(widths[i] for i in wide)
-    shares = {i: max(room * widths[i] / total, room / len(wide) / 2) for i in wide}
-    excess = sum(shares.values()) / max(room, 1.0)
-    return "".join(f"p{{{shares[i] / excess:.0f}pt}}" if i in shares else "l" for i in range(len(widths)))
+    room = _LATEX_LINE - _LATEX_GAP * (len(widths) - 1)
+    natural = [_LATEX_CHARACTER * width for width in widths]
+    wide = set(range(len(widths)))
+    while fitting := {i for i in wide if natural[i] <= room / len(wide)}:
+        room -= sum(natural[i] for i in fitting)
+        wide -= fitting
+    paragraphs = dict[int, float]()
+    while wide:
+        # Half of the room in equal parts, so that no paragraph is a sliver; half by how much they hold.
+        total = sum(natural[i] for i in wide)
+        shares = {i: room / 2 * (1 / len(wide) + natural[i] / total) for i in wide}
+        # A word is not broken: a paragraph that is too narrow for its longest word takes from the others.
+        short = {i: _LATEX_CHARACTER * words[i] for i in wide if shares[i] < _LATEX_CHARACTER * words[i]}
+        paragraphs |= short or shares
+        room = max(0.0, room - sum(short.values()))
+        wide -= set(short or wide)
+    return "".join(f"p{{{paragraphs[i]:.0f}pt}}" if i in paragraphs else "l" for i in range(len(widths)))
