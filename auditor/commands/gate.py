@@ -255,13 +255,14 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
             found += powers.secrets_needed_for_policy(limits, power, rules)
             for rule in limits:
                 if rule.is_paired_difference or rule.of_claim:
-                    typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.is_paired_difference)
+                    how = ": say --plan METRIC=A:B" if rule.is_paired_difference else ""
+                    typer.echo(f"not listed, but one of the {rules} rules: {rule}{how}")
         else:
             found += powers.secrets_needed_for_change(powers.parse_planned_share_change(item), power, rules)
     most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
-    decisions = "1 decision" if rules == 1 else f"{rules} decisions together"
-    typer.echo(f"{most:,} secrets are enough for any of these decisions (power {power:g}, {decisions} at 5%)")
+    level = "at 5%" if rules == 1 else f"at 5% for the {rules} rules of a gate together"
+    typer.echo(f"{most:,} secrets are enough for each of these {len(found)} rulings (power {power:g}, {level})")
     typer.echo(f"`audit run --until decided` takes at most {stopping:,}, in half of such runs {half:,} or fewer")
-    typer.echo("\nsecrets  until decided (half of runs)  decision")
+    typer.echo("\nsecrets  until decided (half of runs)  ruling")
     for need in found:
         typer.echo(f"{need.secrets:7,}  {f'{need.stopping:,} ({need.half:,})':>28}  {need.question}")

@@ -7,15 +7,25 @@ comparison is about. The family of the model, the secrets and the attacks may no
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.plan import plan_field_names_with_rule
+from auditor.core.plan import FIELDS, flag_of_plan_field, plan_field_names_with_rule
 from auditor.core.plan_fields import COMPARED
+from auditor.core.result import AuditResult
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.table import TABLE
+
+# Fields of a plan that decide which secrets are attacked and how, beside those with the rule COMPARED.
+_ASKED_ALIKE = (
+    *("data", "nonmembers", "limit", "prefix_length", "suffix_length", "known", "known_fraction", "group_column"),
+    *("user_column", "knows", "turns", "template", "date", "windows", "canaries", "forget", "lab"),
+    *("attack", "attack_options", "setting", "samples", "until", "seed"),
+)
 
 
 def comparable_secrets_digest(secrets: Sequence[Secret]) -> str:
@@ -32,14 +42,48 @@ def comparable_secrets_digest(secrets: Sequence[Secret]) -> str:
 
 
 def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
-    """Raises AuditError that names every difference; `what`: what the other run was to be, "baseline" for example."""
+    """Raises AuditError with the first difference and the command of a run without any.
+
+    what: what the other run was to be, "baseline" for example.
+    """
     for one in (run, base):
         if not one.outcomes:
             why = "by which runs are paired: it was taken away, or nothing was measured"
             raise AuditError(f"{one.name} holds no {TABLE}, {why}")
     found = list(dict.fromkeys(differences_barring_run_comparison(run, base)))
     if found:
-        raise AuditError(f"{base.name} is no {what} for {run.name}: {'; '.join(found)}")
+        others = f" (and {counted(len(found) - 1, 'other difference')})" if len(found) > 1 else ""
+        why = f"{base.name} is no {what} for {run.name}: {found[0]}{others}"
+        if run.result.family != base.result.family:
+            raise AuditError(f"{why}; only models of one family and vocabulary are compared secret by secret")
+        raise AuditError(f"{why}; a run that can be compared: {_comparable_run_command(run.result, base.result)}")
+
+
+def _comparable_run_command(result: AuditResult, base: AuditResult) -> str:
+    """Return the command that audits the result's model on the data and by the attack settings of `base`."""
+    asked_alike = {*plan_field_names_with_rule(COMPARED), *_ASKED_ALIKE}
+    words = ["audit", "run"]
+    for name, field in FIELDS.items():
+        value = (base if name in asked_alike else result).plan.get(name, field.default)
+        if field.said.flags is None or value in (field.default, None) or value == list(field.default or ()):
+            continue
+        words += _flag_words(flag_of_plan_field(name), value)
+    return shlex.join(words)
+
+
+def _flag_words(flag: str, value: Any) -> list[str]:
+    """Return a value of a plan as the words of a command line."""
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in (flag, str(item))]
+    if isinstance(value, dict):
+        pairs = []
+        for name, given in value.items():
+            options = given if isinstance(given, dict) else {"": given}
+            pairs += [f"{'.'.join(filter(None, (name, option)))}={text}" for option, text in options.items()]
+        return [word for pair in pairs for word in (flag, pair)]
+    return [flag, str(value)]
 
 
 def differences_barring_run_comparison(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:

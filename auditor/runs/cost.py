@@ -38,18 +38,25 @@ class RunPartCost:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """loading: seconds that models and data took just now, which a run takes too. probe: seconds of asking the models.
+    """preparing: seconds that models, data and targets took just now, by what was prepared: a run takes them too.
+
+    probe: seconds of asking the models.
 
     secrets: members and non-members that are attacked. samples: of each prefix, where all attacks draw equally many.
     """
 
     costs: tuple[RunPartCost, ...]
-    loading: float
+    preparing: tuple[tuple[str, float], ...]
     probe: float
     held: int  # bytes, once everything is loaded
     secrets: tuple[int, int] = (0, 0)
     samples: int | None = None
     rates: bool = False  # whether a method needs many non-members, for rates of false positives
+
+    @property
+    def loading(self) -> float:
+        """Seconds until the first text is asked."""
+        return sum(seconds for _, seconds in self.preparing)
 
     @property
     def seconds(self) -> float:
@@ -109,7 +116,9 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
         note += (
             f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are {found.secrets[1]:,}"
         )
-    return RowTable("what this run would take", _HEAD, tuple(map(_run_cost_table_row, found.costs)), note)
+    prepared = ((name, "", "", "", "", phrases.format_duration(seconds)) for name, seconds in found.preparing)
+    rows = (*prepared, *map(_run_cost_table_row, found.costs))
+    return RowTable("what this run would take", _HEAD, rows, note)
 
 
 _HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")

@@ -33,6 +33,7 @@ from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
 from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_and_check_plugins
+from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
@@ -81,23 +82,39 @@ def estimate_run_cost(
             "says itself; --max-tokens-total bounds it"
         )
     with clock.timed_stage("prepare"):
-        site.model, site.public_model, site.reference_model, site.benchmark  # noqa: B018 - each is loaded as it is asked for
+        preparing = _time_preparing(site)
     scene = RunContext(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.timed_stage("probe"):
         asker = _RunPartTimer(scene, seconds)
         asker.time_choosing_prefix_token()
         asker.time_all_targets()
-    loading = clock.seconds["prepare"] + asker.building
+    if asker.building:
+        preparing.append(("making the targets", asker.building))
     members = sum(secret.member for secret in scene.benchmark.secrets)
     return CostEstimate(
         tuple(asker.costs),
-        loading,
+        tuple(preparing),
         clock.seconds["probe"],
         asker.held,
         (members, len(scene.benchmark.secrets) - members),
         _common_sample_count(selection.attacks),
         any(method.least_nonmembers for method in selection.methods),
     )
+
+
+def _time_preparing(site: Site) -> list[tuple[str, float]]:
+    """Load the models and read the data; return how many seconds each took."""
+    seconds = []
+    for name, load in (
+        ("loading the model", lambda: site.model),
+        ("loading the public and the reference model", lambda: (site.public_model, site.reference_model)),
+        ("reading and cutting the rows", lambda: site.benchmark),
+    ):
+        start = time.perf_counter()
+        is_given = load() != (None, None)
+        if is_given:
+            seconds.append((name, time.perf_counter() - start))
+    return seconds
 
 
 def _common_sample_count(attacks: Sequence[Attack]) -> int | None:

@@ -158,6 +158,21 @@ def test_a_baseline_of_something_else_is_refused(changed: dict[str, Any], named:
     assert named in str(refusal.value)
 
 
+def test_a_refusal_is_short_and_ends_with_a_command_that_makes_them_comparable() -> None:
+    mine = {"model": "./new model", "data": "other.jsonl", "attack": ["membership"], "limit": 9}
+    theirs = {"model": "./old", "data": "d.jsonl", "attack": ["perplexity", "zlib"], "reference": "work/base"}
+    theirs |= {"attack_options": {"perplexity": {"temperature": 0}}, "seed": 3}
+    base = run(hits(200), "base", plan=theirs, benchmark=BenchmarkRecord("files", "", 200, 5, 10, digest="d2-ff"))
+    with pytest.raises(AuditError) as refusal:
+        check_comparable(run(hits(200), plan=mine), base, "match")
+    why, command = str(refusal.value).split("; a run that can be compared: ")
+    assert why == "base is no match for run: data set: nonmembers 0 against 5 (and 2 other differences)"
+    assert command == (
+        "audit run --model './new model' --reference work/base --data d.jsonl --attack perplexity --attack zlib "
+        "-A perplexity.temperature=0 --seed 3"
+    )
+
+
 def test_another_checkpoint_and_another_seed_may_be_compared() -> None:
     check_comparable(run(hits(200)), run(hits(200), "base", seed=7, plan={"model": "other", "defense": []}), "baseline")
 

@@ -21,7 +21,7 @@ def test_the_decisions_of_all_items_are_counted_in_any_order(
     for items in (["recall=0.05:0.1", str(policy)], [str(policy), "recall=0.05:0.1"]):
         assert run_command_line(["gate", *(word for item in items for word in ("--plan", item))]) == 0
         lines.append(sorted(capsys.readouterr().out.splitlines()))
-    assert lines[0] == lines[1] and any("3 decisions together" in line for line in lines[0])
+    assert lines[0] == lines[1] and any("the 3 rules of a gate together" in line for line in lines[0])
 
 
 def test_no_size_is_told_that_half_of_the_runs_do_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:

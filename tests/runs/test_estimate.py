@@ -139,7 +139,7 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert asked(ticks, monkeypatch, 3.0, 10**6).asked and ticks.now <= 3.0
     late = asked(ticks, monkeypatch, 0.0, 5)
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
-    found = CostEstimate((late,), 2.0, 30.0, 1000)
+    found = CostEstimate((late,), (("x", 2.0),), 30.0, 1000)
     assert found.parts_without_estimate == (late,) and found.seconds == 2.0
     assert "without 1 part that have no numbers" in run_cost_estimate_table(found).note
 
@@ -147,7 +147,7 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
 def test_it_says_how_many_non_members_a_rate_of_false_positives_takes() -> None:
     takes = "99 for 1% (390 to bound it), 999 for 0.1% (3,911 to bound it), there are 100"
     said = [
-        run_cost_estimate_table(CostEstimate((), 2.0, 30.0, 1000, (300, 100), rates=rates)).note
+        run_cost_estimate_table(CostEstimate((), (("x", 2.0),), 30.0, 1000, (300, 100), rates=rates)).note
         for rates in (True, False)
     ]
     assert takes in said[0] and "non-members" not in said[1]
@@ -161,14 +161,28 @@ def test_it_says_which_flag_would_halve_it() -> None:
     """300 members and 100 others: 10 s of loading, 100 s of sampling, 40 s of a probe, 10 s of held-out text."""
     sampling = cost("perplexity", 400, 100.0, "--limit", "--samples")
     parts = (sampling, cost("membership", 400, 40.0, "--limit"), cost("held-out", 100, 10.0))
-    found = CostEstimate(parts, 10.0, 30.0, 1000, (300, 100), 20)
+    found = CostEstimate(parts, (("x", 10.0),), 30.0, 1000, (300, 100), 20)
     assert found.seconds == 160
     # 20 s stay, so 140 s of 400 secrets have to become 60 s of 171: 85 members and 85 others.
     assert found.flags_that_halve_time == ("--limit 85", "--samples 4")  # 100 s of 20 samples become 20 s of 4
     assert run_cost_estimate_table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
     # Behind an ensemble 60 are asked: a limit above that does not make it shorter.
-    few = CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), 0.0, 30.0, 1000, (300, 100))
+    few = CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), (), 30.0, 1000, (300, 100))
     assert few.flags_that_halve_time == ("--limit 15",)
+
+
+def test_the_rows_add_up_to_the_total() -> None:
+    """Reading half a million rows was most of an estimate, and in none of its rows."""
+    parts = (cost("perplexity", 400, 90.0), RunPartCost("membership", 400, why="not asked: the 30 seconds were over"))
+    found = CostEstimate(parts, (("loading the model", 2.0), ("reading and cutting the rows", 326.0)), 30.0, 1000)
+    table = run_cost_estimate_table(found)
+    assert [(row[0], row[-1]) for row in table.rows] == [
+        ("loading the model", "2.0 s"),
+        ("reading and cutting the rows", "5 min 26 s"),
+        ("perplexity", "1 min 30 s"),
+        ("membership", ""),
+    ]
+    assert found.seconds == 418.0 and table.note.startswith("about 6 min 58 s until the reports are written")
 
 
 def test_where_no_flag_halves_it_that_is_said() -> None:
@@ -176,7 +190,7 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
         (cost("tuning", 50, 100.0),),
         (cost("tuning", 50, 100.0), cost("it", 40, 50.0, "--limit", "--samples")),
     ):
-        found = CostEstimate(parts, 5.0, 30.0, 1000, (40, 0), 10)
+        found = CostEstimate(parts, (("x", 5.0),), 30.0, 1000, (40, 0), 10)
         assert found.flags_that_halve_time == ()
         assert run_cost_estimate_table(found).note.endswith("no smaller --limit or --samples would take half as long")
 
