@@ -22,7 +22,7 @@ from auditor.gate.decision_log import KeptDecision
 from auditor.gate.history import By, ComparableRuns, History, HistoryEntry
 from auditor.gate.rulings import EXIT_CODES
 from auditor.records.signals import assess_signals
-from auditor.reports import changes, decision, files, html, phrases, signals, verdict
+from auditor.reports import changes, coverage, decision, files, html, phrases, signals, verdict
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -163,6 +163,7 @@ def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: Histor
         ("Runs", runs),
         ("Made", " to ".join(dict.fromkeys(f"{date:%Y-%m-%d}" for date in (dates[0], dates[-1])))),
         ("Secrets", f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"),
+        *((("Records of the last run", given),) if (given := coverage.coverage_label(first[-1].result)) else ()),
         ("In the order of", f"their {history.by}"),
     )
 

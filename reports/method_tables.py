@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Sequence
 
-from auditor.core.nouns import Claim
+from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
-from auditor.reports import claims, phrases
+from auditor.reports import claims, coverage, phrases
 from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack, table_groups_by_target
 
@@ -100,6 +100,8 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
         f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items()
     )
     facts = (
+        *((("Records", given),) if (given := coverage.coverage_label(result)) else ()),
+        *((("Extracted by copies", copies),) if (copies := _extracted_by_copies_label(result)) else ()),
         ("Members attacked", f"{n.members:,}"),
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
@@ -111,6 +113,12 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
     if n.repeats or n.greedy_recall:
         blocks.append(_greedy_recall_table(n))
     return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
+
+
+def _extracted_by_copies_label(result: AuditResult) -> str:
+    """Return what each attack on the undefended model extracted by copies; "": not counted by copies."""
+    rows = [f for f in result.findings if f.target == UNDEFENDED and len(f.strata) > 1]
+    return "; ".join(f"{f.attack} ({f.setting}): {coverage.strata_label(f)}" for f in rows)
 
 
 def _near_duplicates_label(n: BenchmarkRecord) -> str:
