@@ -141,9 +141,9 @@ def scores_against_lower_case(view: View, pairs: Sequence[tuple[Tokens, Tokens]]
     wanted = [*again, *(lowered for _, lowered in asked.values())]
     measured = dict(zip(wanted, view.mean_nll(view.target, wanted), strict=True))
     scores = [-1.0] * len(pairs)
-    for i, (written, lowered) in asked.items():
-        own = nll[i] if written == pairs[i] else measured[written]
-        scores[i] = -own / measured[lowered]
+    for i, (as_written, in_lower_case) in asked.items():
+        own = nll[i] if as_written == pairs[i] else measured[as_written]
+        scores[i] = -own / measured[in_lower_case]
     return scores
 
 

@@ -378,5 +378,6 @@ def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering, end: str) -> 
     answering = "### Response:" + ("\n" if LINE in form.variants else "")
     before = [(f"### Instruction:\n{asked}\n\n{answering}", answer, f"{end}\n\n") for asked, answer in _history(said)]
     text = f"### Instruction:\n{instruction}\n\n" + (f"### Input:\n{given}\n\n" if with_input else "")
-    first, *others = [*_pieces_of_history(before), (text + answering, False), (output, True)]
-    return [(opening + first[0], first[1]), *others]
+    pieces: list[Piece] = [*_pieces_of_history(before), (text + answering, False), (output, True)]
+    first_text, is_learnt = pieces[0]
+    return [(opening + first_text, is_learnt), *pieces[1:]]

@@ -189,7 +189,7 @@ def _read_tokenised_texts(
     if not count:
         raise AuditError(f"{where} is empty: expected at least one row")
     uses_mask = _is_completion_mask_used(columns, arguments)
-    texts = []
+    texts: list[_Text] = []
     for row in range(count):
         at = f"{where}, row {row} (counted from 0)"
         given = {name: column[row] for name, column in columns.items()}
@@ -223,15 +223,16 @@ def _sides_of_tokenised_row(where: str, values: Mapping[str, Any]) -> Iterator[t
         others = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
         yield "", {name: values[name] for name in others if name in values}
         return
-    prompt = next((values[name] for name in _PROMPTS if name in values), [])
-    prompt = _require_tokenised_whole_numbers(where, _PROMPTS[0], prompt)
+    given_prompt: Any = next((values[name] for name in _PROMPTS if name in values), [])
+    prompt = _require_tokenised_whole_numbers(where, _PROMPTS[0], given_prompt)
     for side, group in _SIDES.items():
         name = next((name for name in (f"{side}_ids", f"{side}_input_ids") if name in values), None)
         if name is None:
             continue
         ids = _require_tokenised_whole_numbers(where, name, values[name])
         if group is None:
-            group = {True: WANTED, False: UNWANTED}.get(values.get(_LABEL), "")
+            groups: dict[Any, str] = {True: WANTED, False: UNWANTED}
+            group = groups.get(values.get(_LABEL), "")
         labels = values.get(f"{side}_{LABELS}")
         whole = {IDS: ids, LABELS: labels} if labels is not None else None
         yield group, whole or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]}

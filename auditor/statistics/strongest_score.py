@@ -111,7 +111,7 @@ def _resampled_sums(parts: Sequence[Floats], side: Mask, unit: NDArray[np.int64]
     if unit is not None:
         units, of = np.unique(unit[side], return_inverse=True)
         whole = np.zeros((len(columns), len(units)))
-        np.add.at(whole, (slice(None), of), columns)
+        np.add.at(whole.T, of, columns.T)
         columns = whole
     # The mean over n draws, times n.
     sums: Floats = columns.shape[1] * bootstrap.resampled_means(columns, stream)
