@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console
+from rich.cells import cell_len
 from rich.text import Text
 
 from auditor.core.counts import counted
@@ -36,26 +35,15 @@ from auditor.reports import (
     signals,
     unlearning,
 )
+from auditor.reports.screen_layout import GUTTER, RESULT, ScreenEntry, cut_to_width, lay_out_entries, wrap_to_width
 from auditor.reports.verdict import strongest_attack_row, strongest_row_with_chain
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
-RESULT = "RESULT"
-_GUTTER = 8
 _NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
 _LONGEST = 24  # of a target's name
 _LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
 _GROUPS = 4  # of secrets that the screen tells apart
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A labelled entry of the screen. items: in the order in which they may be kept; most: lines that it may take."""
-
-    label: str
-    items: tuple[str, ...]
-    most: int
-    between: str = "; "
 
 
 @dataclass(frozen=True)
@@ -73,24 +61,24 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     remarks = remarks or CommandRemarks()
     result, width = phrases.result_with_printable_strings(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_secret_details(folder)
-    doubt = _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
-    above = _screen_lines_of_entries((_result_screen_entry(result, seen, width), doubt), width)
+    doubt = ScreenEntry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
+    above = lay_out_entries((_result_screen_entry(result, seen, width), doubt), width)
     shown = (
         _other_signals_screen_entry(result, seen),
         _extraction_by_copies_screen_entry(result, seen, known),
         _personal_data_screen_entry(result, seen),
         _defense_causes_screen_entry(result),
-        _Entry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " "),
+        ScreenEntry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " "),
     )
     stand = sorted(claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED)
-    claimed = _Entry("CLAIM", tuple(map(claims.claim_summary_phrase, stand)), 2)
-    report = _Entry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)
+    claimed = ScreenEntry("CLAIM", tuple(map(claims.claim_summary_phrase, stand)), 2)
+    report = ScreenEntry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)
     after = (_next_step_screen_entry(result, seen, known, folder, remarks, width), report)
     # With room for every row: how long the table is if nothing is left out.
     whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
     attacks = _attack_table_lines(result, known, width)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
-        below = _screen_lines_of_entries(
+        below = lay_out_entries(
             (*shown, claimed, _limitations_screen_entry(result, seen, remarks, most), *after), width
         )
         if len(above) + len(whole) + len(attacks) + len(below) <= LINES:
@@ -102,48 +90,14 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     return Text("\n").join([*above, *rows, *attacks, *below])
 
 
-# --- laying out -------------------------------------------------------------------------------------------------------
-
-
-def _screen_lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
-    found = []
-    for entry in entries:
-        style = "bold" if entry.label == RESULT else ""
-        for i, line in enumerate(_screen_lines_that_fit(entry, width - _GUTTER) if entry.items else ()):
-            found.append(Text.assemble((f"{'' if i else entry.label:{_GUTTER}}", "bold"), (line, style)))
-    return found
-
-
-def _screen_lines_that_fit(entry: _Entry, width: int) -> list[str]:
-    """As many items as fit into `entry.most` lines, and how many are left out; a single one is cut."""
-    # From all items down: only wrapping tells how many lines they take.
-    for kept in range(len(entry.items), 0, -1):
-        left = len(entry.items) - kept
-        more = (f"{left:,} more in the report",) if left else ()
-        lines = _wrap_to_width(entry.between.join((*entry.items[:kept], *more)), width)
-        if len(lines) <= entry.most:
-            return lines
-    *whole, last = _wrap_to_width(entry.items[0], width)[: entry.most]
-    return [*whole, f"{_cut_to_width(last, width - 2)} …"]
-
-
-def _wrap_to_width(text: str, width: int) -> list[str]:
-    # rich counts terminal cells: a wide character takes two.
-    return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
-
-
-def _cut_to_width(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
-
-
 def _short_target_title(result: AuditResult, target: str) -> str:
-    return _cut_to_width(signals.target_title_or_undefended(result, target), _LONGEST)
+    return cut_to_width(signals.target_title_or_undefended(result, target), _LONGEST)
 
 
 # --- what leaks, and what may have hidden a leak ----------------------------------------------------------------------
 
 
-def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> _Entry:
+def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) -> ScreenEntry:
     """A sentence for all targets of which the same is to be said, those that leak first.
 
     Where sentences are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
@@ -164,9 +118,9 @@ def _result_screen_entry(result: AuditResult, seen: LeakAssessment, width: int) 
         said = (_leak_state_sentence(result, seen, state, targets, names) for state, targets in groups.items())
         return (*before, *said, *after)
 
-    entry = _Entry(RESULT, sentences(2, 4), 3, " ")
-    fits = len(_wrap_to_width(" ".join(entry.items), width - _GUTTER)) <= entry.most
-    return entry if fits else _Entry(RESULT, sentences(1, 2), 4, " ")
+    entry = ScreenEntry(RESULT, sentences(2, 4), 3, " ")
+    fits = len(wrap_to_width(" ".join(entry.items), width - GUTTER)) <= entry.most
+    return entry if fits else ScreenEntry(RESULT, sentences(1, 2), 4, " ")
 
 
 def _leak_state_and_signals_label(seen: LeakAssessment, target: str) -> tuple[int, str]:
@@ -206,7 +160,7 @@ def _leak_state_sentence(
 
 def _first_titles_label(titles: Sequence[str], names: int) -> str:
     """`A, B and 7 more`"""
-    short, left = [_cut_to_width(title, _LONGEST) for title in titles[:names]], len(titles) - names
+    short, left = [cut_to_width(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *others, last = [*short, f"{left:,} more"] if left > 0 else short
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -239,7 +193,7 @@ def _verbatim_extraction_lines(result: AuditResult, seen: LeakAssessment, width:
     found = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
     if not found:
         return []
-    below = _screen_lines_of_entries((_Entry("", (_nonmember_baseline_label(result, found),), 2),), width)
+    below = lay_out_entries((ScreenEntry("", (_nonmember_baseline_label(result, found),), 2),), width)
     most = max(1, room - 1 - len(below))
     # Where rows are left out, one line of the room says how many.
     kept = found if len(found) <= most else sorted(found, key=_most_worrying_first_screen_sort_key)[: max(1, most - 1)]
@@ -253,10 +207,10 @@ def _verbatim_extraction_lines(result: AuditResult, seen: LeakAssessment, width:
     # The head spans columns 2 to 4 and the two gaps of two cells between them, and the remarks where there are some.
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
     head = f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
-    lines = [Text(f"{'':{_GUTTER}}{head.rstrip()}", "dim")]
-    lines += [Text(" " * _GUTTER + _cut_to_width(_aligned_row_text(row, widths), width - _GUTTER)) for row in rows]
+    lines = [Text(f"{'':{GUTTER}}{head.rstrip()}", "dim")]
+    lines += [Text(" " * GUTTER + cut_to_width(_aligned_row_text(row, widths), width - GUTTER)) for row in rows]
     more = len(found) - len(rows)
-    lines += [Text(f"{'':{_GUTTER}}and {more:,} more rows in the report", "dim")] if more else []
+    lines += [Text(f"{'':{GUTTER}}and {more:,} more rows in the report", "dim")] if more else []
     return [*lines, *below]
 
 
@@ -312,7 +266,7 @@ def _attack_table_lines(
     lines = attack_table.attack_lines_for_screen(result, known.rows, room)
     labels = ["ATTACKS", *[""] * len(lines)]
     return [
-        Text.assemble((f"{label:{_GUTTER}}", "bold"), _cut_to_width(line, width - _GUTTER))
+        Text.assemble((f"{label:{GUTTER}}", "bold"), cut_to_width(line, width - GUTTER))
         for label, line in zip(labels, lines, strict=False)
     ]
 
@@ -320,7 +274,7 @@ def _attack_table_lines(
 # --- below the table --------------------------------------------------------------------------------------------------
 
 
-def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
+def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
     """All other signals, those that are shown first. Personal data that the entry WHAT tells are left out."""
     what = _highest_recall_row_for_screen(result, seen)
     told = list[tuple[tuple[bool, bool], str, str]]()
@@ -335,7 +289,7 @@ def _other_signals_screen_entry(result: AuditResult, seen: LeakAssessment) -> _E
     # A target is named once, before the first of its signals.
     before = ["", *(title for _, title, _ in told)]
     said = (text if title == last else f"{title}: {text}" for (_, title, text), last in zip(told, before, strict=False))
-    return _Entry("TESTED" if alone else "ALSO", tuple(said), 3)
+    return ScreenEntry("TESTED" if alone else "ALSO", tuple(said), 3)
 
 
 def _highest_recall_row_for_screen(result: AuditResult, seen: LeakAssessment) -> Finding | None:
@@ -350,7 +304,7 @@ def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
 
 def _extraction_by_copies_screen_entry(
     result: AuditResult, seen: LeakAssessment, known: detailed.SecretDetails
-) -> _Entry:
+) -> ScreenEntry:
     """Extraction by the data's own groups, by copies, and exposure by insertions of canaries."""
     best, items = _highest_recall_row_for_screen(result, seen), list[str]()
     if best is not None and best.cell_key in known.rows:
@@ -376,23 +330,23 @@ def _extraction_by_copies_screen_entry(
             told = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
             few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
             items.append(f"exposure of canaries by copies {told}{few}")
-    return _Entry("WHERE", tuple(items), 2)
+    return ScreenEntry("WHERE", tuple(items), 2)
 
 
-def _personal_data_screen_entry(result: AuditResult, seen: LeakAssessment) -> _Entry:
+def _personal_data_screen_entry(result: AuditResult, seen: LeakAssessment) -> ScreenEntry:
     best = _highest_recall_row_for_screen(result, seen)
     if best is None or not best.by_kind:
-        return _Entry("WHAT", (), 2)
+        return ScreenEntry("WHAT", (), 2)
     shown = {s.row for s in seen.signals if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN}
     if shown and best.cell_key not in shown:  # another attack extracts them
         best = next(finding for finding in result.findings if finding.cell_key in shown)
     none = not any(m.value for m in best.by_kind.values())
     remark = "" if shown else ": none extracted" if none else ", not significant"
     counts = personal.personal_data_counts_phrase(best)
-    return _Entry("WHAT", (f"{counts} {_target_and_access_label(result, best)}{remark}",), 2)
+    return ScreenEntry("WHAT", (f"{counts} {_target_and_access_label(result, best)}{remark}",), 2)
 
 
-def _defense_causes_screen_entry(result: AuditResult) -> _Entry:
+def _defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
     """What each step between control rows changed alone, of each defense that has them."""
     items = []
     for target in result.targets:
@@ -401,12 +355,14 @@ def _defense_causes_screen_entry(result: AuditResult) -> _Entry:
             found = phrases.chain_steps_of_target(told.chain, target.name)
             steps = [phrases.brief_chain_step_effect_phrase(step) for step in found if step.difference is not None]
             n, above = told.chain.whole.n, phrases.above_nonmembers_phrase(told.chain.whole)
-            whose = f"{_cut_to_width(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
+            whose = f"{cut_to_width(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
-    return _Entry("WHY", tuple(items), 2, ". ")
+    return ScreenEntry("WHY", tuple(items), 2, ". ")
 
 
-def _limitations_screen_entry(result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int) -> _Entry:
+def _limitations_screen_entry(
+    result: AuditResult, seen: LeakAssessment, remarks: CommandRemarks, most: int
+) -> ScreenEntry:
     """What nothing extracted of the fewest secrets leaves open, what was not tested, and what no run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
@@ -433,7 +389,7 @@ def _limitations_screen_entry(result: AuditResult, seen: LeakAssessment, remarks
         else [personal.unmarked_personal_kinds_sentence(result)]
     )
     told = tuple(filter(None, items)) or ("An attack gives a lower bound.",)
-    return _Entry("LIMITS", told, most + bool(remarks.limits), " ")
+    return ScreenEntry("LIMITS", told, most + bool(remarks.limits), " ")
 
 
 def _next_step_screen_entry(
@@ -443,15 +399,15 @@ def _next_step_screen_entry(
     folder: Path,
     remarks: CommandRemarks,
     width: int,
-) -> _Entry:
+) -> ScreenEntry:
     """What to do and the command for it, whole on a line, so that it can be copied."""
     if remarks.your_own:
-        return _Entry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
+        return ScreenEntry("NEXT", (f"your own model -> {remarks.your_own}",), 2)
     command = next_step.next_command_to_suggest(seen, folder)
     if seen.unasked and not any(map(seen.shown_signals, seen.targets)):
-        return _Entry("NEXT", (next_step.command_that_asks_the_rest(seen.unasked, folder),), 2)
+        return ScreenEntry("NEXT", (next_step.command_that_asks_the_rest(seen.unasked, folder),), 2)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.mildest_copy_limit_phrase(result, known)
-    between = " " if cell_len(f"{first} -> {command}") <= width - _GUTTER else "\n"
-    return _Entry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)
+    between = " " if cell_len(f"{first} -> {command}") <= width - GUTTER else "\n"
+    return ScreenEntry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)

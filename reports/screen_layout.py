@@ -1,0 +1,56 @@
+"""Labelled entries of the first screen as lines of a given width: wrapped, cut, and what is left out counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+RESULT = "RESULT"
+GUTTER = 8  # columns of the labels
+
+
+@dataclass(frozen=True)
+class ScreenEntry:
+    """A labelled entry of the screen. items: in the order in which they may be kept; most: lines that it may take."""
+
+    label: str
+    items: tuple[str, ...]
+    most: int
+    between: str = "; "
+
+
+def lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:
+    """Return the lines of `width` columns that show the entries, each after its label."""
+    lines = []
+    for entry in entries:
+        style = "bold" if entry.label == RESULT else ""
+        for i, line in enumerate(_screen_lines_that_fit(entry, width - GUTTER) if entry.items else ()):
+            lines.append(Text.assemble((f"{'' if i else entry.label:{GUTTER}}", "bold"), (line, style)))
+    return lines
+
+
+def _screen_lines_that_fit(entry: ScreenEntry, width: int) -> list[str]:
+    """Return as many items as fit into `entry.most` lines, and how many are left out; a single one is cut."""
+    # From all items down: only wrapping tells how many lines they take.
+    for kept in range(len(entry.items), 0, -1):
+        left = len(entry.items) - kept
+        more = (f"{left:,} more in the report",) if left else ()
+        lines = wrap_to_width(entry.between.join((*entry.items[:kept], *more)), width)
+        if len(lines) <= entry.most:
+            return lines
+    *whole, last = wrap_to_width(entry.items[0], width)[: entry.most]
+    return [*whole, f"{cut_to_width(last, width - 2)} …"]
+
+
+def wrap_to_width(text: str, width: int) -> list[str]:
+    """Return the lines of a text that are at most `width` terminal cells wide; a wide character takes two."""
+    return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
+
+
+def cut_to_width(text: str, width: int) -> str:
+    """Return the text, cut to `width` terminal cells with an ellipsis if it is wider."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
