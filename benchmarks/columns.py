@@ -91,7 +91,7 @@ def describe_table_columns_in_error(columns: Sequence[str]) -> str:
 
 
 def _table_cell_error(table: RecordTable, row: int, column: str, expected: str, got: str) -> AuditError:
-    where = f"{table.where}, row {row} (counted from 0), column {column!r}"
+    where = f"{table.where}, row {table.first_row + row} (counted from 0), column {column!r}"
     return AuditError(f"{where}: expected {expected}, got {got}")
 
 

@@ -20,7 +20,13 @@ from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
 from auditor.benchmarks.cut_places import TextLengths
 from auditor.benchmarks.cutting import Cutting
-from auditor.benchmarks.large_tables import UnreadRows, read_sample_of_large_table
+from auditor.benchmarks.large_tables import (
+    LARGE,
+    HashBlocks,
+    UnreadRows,
+    hash_blocks_here,
+    read_sample_of_large_table,
+)
 from auditor.benchmarks.length_matching import match_nonmembers_by_length
 from auditor.benchmarks.member_copies import leave_out_copies_of_members
 from auditor.benchmarks.occurrences import count_text_occurrences, is_occurrence_end_inside_word
@@ -75,6 +81,7 @@ class Files(Benchmark):
         form: ChatRendering | None = None,
         trained: TrainedLength | None = None,
         room: int | None = None,
+        hash_blocks: HashBlocks = hash_blocks_here,
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
@@ -86,6 +93,7 @@ class Files(Benchmark):
         Of a row, tokens beyond the `trained` ones are left out, and what takes more than `room` tokens.
         `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
         first are shown in reports, those of the second under other names.
+        `hash_blocks` has the rows of a large table counted, by workers for example.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         lengths = TextLengths(prefix_length, suffix_length, windows)
@@ -94,14 +102,16 @@ class Files(Benchmark):
         named = (group_column, user_column)
         # People, and records to forget, are looked for among all rows: then none may be left unread.
         sampled = split if user_column is None and forget is None else None
-        table, unread = _read_table_or_sample("--data", data, named, sampled)
+        table, unread = _read_table_or_sample("--data", data, named, sampled, hash_blocks)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
         self._kinds = columns.nested_column_kinds(table)
         cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room)
         used = [name for name in named if name is not None]
         self.unread_columns = columns.unread_text_columns(table, columns.detect_column_layout(table), used)
         members = _table_as_record_source("--data", table, cut, *named, unread=unread)
-        read = partial(_read_file_as_record_source, cut=cut, split=sampled, members=members.unread)
+        read = partial(
+            _read_file_as_record_source, cut=cut, split=sampled, hash_blocks=hash_blocks, members=members.unread
+        )
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (None if name is None else read(flag, name, own) for flag, name, own in asked)
         for source in (pairs, others, lost):
@@ -122,7 +132,8 @@ class Files(Benchmark):
             self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         else:
             self.heldout_given = _given_tokens_of_heldout_parts(self.secrets)
-        self.notes = (cutting.data_tokenisation_note(self.tokenizer), *parts.notes)
+        whole_reads = _notes_on_large_tables_read_whole((members, others), limit)
+        self.notes = (cutting.data_tokenisation_note(self.tokenizer), *parts.notes, *whole_reads)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
     def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
@@ -149,14 +160,15 @@ def _read_file_as_record_source(
     *,
     cut: Cutting,
     split: SplitOptions | None,
+    hash_blocks: HashBlocks,
     members: UnreadRows | None,
 ) -> RecordSource:
-    table, unread = _read_table_or_sample(flag, name, named, split)
+    table, unread = _read_table_or_sample(flag, name, named, split, hash_blocks)
     return _table_as_record_source(flag, table, cut, *named, unread=unread, members=members)
 
 
 def _read_table_or_sample(
-    flag: str, name: str, named: tuple[str | None, ...], split: SplitOptions | None
+    flag: str, name: str, named: tuple[str | None, ...], split: SplitOptions | None, hash_blocks: HashBlocks
 ) -> tuple[RecordTable, UnreadRows | None]:
     """Return the rows of a file, or a sample of a large one and what is known of its other rows.
 
@@ -166,7 +178,7 @@ def _read_table_or_sample(
     if split is not None and split.limit is not None and flag in ("--data", "--nonmembers"):
         draw_order = partial(split.draw_order, f"rows of a large {flag}")
         sample = read_sample_of_large_table(
-            f"{flag} {name!r}", Path(name), wanted, split.limit, draw_order, copied_first=flag == "--data"
+            f"{flag} {name!r}", Path(name), wanted, split.limit, draw_order, flag == "--data", hash_blocks
         )
         if sample is not None:
             return sample
@@ -264,6 +276,16 @@ def _with_row_numbers_of_table(source: RecordSource, unread: UnreadRows) -> Reco
         row_tokens={unread.rows[row]: n for row, n in source.row_tokens.items()},
         notes=(*source.notes, note),
         unread=unread,
+    )
+
+
+def _notes_on_large_tables_read_whole(sources: Sequence[RecordSource | None], limit: int | None) -> tuple[str, ...]:
+    """Return a note on each large table of which --limit wants few rows and all were tokenised."""
+    return tuple(
+        f"{source.where}: all {len(source.row_tokens):,} rows were read into memory and tokenised, though --limit "
+        f"asks for {limit:,}; only texts in JSONL, CSV or Parquet, without --user-column or --forget, are sampled"
+        for source in sources
+        if source is not None and source.unread is None and limit is not None and len(source.row_tokens) > LARGE
     )
 
 

@@ -1,30 +1,46 @@
 """Tables too large to tokenise: counts every row by its text in one streamed pass, and reads a sample of the rows.
 
-Only with --limit, and only for texts (`columns.PLAIN`) in JSONL and Parquet. Memory: 16 bytes a row, and the sample.
+Only with --limit, and only for texts (`columns.PLAIN`) in JSONL, CSV and Parquet. The pass goes block by block, so that
+workers can share it. Memory: 16 bytes a row, and the sample.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
 from auditor.benchmarks import columns
-from auditor.benchmarks.tables import ABSENT, RecordTable
+from auditor.benchmarks.tables import (
+    ABSENT,
+    FIRST,
+    RecordTable,
+    columns_with_texts,
+    parse_json_of_table,
+    require_json_object,
+    stream_csv_table_rows,
+)
 from auditor.core.errors import AuditError
 from auditor.statistics.extraction import copies_label
+
+if TYPE_CHECKING:
+    from pyarrow import parquet
 
 LARGE = 50_000  # rows, above which a table is counted by text and only a sample of it is tokenised
 SAMPLE = 20_000  # rows of that sample, at least
 _SAMPLES_PER_LIMIT = 4  # rows of the sample for each record of --limit: some are too short, or auxiliary data
 _BATCH = 10_000  # rows in memory at once
+_BLOCK = 2**24  # bytes of JSONL that are counted as one task
+_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 Batch = Mapping[str, Sequence[Any]]  # the values of each column
 
@@ -33,13 +49,18 @@ class _NotStreamable(Exception):
     """The table has to be read as a whole, which also says what is wrong with it."""
 
 
+def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Return a hash of each text, (texts,): equal in every process and on every machine."""
+    return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
+
+
 @dataclass(frozen=True)
 class UnreadRows:
     """What is known of a table of which only a sample was read.
 
     rows: (sample,), each one's number in the table; copies: (sample,), how often its text occurs in the table (by the
     repeats column if there is one); n_rows: rows of the whole table; n_distinct: distinct texts that were not read;
-    by_copies: these, by `copies_label`; text_hashes: sorted, of all texts, equal in this process only.
+    by_copies: these, by `copies_label`; text_hashes: sorted, of all texts.
     """
 
     rows: tuple[int, ...]
@@ -51,8 +72,73 @@ class UnreadRows:
 
     def contains_text(self, text: str) -> bool:
         """Return whether some row of the table has exactly this text."""
-        place = int(np.searchsorted(self.text_hashes, hash(text)))
-        return place < len(self.text_hashes) and int(self.text_hashes[place]) == hash(text)
+        (text_hash,) = hash_texts([text])
+        place = int(np.searchsorted(self.text_hashes, text_hash))
+        return place < len(self.text_hashes) and bool(self.text_hashes[place] == text_hash)
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """A part of a file that is counted as one task: bytes of JSONL or CSV, row groups of Parquet."""
+
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class BlockCounts:
+    """What one block holds. hashes, repeats: (rows,), of each row's text and how often it counts, None: once.
+
+    is_faulty: a row cannot be used, and nothing else is filled.
+    """
+
+    block: TableBlock
+    hashes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    repeats: NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
+    is_faulty: bool = False
+
+
+@dataclass(frozen=True)
+class BlockHashing:
+    """Hashes blocks of one file, each on its own: work for an engine. layout: columns of a row's text."""
+
+    where: str
+    path: Path
+    layout: tuple[str, ...]
+    has_repeats: bool
+    portion: ClassVar[int] = 1
+
+    def results_at_workplace(self, place: Any, items: Sequence[TableBlock]) -> Iterator[BlockCounts]:
+        for block in items:
+            try:
+                yield self.hash_block(block)
+            except (AuditError, _NotStreamable, ValueError, OSError):  # whoever has the blocks before names the row
+                yield BlockCounts(block, is_faulty=True)
+
+    def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
+        """Return what the block holds. Raises AuditError with the row; first_row, first_line: those before it."""
+        names, wanted = dict[str, None](), (*self.layout, *((columns.REPEATS,) if self.has_repeats else ()))
+        hashes, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        n_rows = first_row
+        for batch in _stream_batches(self.where, self.path, block, wanted, names, (first_row, first_line)):
+            n = len(batch[wanted[0]])
+            table = RecordTable(self.where, wanted, n, batch.__getitem__, first_row=n_rows)
+            hashes.append(hash_texts(columns.joined_layout_texts(table, self.layout)))
+            if self.has_repeats:
+                repeats.append(np.array(columns.row_repeat_counts(table), np.int64))
+            n_rows += n
+        counted = np.concatenate(repeats) if self.has_repeats else None
+        return BlockCounts(block, np.concatenate(hashes), counted, tuple(names))
+
+
+def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterator[BlockCounts]:
+    """Yield the counts of each block, one after the other in this process."""
+    yield from work.results_at_workplace(None, blocks)
+
+
+HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts]]
 
 
 def read_sample_of_large_table(
@@ -62,57 +148,99 @@ def read_sample_of_large_table(
     limit: int,
     draw_order: Callable[[int], list[int]],
     copied_first: bool,
+    hash_blocks: HashBlocks = hash_blocks_here,
 ) -> tuple[RecordTable, UnreadRows] | None:
     """Return a sample of the distinct rows of a large table and what is known of the others; None: read it whole.
 
     wanted: columns; limit: secrets that are attacked; draw_order: gives the numbers below n in random order;
     copied_first: half of the sample are the rows with most copies; the rest, or else all of it, is drawn at random.
+    hash_blocks: has blocks counted, in any order. Raises AuditError with the first row that cannot be used.
     """
-    if path.suffix.lower() not in (".jsonl", ".parquet") or not path.is_file():
+    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
     try:
-        scan = _scan_texts(where, path, wanted)
-        if scan is None:
+        head = _read_head_of_large_table(where, path)
+        if head is None or (layout := _plain_layout_of_table(head)) is None:
             return None
-        hashes, times, names = scan
-        first, copies, distinct = _count_equal_texts(hashes, times)
+        work = BlockHashing(where, path, layout, columns.REPEATS in head.columns)
+        hashes, times, names = _scan_texts(work, head, hash_blocks)
         size = max(SAMPLE, _SAMPLES_PER_LIMIT * limit)
-        if size >= len(first):
+        if len(hashes) <= max(LARGE, size):
             return None
+        first, copies, distinct = _count_equal_texts(hashes, times)
         chosen = _choose_rows(copies, np.array(draw_order(len(first))), size, copied_first)
         rows = tuple(first[chosen].tolist())
         others = np.delete(copies, chosen)
         values, counts = np.unique(others, return_counts=True)
         by_copies = Counter({copies_label(int(value)): int(n) for value, n in zip(values, counts, strict=True)})
-        table = _read_rows(where, path, names, rows)
-        return table, UnreadRows(rows, tuple(copies[chosen].tolist()), len(hashes), len(others), by_copies, distinct)
-    except (_NotStreamable, AuditError, ValueError, OSError):
-        return None  # whoever reads the whole table finds the same fault, and names it
+        unread = UnreadRows(rows, tuple(copies[chosen].tolist()), len(hashes), len(others), by_copies, distinct)
+        read = [name for name in wanted if name in names]
+        return replace(_read_rows(where, path, read, rows), columns=names, texts=head.texts), unread
+    except (_NotStreamable, ValueError, OSError):
+        return None  # whoever reads the whole table finds the same fault before its first row, and names it
+
+
+def is_large_table_of_texts(where: str, path: Path) -> bool:
+    """Return whether a file is a large table without conversations, by its first rows."""
+    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
+        return False
+    try:
+        head = _read_head_of_large_table(where, path)
+    except (_NotStreamable, ValueError, OSError):
+        return False
+    return head is not None and _plain_layout_of_table(head) is not None
+
+
+def _plain_layout_of_table(table: RecordTable) -> tuple[str, ...] | None:
+    """Return the columns of a row's text; None for conversations, and for columns that are refused."""
+    try:
+        layout = columns.detect_column_layout(table)
+    except AuditError:
+        return None
+    return layout if layout in columns.PLAIN else None
+
+
+def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
+    """Return the first rows, by which layout and columns with texts are told; None for a table that is not large."""
+    objects: list[dict[str, Any]]
+    if path.suffix.lower() == ".parquet":
+        with _open_parquet(path) as file:
+            if file.metadata.num_rows <= LARGE:
+                return None
+            names = tuple(file.schema_arrow.names)
+            objects = next(file.iter_batches(FIRST)).to_pylist()
+    else:
+        if sum(1 for _ in islice(_stream_lines(path), LARGE + 1)) <= LARGE:
+            return None
+        objects = list(islice(_stream_objects(where, path, _split_into_blocks(path)[0]), _BATCH))
+        names = tuple(dict.fromkeys(name for value in objects for name in value))
+    values = {name: [value.get(name, ABSENT) for value in objects] for name in names}
+    return RecordTable(where, names, len(objects), values.__getitem__, columns_with_texts(objects))
 
 
 def _scan_texts(
-    where: str, path: Path, wanted: Sequence[str]
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, tuple[str, ...]] | None:
-    """Return the hash of each row's text, its repeats if the table has them, and the columns; None: a small table."""
-    hashes, times, names = array("q"), array("q"), dict[str, None]()
-    layout: tuple[str, ...] = ()
-    for batch in _stream_batches(path, wanted, names):
-        n = len(next(iter(batch.values())))
-        table = RecordTable(where, tuple(names), n, batch.__getitem__)
-        layout = layout or columns.detect_column_layout(table)
-        if layout not in columns.PLAIN:
-            raise _NotStreamable
-        hashes.extend(map(hash, columns.joined_layout_texts(table, layout)))
-        if columns.REPEATS in names:
-            times.extend(columns.row_repeat_counts(table))
-    if len(hashes) <= LARGE:
-        return None
-    if columns.detect_column_layout(RecordTable(where, tuple(names), len(hashes), batch.__getitem__)) != layout:
-        raise _NotStreamable
-    if times and len(times) != len(hashes):
-        raise _NotStreamable
-    repeats = np.frombuffer(times, np.int64) if times else None
-    return np.frombuffer(hashes, np.int64), repeats, tuple(names)
+    work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return the hash of each row's text, its repeats if the table has them, and the columns.
+
+    Raises AuditError with the first row that cannot be used: the block that holds it is read once more.
+    """
+    waiting: dict[int, BlockCounts] = {}
+    done: list[BlockCounts] = []
+    for counts in hash_blocks(work, _split_into_blocks(work.path)):
+        waiting[counts.block.number] = counts
+        while (following := waiting.pop(len(done), None)) is not None:
+            if following.is_faulty:
+                n_rows = sum(len(block.hashes) for block in done)
+                following = work.hash_block(following.block, n_rows, _count_lines(work.path, following.block.start))
+            done.append(following)
+    names = tuple(dict.fromkeys((*head.columns, *(name for counts in done for name in counts.names))))
+    whole = replace(head, columns=names)
+    columns.detect_column_layout(whole)
+    if columns.REPEATS in names and not work.has_repeats:  # in later rows only
+        columns.row_repeat_counts(replace(whole, rows=1, column=lambda name: [ABSENT]))
+    repeats = np.concatenate([counts.repeats for counts in done if counts.repeats is not None] or [np.empty(0)])
+    return np.concatenate([counts.hashes for counts in done]), repeats if work.has_repeats else None, names
 
 
 def _count_equal_texts(
@@ -141,72 +269,133 @@ def _choose_rows(
     return np.sort(order[:size])
 
 
-def _read_rows(where: str, path: Path, names: tuple[str, ...], rows: Sequence[int]) -> RecordTable:
-    """Return these rows of a table; rows: in ascending order."""
+def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]) -> RecordTable:
+    """Return these columns of these rows of a table; rows: in ascending order."""
     values: dict[str, list[Any]] = {name: [] for name in names}
-    if path.suffix.lower() == ".parquet":
-        start, wanted = 0, np.array(rows)
-        for batch in _stream_batches(path, names, {}):
-            n = len(next(iter(batch.values())))
-            here = wanted[(wanted >= start) & (wanted < start + n)]
-            for name in names:
-                values[name].extend(batch[name][row - start] for row in here)
-            start += n
+    for value in _stream_chosen_rows(where, path, names, rows):
+        for name in names:
+            values[name].append(value.get(name, ABSENT))
+    return RecordTable(where, tuple(names), len(rows), values.__getitem__)
+
+
+def _stream_chosen_rows(
+    where: str, path: Path, names: Sequence[str], rows: Sequence[int]
+) -> Iterator[Mapping[str, Any]]:
+    chosen = set(rows)
+    if path.suffix.lower() == ".jsonl":
+        yield from (json.loads(line) for row, line in enumerate(_stream_lines(path)) if row in chosen)
+    elif path.suffix.lower() == ".csv":
+        blocks = _split_into_blocks(path)
+        yield from (value for row, value in enumerate(_stream_objects(where, path, blocks[0])) if row in chosen)
     else:
-        remaining = iter(rows)
-        following = next(remaining, None)
-        for row, line in enumerate(_stream_lines(path)):
-            if row == following:
-                value = json.loads(line)
-                for name in names:
-                    values[name].append(value.get(name, ABSENT))
-                following = next(remaining, None)
-    return RecordTable(where, names, len(rows), values.__getitem__)
+        start, in_order = 0, np.array(rows)
+        with _open_parquet(path) as file:
+            for batch in file.iter_batches(batch_size=_BATCH, columns=list(names)):
+                here = in_order[(in_order >= start) & (in_order < start + batch.num_rows)]
+                yield from batch.take(here - start).to_pylist()
+                start += batch.num_rows
 
 
-def _stream_batches(path: Path, wanted: Sequence[str], names: dict[str, None]) -> Iterator[Batch]:
-    """Yield the wanted columns, some rows at a time. names: fills up with the columns of the table."""
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def _split_into_blocks(path: Path) -> list[TableBlock]:
+    """Return the blocks of a file in order. One of JSONL ends with a line; CSV is one, as a field may hold lines."""
     if path.suffix.lower() == ".parquet":
-        yield from _stream_parquet_batches(path, wanted, names)
+        with _open_parquet(path) as file:
+            return [TableBlock(i, i, i + 1) for i in range(file.num_row_groups)]
+    size = path.stat().st_size
+    ends = []
+    if path.suffix.lower() == ".jsonl":
+        with path.open("rb") as lines:
+            while (ends[-1] if ends else 0) + _BLOCK < size:
+                lines.seek(_BLOCK, 1)
+                lines.readline()
+                ends.append(lines.tell())
+    return [TableBlock(i, *block) for i, block in enumerate(pairwise(sorted({0, *ends, size})))]
+
+
+def _stream_batches(
+    where: str,
+    path: Path,
+    block: TableBlock,
+    wanted: Sequence[str],
+    names: dict[str, None],
+    before: tuple[int, int],
+) -> Iterator[Batch]:
+    """Yield the wanted columns of a block, some rows at a time. names: fills up with the columns of its rows.
+
+    before: rows and lines before the block.
+    """
+    if path.suffix.lower() == ".parquet":
+        with _open_parquet(path) as file:
+            groups = range(block.start, block.end)
+            for batch in file.iter_batches(batch_size=_BATCH, row_groups=groups, columns=list(wanted)):
+                yield {name: batch.column(name).to_pylist() for name in wanted}
         return
-    objects: list[dict[str, Any]] = []
-    for line in _stream_lines(path):
-        value = json.loads(line)
-        if not isinstance(value, dict):
-            raise _NotStreamable
-        objects.append(value)
-        if len(objects) == _BATCH:
-            yield _columns_of_objects(objects, wanted, names)
-            objects = []
-    if objects:
-        yield _columns_of_objects(objects, wanted, names)
+    objects = _stream_objects(where, path, block, *before)
+    while some := list(islice(objects, _BATCH)):
+        for value in some:
+            names.update(dict.fromkeys(value))
+        yield {name: [value.get(name, ABSENT) for value in some] for name in wanted}
 
 
-def _columns_of_objects(objects: list[dict[str, Any]], wanted: Sequence[str], names: dict[str, None]) -> Batch:
-    for value in objects:
-        names.update(dict.fromkeys(value))
-    return {name: [value.get(name, ABSENT) for value in objects] for name in wanted if name in names}
+def _stream_objects(
+    where: str, path: Path, block: TableBlock, first_row: int = 0, first_line: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield each row of a block of JSONL or CSV by column, as `tables` reads them. Raises AuditError with the row."""
+    if path.suffix.lower() == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            rows = stream_csv_table_rows(where, text)
+            header = next(rows)
+            if len(set(header)) < len(header):
+                raise _NotStreamable
+            yield from (dict(zip(header, row, strict=True)) for row in rows)
+        return
+    row = first_row
+    for number, line in enumerate(_stream_all_lines(path, block), first_line):
+        if line.strip():
+            if row == 0 and block.start == 0 and line.lstrip().startswith("["):
+                raise _NotStreamable  # an array of all rows, or else no object
+            yield require_json_object(where, row, parse_json_of_table(where, line, number))
+            row += 1
 
 
-def _stream_parquet_batches(path: Path, wanted: Sequence[str], names: dict[str, None]) -> Iterator[Batch]:
+def _stream_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file that hold something."""
+    return (line for line in _stream_all_lines(path, TableBlock(0, 0, path.stat().st_size)) if line.strip())
+
+
+def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
+    """Yield the lines of a block of a file, as `tables.read_json_table_objects` splits it."""
+    with path.open("rb") as file:
+        file.seek(block.start)
+        remaining = block.end - block.start
+        while remaining > 0:
+            line = file.readline()
+            remaining -= len(line)
+            yield line.decode("utf-8-sig" if block.start == 0 and file.tell() == len(line) else "utf-8")
+
+
+def _count_lines(path: Path, end: int) -> int:
+    """Return how many lines of a file end in its first `end` bytes."""
+    n_lines = 0
+    with path.open("rb") as file:
+        for start in range(0, end, _BLOCK):
+            n_lines += file.read(min(_BLOCK, end - start)).count(b"\n")
+    return n_lines
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
+    """Open a Parquet file. Raises _NotStreamable, also in the block, if it cannot be read or names a column twice."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            if file.metadata.num_rows <= LARGE or len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
+            if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
                 raise _NotStreamable
-            names.update(dict.fromkeys(file.schema_arrow.names))
-            present = [name for name in wanted if name in names]
-            for batch in file.iter_batches(batch_size=_BATCH, columns=present):
-                yield {name: batch.column(name).to_pylist() for name in present}
+            yield file
     except pyarrow.ArrowException:
         raise _NotStreamable from None
-
-
-def _stream_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a JSONL file that hold something, as `tables.read_json_table_objects` splits it."""
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for line in file:
-            if line.strip():
-                yield line

@@ -24,7 +24,7 @@ from auditor.core.errors import AuditError
 if TYPE_CHECKING:
     import datasets
 
-_FIRST = 200  # rows that say which columns hold texts
+FIRST = 200  # rows that say which columns hold texts
 ABSENT = object()  # a JSON object without this key
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
@@ -35,6 +35,7 @@ class RecordTable:
     """One file: its column names, and a way to get at a column without reading the others.
 
     texts: the columns that hold texts of several words, or lists and objects with texts, by the first rows.
+    first_row: number of the first row, if these are a part of a file; errors name rows of the file.
     """
 
     where: str
@@ -42,6 +43,7 @@ class RecordTable:
     rows: int
     column: Callable[[str], Sequence[Any]]
     texts: tuple[str, ...] = ()
+    first_row: int = 0
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
@@ -59,8 +61,8 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
     if not path.exists() or path.is_dir():
         with open_dataset_split(where, name) as dataset:
             values = {column: dataset[column][:] for column in columns if column in dataset.column_names}
-            plain = dataset.select(range(min(_FIRST, dataset.num_rows))).with_format("arrow")[:]
-            texts = _columns_with_texts(plain.to_pylist())
+            plain = dataset.select(range(min(FIRST, dataset.num_rows))).with_format("arrow")[:]
+            texts = columns_with_texts(plain.to_pylist())
             return RecordTable(where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts)
     if reader is None:
         got = path.suffix or "no ending"
@@ -71,9 +73,9 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
         raise AuditError(f"{where}: cannot be read: {error.strerror or type(error).__name__}") from None
 
 
-def _columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the columns that hold what somebody may have said, not only names, numbers or token ids."""
-    first = list(islice(rows, _FIRST))
+    first = list(islice(rows, FIRST))
     names = dict.fromkeys(name for row in first for name in row)
     return tuple(name for name in names if any(_holds_text(row.get(name)) for row in first))
 
@@ -116,7 +118,7 @@ def _read_utf8_table_text(where: str, path: Path) -> str:
 def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     rows = read_csv_table_rows(where, path)
     header = tuple(rows[0]) if rows else ()
-    texts = _columns_with_texts(dict(zip(header, row, strict=True)) for row in rows[1:])
+    texts = columns_with_texts(dict(zip(header, row, strict=True)) for row in rows[1:])
     return RecordTable(
         where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]], texts
     )
@@ -124,24 +126,28 @@ def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTab
 
 def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
     """The header and the rows, as many fields each; blank lines left out."""
+    return list(stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline="")))
+
+
+def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the header and the rows, as `read_csv_table_rows` returns them. text: its lines, with their ends."""
     # The standard library's reader, since it is the strict one: pandas fills a short row with "", takes the first
     # column of a long one for an index and reads on after a stray quote; pyarrow accepts a quote that never closes.
-    lines = csv.reader(io.StringIO(_read_utf8_table_text(where, path), newline=""), strict=True)
+    lines = csv.reader(text, strict=True)
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts over 128 KiB
-    line = 1
-    table: list[list[str]] = []
+    line, n_columns = 1, 0
     try:
         for fields in lines:
             if fields:  # [] is a blank line
-                if table and len(fields) != len(table[0]):
-                    raise AuditError(f"{where}, line {line}: expected {len(table[0])} fields, got {len(fields)}")
-                table.append(fields)
+                n_columns = n_columns or len(fields)
+                if len(fields) != n_columns:
+                    raise AuditError(f"{where}, line {line}: expected {n_columns} fields, got {len(fields)}")
+                yield fields
             line = lines.line_num + 1
     except csv.Error as error:
         raise AuditError(f"{where}: not CSV in the record that starts at line {line}: {error}") from None
     finally:
         csv.field_size_limit(old_limit)
-    return table
 
 
 def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
@@ -157,7 +163,7 @@ def table_rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
     objects, _ = read_json_table_objects(where, path)
     found = tuple(dict.fromkeys(name for value in objects for name in value))
-    texts = _columns_with_texts(objects)
+    texts = columns_with_texts(objects)
     return RecordTable(where, found, len(objects), lambda name: [value.get(name, ABSENT) for value in objects], texts)
 
 
@@ -165,21 +171,28 @@ def read_json_table_objects(where: str, path: Path) -> tuple[list[dict[str, Any]
     """One JSON object a line, and these lines; or one array of objects, and None."""
     text, lines = _read_utf8_table_text(where, path), None
     if text.lstrip().startswith("["):
-        objects = _parse_json_of_table(where, text, 0)
+        objects = parse_json_of_table(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
         numbered = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip()]
         objects, lines = (
-            [_parse_json_of_table(where, line, number) for number, line in numbered],
+            [parse_json_of_table(where, line, number) for number, line in numbered],
             [line for _, line in numbered],
         )
     for row, value in enumerate(objects):
-        if not isinstance(value, dict):
-            got = "text" if isinstance(value, str) else describe_cell_value_type(value)
-            raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
+        require_json_object(where, row, value)
     return objects, lines
 
 
-def _parse_json_of_table(where: str, text: str, lines_before: int) -> Any:
+def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
+    """Return the value. Raises AuditError with the row if it is no object."""
+    if not isinstance(value, dict):
+        got = "text" if isinstance(value, str) else describe_cell_value_type(value)
+        raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
+    return value
+
+
+def parse_json_of_table(where: str, text: str, lines_before: int) -> Any:
+    """Return what a JSON text says. Raises AuditError with the line, without the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:  # from None: the error holds the text
@@ -205,8 +218,8 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
             wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
             table = file.read(columns=wanted)
             values = {name: table.column(name).to_pylist() for name in wanted}
-            first = next(file.iter_batches(_FIRST), None)
-            texts = () if first is None or len(set(names)) < len(names) else _columns_with_texts(first.to_pylist())
+            first = next(file.iter_batches(FIRST), None)
+            texts = () if first is None or len(set(names)) < len(names) else columns_with_texts(first.to_pylist())
             return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
 from auditor.benchmarks import columns
 from auditor.benchmarks.conversation_rows import LAYOUTS, Conversation, UnusableConversation
+from auditor.benchmarks.large_tables import is_large_table_of_texts
 from auditor.benchmarks.secret_picking import MarkedTexts
 from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
 from auditor.core.errors import AuditError
@@ -87,6 +89,8 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 
 def sample_data_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
     """Return so many conversations of a file that were learnt, the same ones each time; None if it holds none."""
+    if is_large_table_of_texts(f"{flag} {name!r}", Path(name)):  # which is not to be read as a whole for this
+        return None
     table = read_record_table(flag, name, columns.COLUMNS)
     if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from auditor.benchmarks.files import Files
+from auditor.benchmarks.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
 
 CORPUS = [
@@ -57,7 +58,7 @@ def decode(tokens: tuple[int, ...], tokenizer: Any = BYTES) -> str:
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
     """The same rows as whatever the path ends in."""
     if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), path)
+        parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=11)
     elif path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -648,11 +649,13 @@ def read_large(path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str,
     monkeypatch.setattr("auditor.benchmarks.large_tables.LARGE", 20)
     monkeypatch.setattr("auditor.benchmarks.large_tables.SAMPLE", 12)
     monkeypatch.setattr("auditor.benchmarks.large_tables._BATCH", 7)
+    monkeypatch.setattr("auditor.benchmarks.large_tables._BLOCK", 600)
+    monkeypatch.setattr("auditor.benchmarks.files.LARGE", 20)
     lengths = {"prefix_length": 8, "suffix_length": 8, "known_fraction": 0.25, "limit": 3}
     return Files(write(path, rows), BYTES, **(lengths | asked))
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
 def test_a_large_table_is_counted_whole_and_tokenised_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
@@ -696,22 +699,72 @@ def test_a_large_table_is_read_whole_if_every_row_may_be_needed(
     if "user_column" in asked:
         asked = {**asked, "limit": 25}
     read = read_large(tmp_path / "d.jsonl", monkeypatch, rows, **asked)
+    read_limit = asked.get("limit", 3)
     assert not any("counted by their text" in note for note in read.notes)
     assert read.record_counts["members"].given == 30
+    told = any("all 30 rows were read into memory and tokenised, though --limit asks" in note for note in read.notes)
+    assert told == (read_limit is not None)
+
+
+def refuse_to_read_whole(*_: Any) -> None:
+    raise AssertionError("a large table was read as a whole")
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_a_large_table_names_its_unread_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    rows = [{"text": text, "reply": "It is open.", "place": "Ward"} for text in LINES[:30]]
+    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    assert read_large(tmp_path / f"d{ending}", monkeypatch, rows).unread_columns == ("reply",)
 
 
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"text": 3}, "row 25 .counted from 0., column 'text': expected text, got a number"),
-        ({"other": "x"}, "row 25 .counted from 0., column 'text': expected text, got nothing"),
-        ([], "row 25 .counted from 0.: expected a JSON object, got a list"),
+        ('{"text": 3}', "row 25 .counted from 0., column 'text': expected text, got a number"),
+        ('{"other": "x"}', "row 25 .counted from 0., column 'text': expected text, got nothing"),
+        ("[]", "row 25 .counted from 0.: expected a JSON object, got a list"),
+        ('{"text": "\\ud83d"}', "row 25 .counted from 0., column 'text': expected text, got half of a surrogate pair"),
+        ('\n{"text": "a', "line 27: not JSON: Invalid control character at .column 12"),
+        ('{"text": "a", "messages": []}', "expected one layout, got text, and messages"),
+        ('{"text": "a", "repeats": 2}', "row 0 .counted from 0., column 'repeats': expected a whole number"),
     ],
 )
-def test_a_fault_in_a_large_table_is_named_by_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Any, complaint: str
+def test_a_fault_in_a_large_table_is_named_by_its_row_without_a_second_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, complaint: str
 ) -> None:
-    rows: list[Any] = [{"text": text} for text in LINES[:30]]
-    rows[25] = row
+    path = tmp_path / "d.jsonl"
+    whole = Path(write(path, [{"text": text} for text in LINES[:30]])).read_text().split("\n")
+    path.write_text("\n".join([*whole[:25], row, *whole[26:]]))
+    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
     with pytest.raises(AuditError, match=complaint):
-        read_large(tmp_path / "d.jsonl", monkeypatch, rows)
+        read_large(path, monkeypatch, [])
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_fault_of_a_large_typed_table_is_named_by_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    rows: list[dict[str, Any]] = [{"text": text, "repeats": 1} for text in LINES[:30]]
+    rows[25]["repeats"] = 0
+    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    with pytest.raises(AuditError, match=r"row 25 .counted from 0., column 'repeats': expected a whole number"):
+        read_large(tmp_path / f"d{ending}", monkeypatch, rows)
+
+
+def test_a_broken_line_of_a_large_csv_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("text\n" + "".join(f'"{text}"\n' for text in LINES[:24]) + "a,b\n" + "c\n" * 5)
+    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
+    with pytest.raises(AuditError, match="line 26: expected 1 fields, got 2"):
+        read_large(path, monkeypatch, [])
+
+
+def test_a_large_table_of_texts_is_not_read_to_learn_that_it_has_no_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auditor.benchmarks.large_tables.LARGE", 20)
+    monkeypatch.setattr("auditor.benchmarks.whole_texts.read_record_table", refuse_to_read_whole)
+    data = write(tmp_path / "d.jsonl", [{"text": text} for text in LINES[:30]])
+    assert sample_data_conversations("--data", data, 5) is None
