@@ -17,6 +17,7 @@ from auditor.crash.checks_of_bypasses import (
     check_empty_batch_noise,
     check_noise_seed_guessable,
     check_printed_output_leaks,
+    check_rows_are_records,
     check_training_logits_depend_on_batch,
     check_weights_follow_steps,
 )
@@ -203,6 +204,7 @@ CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (
     check_noise_reveals_batch_size,
     check_noise_seed_guessable,
     check_empty_batch_noise,
+    check_rows_are_records,
     check_training_logits_depend_on_batch,
     check_weights_follow_steps,
     check_step_chosen_by_private_evaluation,

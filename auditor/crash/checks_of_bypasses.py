@@ -23,6 +23,7 @@ from auditor.crash.verdicts import (
     broken_loop_check_without_chance,
     loop_check_without_chance,
 )
+from auditor.crash.watch import ObservedStep
 
 _TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its first numbers are looked at
 _APART = 0.05  # of the logits' size: rounding in half precision is below
@@ -63,12 +64,9 @@ def _first_normals_of_guessable_seeds() -> Array:
 def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     """The seed whose numbers are most like a tensor's noise in a training's first step, its p-value, and the tensor."""
     # torch draws 16 normal numbers at a time, and the last 16 of a tensor anew where its size is no multiple of that.
-    spans = [(name, at, to) for name, (at, to) in runs.first_training.shapes.items() if to - at >= 4 * _READ]
-    steps = [
-        t.steps[0]
-        for t in runs.traces
-        if t.steps[0].scale and len(t.steps[0].noise) == len(runs.first_training.steps[0].noise)
-    ]
+    first = runs.first_training.steps[0]
+    spans = [(name, at, to) for name, (at, to) in first.shapes.items() if to - at >= 4 * _READ]
+    steps = [t.steps[0] for t in runs.traces if t.steps[0].scale and t.steps[0].shapes == first.shapes]
     if not spans or not steps:
         return 0, 1.0, ""
     heads = np.stack([step.noise[at : at + _READ] for step in steps for _, at, _ in spans])
@@ -157,9 +155,30 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     return _counted_check(name, NO_FAULT, "the same on neighbouring records, but for times", would)
 
 
+def _steps_mixing_foreign_rows(runs: WatchedTrainings) -> list[ObservedStep]:
+    """Return the steps that read rows that are no record together with records; a training's first is a trial."""
+    return [step for step in runs.steps_but_first_of_each_training if step.foreign and step.records]
+
+
+def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
+    """Every row that a step reads is one of the given records: a part of a record is clipped and sampled by itself."""
+    name, would = "rows are records", "one row that is none of the given records"
+    mixed = _steps_mixing_foreign_rows(runs)
+    if not mixed:
+        return _counted_check(name, NO_FAULT, "every row is one of the given records", would)
+    rows = sum(step.foreign for step in mixed)
+    said = (
+        f"{rows:,} rows in {len(mixed)} steps were none of the given records: if they are parts of records, "
+        "a record moves the sum by more than one clipping norm"
+    )
+    return _counted_check(name, UNKNOWN, said, would)
+
+
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     """A batch that Poisson sampling leaves empty is a step with noise, as any other."""
-    name, would = "empty batches", "one that is left out, or has no noise"
+    name, would = "empty batches", "one that is left out, is filled with a made-up row, or has no noise"
+    if runs.few_error:
+        return _counted_check(name, UNKNOWN, f"the training fails on few records: {runs.few_error}", would)
     if runs.few is None or runs.claim.sampling != "poisson":
         return _counted_check(name, UNKNOWN, "no training on so few records that a batch might be empty", would)
     few, claimed = runs.few, runs.few_claimed
@@ -169,6 +188,13 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     if silent:
         said = f"{silent} of {len(without)} steps without a record had no noise"
         return broken_loop_check_without_chance(name, said, would, WorstViolation("no noise", "the others'"), math.inf)
+    filled = [] if _steps_mixing_foreign_rows(runs) else [step for step in without if step.foreign]
+    if filled:
+        said = f"{len(filled)} of {len(without)} steps without a record used the gradient of a made-up row"
+        # With one record more its gradient takes that row's place: the sum moves by up to two clipping norms.
+        epsilon = runs.epsilon_with_noise_multiplier(runs.claim.noise_multiplier / 2)
+        shown = WorstViolation("a made-up row in place of an empty batch", "noise and nothing else")
+        return broken_loop_check_without_chance(name, said, would, shown, epsilon)
     if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
         said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
         return broken_loop_check_without_chance(

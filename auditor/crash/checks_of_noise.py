@@ -24,7 +24,7 @@ from auditor.crash.verdicts import (
     standard_errors_a_loop_check_detects,
     unbounded_loop_epsilon,
 )
-from auditor.crash.watch import ObservedStep, TrainingTrace
+from auditor.crash.watch import ObservedStep
 from auditor.privacy.gaussian import epsilon_between_noise_scales
 
 # Dimensions outside the span of a step's records: noise that is mere rounding in so many is missing, not small by
@@ -42,6 +42,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     if not runs.steps_with_noise:
         said = "no noise at all in any gradient that reached the optimizer"
         return broken_loop_check_without_chance(name, said, would, _zero_noise_violation(runs, runs.steps[0]), math.inf)
+    names = {name for step in runs.steps_with_noise for name in step.shapes}
     silent = {
         name
         for step in runs.steps_with_noise
@@ -49,14 +50,10 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
         if not one and free >= _SURELY_SILENT
     }
     if silent:
-        said = (
-            f"no noise on {len(silent)} of {len(runs.first_training.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
-        )
+        said = f"no noise on {len(silent)} of {len(names)} tensors: {', '.join(sorted(silent)[:3])}"
         shown = _zero_noise_violation(runs, runs.steps_with_noise[0], min(silent))
         return broken_loop_check_without_chance(name, said, would, shown, math.inf)
-    shares = {
-        name: _relative_noise_variance_and_freedom(runs.steps_with_noise, name) for name in runs.first_training.shapes
-    }
+    shares = {name: _relative_noise_variance_and_freedom(runs.steps_with_noise, name) for name in sorted(names)}
     # What all tensors have counts as known: it has far more degrees of freedom than one of them.
     ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
     worst = min(ps, key=ps.__getitem__)
@@ -126,28 +123,24 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
-    size = min(map(_noise_degrees_of_freedom, noisy))
-    follow = [
-        (a.noise, b.noise, _noise_degrees_of_freedom(a))
-        for trace in runs.traces
-        for a, b in itertools.pairwise(trace.steps)
-    ]
-    most, of_pairs, pair = _largest_noise_correlation_and_p_value([step.noise for step in noisy], size)
+    noises, size = _stack_noise_of_shared_tensors(noisy)
+    follow = [_shared_tensor_noise(a, b) for trace in runs.traces for a, b in itertools.pairwise(trace.steps)]
+    most, of_pairs, pair = _largest_noise_correlation_and_p_value(noises, size)
     found = {
         "in any two steps": (most, of_pairs),
         "from step to step": _pooled_noise_correlation_and_p_value(follow),
         "in tensors of one size": _pooled_noise_correlation_and_p_value(
-            [pair for step in runs.steps for pair in _same_size_noise_pairs(step, runs.first_training)]
+            [pair for step in runs.steps for pair in _same_size_noise_pairs(step)]
         ),
     }
     where = min(found, key=lambda key: found[key][1])
     value, p = found[where]
     pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
     # In standard errors, each 1 / sqrt(size): to what is significant among all pairs, and on to a power of 80%.
-    least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(size)
+    least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(max(size, 1))
 
     def witness() -> WorstViolation:
-        expected = f"0 ± {1 / math.sqrt(size):.3f}"
+        expected = f"0 ± {1 / math.sqrt(max(size, 1)):.3f}"
         if found["in any two steps"][1] > SHARE / len(found):
             return WorstViolation(f"correlation {value:.3f} {where}", expected)
         (one, at), (other, again) = (runs.training_and_step_index(noisy[i]) for i in pair)
@@ -160,18 +153,15 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     )  # fmt: skip
 
 
-def _largest_noise_correlation_and_p_value(
-    noises: Sequence[Array], free: float
-) -> tuple[float, float, tuple[int, int]]:
-    """The largest correlation of any two, its p-value among so many pairs, and which two.
+def _largest_noise_correlation_and_p_value(noises: Array, free: float) -> tuple[float, float, tuple[int, int]]:
+    """Return the largest correlation of any two rows of noise, its p-value among all pairs, and which two.
 
     Of one noise given the other, the direction is uniform in its own dimensions (at least `free`), so the correlation
     is at most that of a uniform direction in them with a fixed one.
     """
-    if len({len(one) for one in noises}) > 1:
+    if free <= 1:  # no tensor is trained in every step
         return 0.0, 1.0, (0, 0)
-    held = np.stack(noises)
-    held /= np.linalg.norm(held, axis=1, keepdims=True)
+    held = noises / np.linalg.norm(noises, axis=1, keepdims=True)
     alike = np.abs(np.triu(held @ held.T, 1))
     pairs = len(noises) * (len(noises) - 1) / 2
     most = float(alike.max())
@@ -186,12 +176,36 @@ def _noise_degrees_of_freedom(step: ObservedStep, of: slice = slice(None)) -> fl
     return float((step.spread[of] ** 2).sum())
 
 
+def _stack_noise_of_shared_tensors(steps: Sequence[ObservedStep]) -> tuple[Array, float]:
+    """Return (steps, d) the noise of the tensors that every step trains, and the fewest degrees of freedom of a row."""
+    shared = [name for name in steps[0].shapes if all(name in step.shapes for step in steps)]
+    spans = [[slice(*step.shapes[name]) for name in shared] for step in steps]
+    rows = [
+        np.concatenate([np.zeros(0), *(step.noise[at] for at in own)]) for step, own in zip(steps, spans, strict=True)
+    ]
+    free = [sum(_noise_degrees_of_freedom(step, at) for at in own) for step, own in zip(steps, spans, strict=True)]
+    return np.stack(rows), min(free)
+
+
 _Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensions
 
 
-def _same_size_noise_pairs(step: ObservedStep, trace: TrainingTrace) -> Iterator[_Pair]:
+def _shared_tensor_noise(step: ObservedStep, other: ObservedStep) -> _Pair:
+    """Return both steps' noise on the tensors that both train, and the first one's degrees of freedom there."""
+    shared = [name for name in step.shapes if name in other.shapes]
+    own = [slice(*step.shapes[name]) for name in shared]
+    theirs = [slice(*other.shapes[name]) for name in shared]
+    nothing = np.zeros(0)
+    return (
+        np.concatenate([nothing, *(step.noise[at] for at in own)]),
+        np.concatenate([nothing, *(other.noise[at] for at in theirs)]),
+        sum(_noise_degrees_of_freedom(step, at) for at in own),
+    )
+
+
+def _same_size_noise_pairs(step: ObservedStep) -> Iterator[_Pair]:
     """Pairs of tensors of one size, of which noise from one generator seeded anew would be equal."""
-    spans = sorted(trace.shapes.values(), key=lambda span: span[1] - span[0])
+    spans = sorted(step.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
             yield step.noise[a:b], step.noise[c:d], _noise_degrees_of_freedom(step, slice(a, b))

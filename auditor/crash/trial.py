@@ -19,7 +19,11 @@ from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_
 from auditor.statistics.audited import audit_epsilon_bounds
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
-_NEEDED = ("one record's reach", "weights follow the steps")  # where one cannot tell, the whole test cannot
+_NEEDED = ("one record's reach", "weights follow the steps", "rows are records")  # if one cannot tell, the test cannot
+    "one record's reach",
+    "weights follow the steps",
+    "rows are records",
+)  # where one cannot tell, the whole test cannot
 _LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for them
 
 
@@ -128,7 +132,9 @@ def crash_test(
     other_seed = _first_step_of_seed_plus_two_to_32(train, first, own, until)
     fewer, again = _replay_training_without_last_record(train, read, first, own, until)
     # Its seed, and below that of the bound, lie past those of the trainings.
-    few, few_claimed = _training_on_few_records(train, claim, first, seed_of_watched_training(seed, _MOST + 1), until)
+    few, few_claimed, few_error = _training_on_few_records(
+        train, claim, first, seed_of_watched_training(seed, _MOST + 1), until
+    )
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
     # At least two: whether noise is fresh shows between trainings as well.
@@ -142,16 +148,15 @@ def crash_test(
         traces.append(
             run_watched_training(train, seed_of_watched_training(seed, at), training_specimen.RECORDS, until, at)[0]
         )
-    runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
+    runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed)
     checks = tuple(run_all_crash_test_checks(runs))
-    foreign = f"{first.foreign} rows were none of the records given: not looked at"
     bound = None
     if _has_time_for_another_training(begun, until):
         bound = bound_loop_epsilon_by_membership_guesses(train, claim, seed_of_watched_training(seed, _MOST), until)
     return CrashTest(
         claim=read,
         checks=checks,
-        remarks=(foreign,) if first.foreign else (),
+        remarks=(),
         seconds=time.monotonic() - begun,
         seen=observed_loop_of_watched_trainings(runs, checks),
         seed=seed,
@@ -189,21 +194,22 @@ def _replay_training_without_last_record(
 
 def _training_on_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
-) -> tuple[TrainingTrace | None, int | None]:
-    """A training on as many records as a batch holds and one more, and the steps it claims; None where it refuses.
+) -> tuple[TrainingTrace | None, int | None, str]:
+    """Run a training on as many records as a batch holds and one more -> its trace, the steps it claims, its error.
 
-    At the claimed rate its batches then hold one record or none.
+    At the claimed rate its batches then hold one record or none. The trace is None and the error says why if the
+    training raises an exception, as many loops do on an empty batch.
     """
     n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
     if n > training_specimen.RECORDS // 2:
-        return None, None
+        return None, None, ""
     try:
         few, returned = run_watched_training(train, seed, n, until)
-        return few, None if stated is not None else LoopClaim.from_stated_claim(returned).steps
-    except Exception:
+        return few, None if stated is not None else LoopClaim.from_stated_claim(returned).steps, ""
+    except Exception as error:
         if time.monotonic() > until:
             raise
-        return None, None
+        return None, None, f"with {n} records, as on an empty batch, it raises {type(error).__name__}: {error}"
 
 
 def bound_loop_epsilon_by_membership_guesses(train: Train, claim: object, seed: int, until: float) -> OneRun:

@@ -36,6 +36,7 @@ class WatchedTrainings:
     again: TrainingTrace | None = None  # the first one once more, with its steps: where `fewer` prints something else
     few: TrainingTrace | None = None  # on a batch's records and one more
     few_claimed: int | None = None  # the steps that this one claims
+    few_error: str = ""  # why this one raised an exception
     other_seed: ObservedStep | None = None  # the first step under a seed whose lowest 32 bits are the first one's
 
     @property

@@ -59,6 +59,8 @@ class ObservedStep:
     norms: _Array  # (records,) of the gradients before clipping
     noise: _Array  # (d,)
     spread: _Array  # (d,) each element's standard deviation over that of the noise: less than 1 near the records' span
+    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> its elements in `noise`
+    foreign: int = 0  # rows with tokens that the model read since the step before and that are no record of ours
 
 
 @dataclass
@@ -68,11 +70,9 @@ class TrainingTrace:
     n: int
     steps: list[ObservedStep] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)  # records that were read without a gradient
-    foreign: int = 0  # rows that are no record of ours
     elsewhere: int | None = None  # the first step whose weights are not those that the step before had left
     returned: int | None = None  # the step after which the weights were those that it gave back; None: no step's
     overflowed: list[tuple[int, str]] = field(default_factory=list)  # step and tensor of numbers that are not finite
-    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> where it lies in `noise`
     released: list[dict[str, Tensor]] = field(default_factory=list)  # each step's gradients, by tensor
     state: dict[str, Tensor] = field(default_factory=dict)  # the model's weights and buffers behind the training
     printed: PrintedText = field(default_factory=PrintedText)
@@ -96,6 +96,7 @@ class StepWatch:
         self.trace = TrainingTrace(len(records))
         self._read: list[int] = []
         self._passes: list[tuple[int, ...]] = []
+        self._foreign = 0
         self._after: list[Tensor] = []  # the weights, (d,), behind each step
         self._parameters = list(model.parameters())
         self._gradients: SpecimenRecordGradients | None = None
@@ -125,12 +126,17 @@ class StepWatch:
             return
         while torch._C._functorch.is_functorch_wrapped_tensor(ids):  # inside vmap or grad of torch.func
             ids = torch._C._functorch.get_unwrapped(ids)
-        rows = training_specimen.record_index_of_each_batch_row(ids.detach().cpu().reshape(-1, ids.shape[-1]))
-        self.trace.foreign += rows.count(None)
+        batch = ids.detach().cpu().reshape(-1, ids.shape[-1])
+        rows = training_specimen.record_index_of_each_batch_row(batch)
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
             self.trace.printed.before_step = True
             self._read += known
+            # A row of padding has no token with a loss: it fills an empty batch.
+            self._foreign += sum(
+                row is None and bool((tokens != training_specimen.PAD).any())
+                for row, tokens in zip(rows, batch, strict=True)
+            )
             self._passes.append(tuple(known))
         else:
             self.trace.evaluated.update(known)
@@ -174,15 +180,15 @@ class StepWatch:
         processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if processes > 1:
             raise AuditError(f"the training runs in {processes} processes, of which one is watched: run it in one")
-        read, passes = tuple(self._read), tuple(self._passes)
-        self._read, self._passes = [], []
+        read, passes, foreign = tuple(self._read), tuple(self._passes), self._foreign
+        self._read, self._passes, self._foreign = [], [], 0
         taken = {name: value.detach().double().flatten() for name, value in own.items()}
         at = len(self.trace.steps)
         self.trace.overflowed += [(at, name) for name, value in taken.items() if not value.isfinite().all()]
         rate = float(optimizer.param_groups[0]["lr"])
         if self._after and self.trace.elsewhere is None and not torch.equal(self._flattened_weights(), self._after[-1]):
             self.trace.elsewhere = at
-        self.trace.steps.append(self._decompose_released_gradients(taken, read, passes, rate))
+        self.trace.steps.append(self._decompose_released_gradients(taken, read, passes, rate, foreign))
         self.trace.printed.before_step = False
         # Copied before a replayed gradient is written over it.
         self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
@@ -208,14 +214,14 @@ class StepWatch:
         self.trace.returned = next((at for at, one in reversed(list(held)) if torch.equal(one, now)), None)
 
     def _decompose_released_gradients(
-        self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float
-    ) -> ObservedStep:
+        self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float,
+        foreign: int,
+    ) -> ObservedStep:  # fmt: skip
         if self._gradients is None:
             self._gradients = SpecimenRecordGradients(copy_watched_model_without_hooks(self._model), self._records)
-            ends = np.cumsum([len(part) for part in taken.values()])
-            self.trace.shapes = {
-                name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)
-            }
+        # Of this step: a training that unfreezes a layer trains other tensors later.
+        ends = np.cumsum([len(part) for part in taken.values()])
+        shapes = {name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)}
         # The step is not taken yet: its gradients are of the weights that the model has now.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
         wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
@@ -247,7 +253,7 @@ class StepWatch:
         return ObservedStep(
             records=read, passes=passes, rate=rate, scale=scale, scales=scales,
             reaches=reaches / unit, gram=gram, norms=norms,
-            noise=left.numpy(), spread=spread.numpy(),
+            noise=left.numpy(), spread=spread.numpy(), shapes=shapes, foreign=foreign,
         )  # fmt: skip
 
 

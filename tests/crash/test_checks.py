@@ -40,12 +40,14 @@ def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, siz
     scales = {name: (float(np.sqrt((noise[a:b] ** 2).mean())), b - a) for name, (a, b) in SHAPES.items()}
     scale = float(np.sqrt((noise**2).mean()))
     reaches = reaches + rng.normal(0, 1, len(drawn))
-    return ObservedStep(drawn, (drawn,), 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, noise, np.ones(1100))
+    return ObservedStep(
+        drawn, (drawn,), 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, noise, np.ones(1100), dict(SHAPES)
+    )
 
 
 def trace(seed: int, n: int = N, **more: Any) -> TrainingTrace:
     rng = np.random.default_rng(seed)
-    return TrainingTrace(n, [step(rng, **more) for _ in range(20)], shapes=dict(SHAPES), returned=19)
+    return TrainingTrace(n, [step(rng, **more) for _ in range(20)], returned=19)
 
 
 def runs(seed: int = 0, **more: Any) -> WatchedTrainings:
@@ -263,7 +265,7 @@ def followed(seed: int, size: int) -> tuple[WatchedTrainings, list[float], list[
             one = step(rng)
             drawn = tuple(range(k))
             steps.append(replace(one, scale=1.0, records=drawn, passes=(drawn,), reaches=reaches, gram=units.T @ units))
-        traces.append(TrainingTrace(N, steps, shapes=dict(SHAPES)))
+        traces.append(TrainingTrace(N, steps))
     return WatchedTrainings(CLAIM, tuple(traces), trace(0)), went, lengths
 
 
