@@ -19,11 +19,11 @@ from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_
 from auditor.statistics.audited import audit_epsilon_bounds
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
-_NEEDED = ("one record's reach", "weights follow the steps", "rows are records")  # if one cannot tell, the test cannot
+_NEEDED = (
     "one record's reach",
     "weights follow the steps",
     "rows are records",
-)  # where one cannot tell, the whole test cannot
+)  # if one of these cannot tell, the whole test cannot
 _LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for them
 
 

@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.crash import checks, checks_of_noise, checks_of_sensitivity, claim
 from auditor.crash.checks_of_noise import check_training_reveals_record_count
 from auditor.crash.claim import LoopClaim
-from auditor.crash.trial import observed_loop_of_watched_trainings
+from auditor.crash.trial import CrashTest, ObservedLoop, observed_loop_of_watched_trainings
 from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, WatchedTrainings
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy import gaussian
@@ -197,6 +197,56 @@ def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_
             < 0.05
         )
     assert 4 < few < 28
+
+
+def train_first_tensor_later(given: TrainingTrace) -> TrainingTrace:
+    """Return the training with its tensor "a" frozen in the first ten of 20 steps."""
+    shapes = {name: (start - 600, end - 600) for name, (start, end) in SHAPES.items() if name != "a"}
+    frozen = [
+        replace(
+            one,
+            noise=one.noise[600:],
+            spread=one.spread[600:],
+            shapes=shapes,
+            scales={name: one.scales[name] for name in shapes},
+        )
+        for one in given.steps[:10]
+    ]
+    return replace(given, steps=[*frozen, *given.steps[10:]])
+
+
+def test_a_tensor_that_is_trained_later_is_no_fault() -> None:
+    honest = runs()
+    traces = tuple(map(train_first_tensor_later, honest.traces))
+    later = replace(honest, traces=traces, fewer=train_first_tensor_later(honest.fewer))
+    assert [one for one in checks.run_all_crash_test_checks(later) if one.verdict == BROKEN] == []
+    repeated = replace(later, traces=(*traces, traces[0]))
+    assert of("fresh noise", repeated).verdict == BROKEN
+
+
+def test_rows_that_are_no_record_keep_the_test_from_telling() -> None:
+    honest = runs()
+    assert of("rows are records", honest).verdict == NO_FAULT
+    pieces = changed(honest, lambda one: replace(one, foreign=3))
+    check = of("rows are records", pieces)
+    assert check.verdict == UNKNOWN and "none of the given records" in check.said
+    judged = CrashTest(CLAIM, (check,), (), 1.0, ObservedLoop(1.0, 1 / 6, 20, 4.0))
+    assert judged.verdict == UNKNOWN
+
+
+def test_a_made_up_row_in_an_empty_batch_is_broken_and_an_error_is_told() -> None:
+    none = np.zeros(0)
+    few = trace(5, 9)
+    empty = replace(few.steps[3], records=(), passes=((),), reaches=none, gram=np.zeros((0, 0)), norms=none)
+    steps = [few.steps[0], empty, *few.steps[1:]]
+    honest = replace(runs(), few=replace(few, steps=steps))
+    assert of("empty batches", honest).verdict == NO_FAULT
+    steps[1] = replace(empty, foreign=1)
+    check = of("empty batches", honest)
+    assert check.verdict == BROKEN and check.epsilon is not None and 5 < check.epsilon < 40
+    raising = replace(runs(), few_error="with 9 records, as on an empty batch, it raises ValueError: none")
+    check = of("empty batches", raising)
+    assert check.verdict == UNKNOWN and "raises ValueError" in check.said
 
 
 def test_steps_and_rates_that_follow_the_number_of_records_are_seen() -> None:
