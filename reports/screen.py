@@ -223,11 +223,12 @@ def _verbatim_extraction_screen_cells(result: AuditResult, signal: LeakSignal, f
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
-    remark = ", ".join(filter(None, (of, "not significant" if signal.suspected else "")))
+    remark = ", ".join(filter(None, (of, signals.suspicion_phrase(signal) if signal.suspected else "")))
+    interval = "" if signal.suspected and signals.is_decided_by_excess(signal) else phrases.format_interval(m)
     cost = phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING) if first else ""
     counts = f"{phrases.hit_count_of_share(m):,}/{m.n:,}"
     title = _short_target_title(result, signal.target) if first else ""
-    return title, signal.setting, counts, phrases.format_value(m), phrases.format_interval(m), remark, cost
+    return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
 
 
 def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:

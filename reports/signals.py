@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from auditor.core.counts import counted
@@ -45,6 +46,9 @@ def describe_signal_number(signal: LeakSignal) -> str:
     """`166/320 (52% [46–57]) extracted verbatim`, `membership AUC 0.642 [0.577–0.704]`."""
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
+    if is_decided_by_excess(signal):
+        # Without an interval of its own: the one that decides stands beside the baseline.
+        m = replace(m, low=math.nan, high=math.nan)
     if signal.kind is PERSONAL:
         return f"{personal.personal_kind_in_sentence(signal.part)} {personal.personal_data_share_phrase(m)}"
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
@@ -67,6 +71,19 @@ def describe_signal_number(signal: LeakSignal) -> str:
     return f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}{chosen}{at}"
 
 
+def is_decided_by_excess(signal: LeakSignal) -> bool:
+    """Whether what is left above the non-members is why it is not shown.
+
+    Of a signal that is shown its own interval says the same: its lower end is then above the non-members' number too.
+    """
+    return signal.status == signals.NOT_SHOWN and signal.excess is not None
+
+
+def suspicion_phrase(signal: LeakSignal) -> str:
+    """Return why what was seen is not shown: `not significant`, or that such a number is only a hint."""
+    return "not significant" if signal.alone else "only a hint: such a number cannot show a leak by itself"
+
+
 def corrected_interval_phrase(signal: LeakSignal) -> str:
     """`interval corrected for 5 numbers that share the level`; "" if the number has a level of its own."""
     return f"interval corrected for {signal.looks} numbers that share the level" if signal.looks > 1 else ""
@@ -76,7 +93,7 @@ def describe_signal_baseline(signal: LeakSignal) -> str:
     """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
-        return f"non-members {_baseline_text(b)}"
+        return f"non-members {_baseline_and_excess_text(signal)}"
     if b is None:
         return "not compared with non-members"
     blind = f", blind baseline {phrases.format_value(signal.blind)}" if signal.blind else ", no blind baseline"
@@ -97,7 +114,11 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
     if shown or suspected:
         best = strongest_signal_to_report(shown or suspected)
         access = f", {best.setting}" if best.setting else ""
-        remarks = ("" if shown else "not significant", describe_signal_baseline(best), corrected_interval_phrase(best))
+        remarks = (
+            "" if shown else suspicion_phrase(best),
+            describe_signal_baseline(best),
+            corrected_interval_phrase(best),
+        )
         beside = "; ".join(filter(None, remarks))
         return f"{describe_signal_number(best)}{access}{_bracketed(beside)}"
     access = " or ".join(s.setting for s in of_a_kind if s.setting)
@@ -293,8 +314,8 @@ def signals_forest_table(result: AuditResult, seen: LeakAssessment) -> Forest:
 def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
-    status = "seen, not significant" if s.suspected else s.status
-    return s.kind.title, s.setting, status, _measured_text(s), _baseline_text(s.baseline), least_detectable_text(s)
+    status = f"seen, {suspicion_phrase(s)}" if s.suspected else s.status
+    return s.kind.title, s.setting, status, _measured_text(s), _baseline_and_excess_text(s), least_detectable_text(s)
 
 
 def _measured_text(s: LeakSignal) -> str:
@@ -304,10 +325,20 @@ def _measured_text(s: LeakSignal) -> str:
     if s.kind is PERSONAL or s.count or s.looks > 1 or not (m.unit == "share" or m.name == s.kind.main):
         corrected = corrected_interval_phrase(s)
         return describe_signal_number(s) + (f" ({corrected})" if corrected else "")
+    if is_decided_by_excess(s) and m.value:
+        m = replace(m, low=math.nan, high=math.nan)
     unit = _UNITS.get(m.unit, "")
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
     whole = f"{phrases.value_with_interval(m)}{unit}{chosen}"
     return phrases.format_share_with_interval(m) if m.unit == "share" else whole
+
+
+def _baseline_and_excess_text(signal: LeakSignal) -> str:
+    """`0/68`; of what the excess decides `0/68, difference 3.3 points [−1.9 to 11.2]`."""
+    baseline = _baseline_text(signal.baseline)
+    if not is_decided_by_excess(signal) or signal.excess is None or _has_counted_secrets_and_found_none(signal):
+        return baseline
+    return f"{baseline}, difference {phrases.difference_with_interval(signal.excess)}"
 
 
 def _baseline_text(b: Measurement | float | None) -> str:
@@ -320,6 +351,9 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
     m, b = s.measured, s.baseline
     if m is None or m.unit not in ("share", "probability"):
         return None
+    if is_decided_by_excess(s) and isinstance(b, Measurement) and s.excess is not None and m.value:
+        # The bar then reaches the non-members' ring, as the interval of the difference reaches 0.
+        m = replace(m, low=max(0.0, b.value + s.excess.low), high=min(1.0, b.value + s.excess.high))
     return forest_span(m, b.value if isinstance(b, Measurement) else None)
 
 

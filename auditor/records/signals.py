@@ -37,7 +37,8 @@ class LeakSignal:
     setting: "" where it was tested at neither. baseline: of non-members, or what chance gives; None: there is none.
     suspected: not shown, and no all-clear either: seen, or above the baseline, but not significantly. least: the
     smallest number that would have been shown; NaN: unknown. part, count: of which secrets only. why: it was not
-    tested. blind: the same number without any model.
+    tested. blind: the same number without any model. excess: what is left above the non-members, if that decides.
+    alone: whether such a number can show a leak by itself.
     """
 
     kind: LeakKind
@@ -55,6 +56,8 @@ class LeakSignal:
     blind: Measurement | None = None
     worst: Stratum | None = None  # of copied records, the number of copies of which most were extracted
     looks: int = 1
+    excess: Measurement | None = None
+    alone: bool = True
 
     @property
     def gate_rule(self) -> str:
@@ -211,6 +214,8 @@ def _signal_from_readings(kind: LeakKind, target: str, setting: str, readings: S
         part=best.part,
         count=best.count,
         blind=best.blind,
+        excess=best.excess,
+        alone=best.alone,
     )
 
 

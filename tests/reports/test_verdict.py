@@ -17,7 +17,7 @@ from auditor.reports.verdict import headline, strongest_attack_row, verdict_by_q
 def test_the_whole_story(result: AuditResult) -> None:
     text = verdict_paragraph(result)
     assert "166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160)" in text
-    assert "PMixED (sound): Seen, but not significant: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box" in text
+    assert "PMixED (sound): Seen, but not significant: 4/320 (1.2%) extracted verbatim, white-box" in text
     assert "It would have been shown from: verbatim extraction 2.8%" in text
     assert "21.3 against 11.2 (+90%)" in text
     assert "does not cover white-box access (log-probabilities, top-p 0.7)" in text
@@ -30,9 +30,9 @@ def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> Non
     assert headline(result) == (
         "Undefended leaks: 166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160); 150/320 (47% "
         "[41–53]) extracted by greedy decoding, 64/64 of those trained on 16 times (not compared with non-members). "
-        "PMixED (sound): inconclusive: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box (not significant; "
-        "non-members 0/160). Uniform mixing leaks: 166/320 (52% [46–57]) extracted verbatim, white-box "
-        "(non-members 0/160)."
+        "PMixED (sound): inconclusive: 4/320 (1.2%) extracted verbatim, white-box (not significant; "
+        "non-members 0/160, difference 1.2 points [−1.2 to 3.7]). Uniform mixing leaks: 166/320 (52% "
+        "[46–57]) extracted verbatim, white-box (non-members 0/160)."
     )
 
 
@@ -142,7 +142,7 @@ def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
     excess = Measurement("excess_recall", 0.02, -0.01, 0.05, 320)
     weak = changed(result, "undefended", lambda f: with_recall(f, Measurement("recall", 0.05, 0.03, 0.08, 320), excess))
     weak = replace(weak, benchmark=replace(weak.benchmark, greedy_recall={}))
-    assert headline(weak).startswith("Undefended: inconclusive: 16/320 (5.0% [3.0–8.0]) extracted verbatim, text-only")
+    assert headline(weak).startswith("Undefended: inconclusive: 16/320 (5.0%) extracted verbatim, text-only")
     assert "Seen, but not significant: 16/320" in verdict_paragraph(weak)
 
 
