@@ -83,7 +83,8 @@ def render_markdown_report(
     # Of the sections seen at once, tables and lists stand above: their paragraphs come last, folded.
     notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
-    return _markdown_fitted_to_comment(parts, [*folded, Section("reading", "How to read this", notes)])
+    # First of the folded sections: long tables after it may find no room.
+    return _markdown_fitted_to_comment(parts, [Section("reading", "How to read this", notes), *folded])
 
 
 def _target_severity_line(standing: TargetSummary) -> str:

@@ -65,7 +65,9 @@ def _comparable_run_command(result: AuditResult, base: AuditResult) -> str:
     words = ["audit", "run"]
     for name, field in FIELDS.items():
         value = (base if name in asked_alike else result).plan.get(name, field.default)
-        if field.said.flags is None or value in (field.default, None) or value == list(field.default or ()):
+        # A plan read from JSON has lists in place of tuples.
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        if field.said.flags is None or value in (field.default, default, None):
             continue
         words += _flag_words(flag_of_plan_field(name), value)
     return shlex.join(words)
@@ -97,16 +99,17 @@ def differences_barring_run_comparison(run: RunOutcomes, base: RunOutcomes) -> I
         yield from _difference_barring_run_comparison(
             f"data set: {name}", getattr(data, name), getattr(other_data, name)
         )
+    # Before the digest: another text form makes other secrets.
+    if data.text_form and other_data.text_form:
+        yield from _difference_barring_run_comparison(
+            "text form (--template, --date)", data.text_form, other_data.text_form
+        )
     if not (data.digest and other_data.digest):
         yield from _difference_barring_run_comparison("data set", data.description, other_data.description)
     elif data.digest != other_data.digest:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
         digests = f"{_shortened_secrets_digest(data.digest)} against {_shortened_secrets_digest(other_data.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
-    if data.text_form and other_data.text_form:
-        yield from _difference_barring_run_comparison(
-            "text form (--template, --date)", data.text_form, other_data.text_form
-        )
     for name in plan_field_names_with_rule(COMPARED):
         yield from _difference_barring_run_comparison(
             f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditCanaryManifest
+from auditor.benchmarks.cut_places import LEAST_PREFIX, LEAST_SUFFIX
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction_arrays
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
@@ -77,6 +78,9 @@ def _load_benchmark_of_records(
     common: dict[str, Any] = {"seed": seed, **{name: getattr(asked, name) for name in _OF_ALL_KINDS}}
     benchmark: Benchmark
     context = None if model.max_positions is None else model.max_positions - soft_prompt_rows
+    if context is not None and context <= LEAST_PREFIX + LEAST_SUFFIX:
+        # The soft prompt, not the rows, is too long: the run refuses it by its own name.
+        context = model.max_positions
     if folder_has_extraction_arrays(Path(data)):
         _refuse_nondefault_fields(asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have")
         _refuse_nondefault_fields(

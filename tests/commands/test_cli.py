@@ -987,7 +987,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "empty": (with_data(""), "is empty"),
     "empty CSV": (with_data("prefix,suffix\n", "bad.csv"), "is empty"),
     "not JSON": (with_data(f'{{"prefix": "{PLANTED}"\n'), "bad.jsonl"),
-    "positions": (long_prefix, f"has {POSITIONS} positions"),
+    "positions": (long_prefix, f"8 rows: longer than the {POSITIONS - 1} tokens that the model reads at once"),
     "positions for a prompt": (with_flags("-A", "prompt_length=60"), f"has {POSITIONS} positions"),
     "NaN": (nan_model, "returned NaN"),
     "weight": (with_flags("--defense", "uniform-mixing", "-D", "weight=1.2"), "expected weight in [0, 1], got 1.2"),

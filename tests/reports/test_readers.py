@@ -46,7 +46,8 @@ def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable
     assert parts[table_of_contents.DECIDE] == ["advice", "glance", "limits"]
     assert parts[table_of_contents.MEND] == ["where", "secrets"]
     wanted = ["answers", "results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
-    assert parts[table_of_contents.CHECK] == [*wanted, "measurements", "reproduce"]
+    # The table of attacks is for those who check the method.
+    assert parts[table_of_contents.CHECK] == [*wanted, "measurements", "reproduce", "attacks"]
 
 
 def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
