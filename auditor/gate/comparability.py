@@ -95,14 +95,14 @@ def differences_barring_run_comparison(run: RunOutcomes, base: RunOutcomes) -> I
         "model family", mine.family or "not recorded", theirs.family or "not recorded"
     )
     data, other_data = mine.benchmark, theirs.benchmark
-    for name in ("name", "members", "nonmembers", "known", "repeats"):
-        yield from _difference_barring_run_comparison(
-            f"data set: {name}", getattr(data, name), getattr(other_data, name)
-        )
-    # Before the digest: another text form makes other secrets.
+    # First: another text form makes other secrets.
     if data.text_form and other_data.text_form:
         yield from _difference_barring_run_comparison(
             "text form (--template, --date)", data.text_form, other_data.text_form
+        )
+    for name in ("name", "members", "nonmembers", "known", "repeats"):
+        yield from _difference_barring_run_comparison(
+            f"data set: {name}", getattr(data, name), getattr(other_data, name)
         )
     if not (data.digest and other_data.digest):
         yield from _difference_barring_run_comparison("data set", data.description, other_data.description)
