@@ -239,7 +239,9 @@ def _scan_texts(
     columns.detect_column_layout(whole)
     if columns.REPEATS in names and not work.has_repeats:  # in later rows only
         columns.row_repeat_counts(replace(whole, rows=1, column=lambda name: [ABSENT]))
-    repeats = np.concatenate([counts.repeats for counts in done if counts.repeats is not None] or [np.empty(0)])
+    repeats = np.concatenate(
+        [counts.repeats for counts in done if counts.repeats is not None] or [np.empty(0, np.int64)]
+    )
     return np.concatenate([counts.hashes for counts in done]), repeats if work.has_repeats else None, names
 
 
@@ -305,7 +307,7 @@ def _split_into_blocks(path: Path) -> list[TableBlock]:
         with _open_parquet(path) as file:
             return [TableBlock(i, i, i + 1) for i in range(file.num_row_groups)]
     size = path.stat().st_size
-    ends = []
+    ends: list[int] = []
     if path.suffix.lower() == ".jsonl":
         with path.open("rb") as lines:
             while (ends[-1] if ends else 0) + _BLOCK < size:
