@@ -1,8 +1,8 @@
 """A run's numbers beside the questions of EDPB Opinion 28/2024 (¶43, 55, 58) and of an impact assessment (GDPR 35).
 
 Each question is answered by what this run measured, with its interval and what the number does not say, or not at all,
-and then which command would. It is made to leave the building: aggregates, hashes and our own words only. No name of a
-secret, group, file or model, no sentence out of the record. No legal advice, and no finding that a model is anonymous.
+and then which command would. It is made to leave the building: the model's name, aggregates, hashes and our own words,
+no name of a secret, group or data file. No legal advice, and no finding that a model is anonymous.
 """
 
 from __future__ import annotations
@@ -23,22 +23,16 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.records.claims import weigh_claim_against_audits
+from auditor.records.leak_kinds import bonferroni_widened_leak_measurement
 from auditor.records.leak_readings import PERSONAL
 from auditor.records.result_file import RESULT
 from auditor.records.signals import NOT_TESTED, LeakAssessment, assess_signals
-from auditor.reports import claims, personal, phrases, signals
+from auditor.reports import claims, edpb_summary, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import row_title_with_attack
 from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.metrics import SHARES, auc_name, find_metric, nonmember_metric_name, tpr_name
 
-_NOT = "Not evaluated"
-_WHAT_IT_IS = (
-    "Measured numbers beside the questions, in our own words, that a supervisory authority may ask of a model's file. "
-    "This is not legal advice, and no number here says that a model is anonymous: whether a likelihood is "
-    "insignificant for every person, by all means reasonably likely to be used, is for the controller and the "
-    "authority to say."
-)
 _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
 
@@ -89,7 +83,7 @@ def _measurements_with_row(
 
 
 def _highest_measurement(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
-    return max(seen, key=lambda one: one[0].value)
+    return max(seen, key=lambda row: (row[0].value, row[0].n))
 
 
 def _make_highest_value_answer(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
@@ -133,6 +127,8 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
             m, count, row = _highest_measurement(groups)
+            # The interval that decides: the repeat counts of a row share the level.
+            m = bonferroni_widened_leak_measurement(m, sum(f is row for *_, f in groups))
             found.append(
                 f"{row_title_with_attack(e.result, row)}: at repeat count {count}, {_value_and_count_phrase(m)}."
             )
@@ -147,17 +143,13 @@ def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _leak_signals_section(e: EdpbEvidence) -> Section:
-    """All signals of all targets; of doubts only the kind, as their sentences are the record's and may hold names."""
+    """All signals of all targets, after what may hide a leak from this audit."""
     seen = assess_signals(e.result)
-    kinds = dict.fromkeys(doubt.kind for doubt in signals.all_doubts(seen))
-    against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."
-    named = []
-    for s in seen.signals:  # kinds of personal data where their names are ours
-        own = s.kind is not PERSONAL or s.part in personal.TITLES
-        named.append(replace(s, why="", part=s.part if own else "other personal data"))
+    against = " ".join(doubt.sentence for doubt in signals.all_doubts(seen))
+    named = [replace(s, why="", part=_publishable_kind(s.part) if s.kind is PERSONAL else s.part) for s in seen.signals]
     table = signals.signals_forest_table(e.result, replace(seen, signals=tuple(named)))
     title = "What is shown, what is not, what was not tested"
-    return Section("signals", title, (*([Paragraph(against)] if kinds else []), table))
+    return Section("signals", title, (*([Paragraph(f"What may hide a leak: {against}")] if against else []), table))
 
 
 def _signal_counts_paragraph(e: EdpbEvidence) -> str:
@@ -243,15 +235,21 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
-    """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
+    """By kind of personal data, of each target's row with most of it."""
     found = []
     for target in _targets_without_controls(e):
-        seen = [one for one in _measurements_with_row(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
+        rows = _measurements_with_row(e, target, lambda f: f.by_kind)
+        seen = [(m, _publishable_kind(kind), f) for m, kind, f in rows]
         for kind in dict.fromkeys(kind for _, kind, _ in seen):
             m, _, row = _highest_measurement(one for one in seen if one[1] == kind)
             said = f"{personal.personal_kind_in_sentence(kind)} {personal.personal_data_share_phrase(m)}"
             found.append(f"{row_title_with_attack(e.result, row)}: {said}.")
     return found
+
+
+def _publishable_kind(kind: str) -> str:
+    """Return the kind of personal data if its name is ours: a name that the data mark it by must not leave."""
+    return kind if kind in personal.TITLES else "other personal data"
 
 
 _SHOWN = 5  # rulings, with what each would have missed
@@ -315,7 +313,7 @@ QUESTIONS = (
         "¶43",
         "Does that hold for every person, not on average?",
         _worst_repeat_count_sentences,
-        "The worst repeat count, not the worst person: no sample shows what holds for everyone.",
+        "The worst repeat count, with an interval for all of them, not the worst person: no sample shows that.",
         "repeat counts in the data (a repeats column) would",
     ),
     _opinion(
@@ -421,27 +419,30 @@ def edpb_document_from_run_folder(folder: Path) -> Document:
 
 
 def edpb_document(e: EdpbEvidence) -> Document:
-    answered = sum(bool(question.answer(e)) for question in QUESTIONS)
-    sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)), _leak_signals_section(e)]
+    missing = {question: "" if question.answer(e) else question.answering_command_phrase(e) for question in QUESTIONS}
+    n_measured, n_controller = (sum(why == reason for why in missing.values()) for reason in ("", _FOR_YOU))
+    n_untested = len(QUESTIONS) - n_measured - n_controller
+    asked = [(question.where, question.asked, why) for question, why in missing.items()]
+    sections = [edpb_summary.limits_section(), _leak_signals_section(e), edpb_summary.coverage_section(asked)]
     # A group of groupby ends when the next begins: each is read in its turn.
-    for n, (title, asked) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
+    for n, (title, of_source) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
-        table = Table(f"questions-{n}", title, head, (Group("", tuple(_question_table_rows(e, asked))),))
+        table = Table(f"questions-{n}", title, head, (Group("", tuple(_question_table_rows(e, of_source))),))
         sections.append(Section(f"part-{n}", title, (table,)))
     return Document(
-        title="Measured answers for the file",
+        title=edpb_summary.edpb_title(e.result),
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
-        headline=f"{answered} of {len(QUESTIONS)} questions have a measured answer. This is not legal advice.",
-        verdict=f"{_signal_counts_paragraph(e)} Brackets hold two-sided 95% intervals; "
-        "n and counts are of secrets. Aggregates and hashes only.",
+        headline=f"{_signal_counts_paragraph(e)} {edpb_summary.describe_audited_records(e.result)}",
+        verdict=f"{edpb_summary.describe_threat(e.result)} Of {len(QUESTIONS)} questions, {n_measured} have a measured "
+        f"answer, {n_controller} are for the controller, {n_untested} were not tested. Brackets hold 95% intervals.",
         sections=tuple(sections),
         kind="Privacy audit of a language model",
-        lead="Summary",
+        lead="Result",
     )
 
 
 def _question_table_rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
-        said = " ".join(answer) or f"{_NOT}: {question.answering_command_phrase(e)}."
+        said = " ".join(answer) or f"Not evaluated: {question.answering_command_phrase(e)}."
         yield question.where, question.asked, said, question.limit if answer else phrases.NOTHING

@@ -13,17 +13,21 @@ _MOST = 80  # characters of a name: the line is a heading
 
 def audit_subject_line(result: AuditResult) -> str:
     """`Privacy audit of out/chat (adapter on org/base) with records of data/mails.jsonl; 1 June 2026, audit 0.1.0`"""
+    audited = f"Privacy audit of {model_phrase(result)} with {_data_phrase(result)}"
+    return f"{audited}; {date_phrase(result)}, audit {result.tool_version}"
+
+
+def date_phrase(result: AuditResult) -> str:
+    """Return `1 June 2026`, in UTC."""
     try:
         made = datetime.fromisoformat(result.created)
         # The month is English where nobody calls `setlocale`: Python itself does so for characters alone.
-        date = f"{made.day} {made:%B %Y}"  # in UTC, as it was recorded
+        return f"{made.day} {made:%B %Y}"
     except ValueError:
-        date = phrases.shorten(result.created, _MOST) or "no date"
-    audited = f"Privacy audit of {_model_phrase(result)} with {_data_phrase(result)}"
-    return f"{audited}; {date}, audit {result.tool_version}"
+        return phrases.shorten(result.created, _MOST) or "no date"
 
 
-def _model_phrase(result: AuditResult) -> str:
+def model_phrase(result: AuditResult) -> str:
     """The model, its revision, and of an adapter the model that it is for."""
     objects, named = result.plan.get("objects") or {}, result.plan.get("model")
     if "model" in objects:

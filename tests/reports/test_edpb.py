@@ -13,12 +13,14 @@ import pytest
 from auditor.cli import run_command_line
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
-from auditor.core.result import AuditResult
+from auditor.core.result import AuditResult, Doubt, Measurement, RecordCounts
 from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.policy import Policy, parse_rule
-from auditor.reports import edpb, html, markdown
+from auditor.records.leak_kinds import bonferroni_widened_leak_measurement
+from auditor.reports import edpb, html, markdown, phrases
 from auditor.reports.edpb import EdpbEvidence
+from auditor.statistics.intervals import clopper_pearson
 from tests.gate.world import ROW, finished, outcome
 
 Said = pytest.CaptureFixture[str]
@@ -82,6 +84,50 @@ def test_one_repeat_count_says_nothing_about_the_worst(result: AuditResult) -> N
     assert worst.startswith("Not evaluated: repeat counts")
 
 
+def test_the_worst_repeat_count_is_the_one_of_most_records_and_its_interval_is_the_corrected_one(
+    result: AuditResult,
+) -> None:
+    counts = {"1": (3, 3), "4": (1, 40), "16": (40, 40)}
+    by_repeats = {
+        n: Measurement("recall", hits / of, *clopper_pearson(hits, of), of) for n, (hits, of) in counts.items()
+    }
+    row = replace(result.findings[0], by_repeats=by_repeats)
+    answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
+    (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
+    corrected = bonferroni_widened_leak_measurement(by_repeats["16"], 3)
+    assert f"at repeat count 16, 40/40 = 100.0% {phrases.format_interval(corrected)}." in worst
+    assert corrected.low < by_repeats["16"].low
+
+
+def test_a_kind_that_the_data_mark_is_measured_in_the_answers_as_in_the_signals(result: AuditResult) -> None:
+    marked = {"hospitalbed": Measurement("recall", 0.25, *clopper_pearson(10, 40), 40)}
+    row = replace(result.findings[0], by_kind=marked)
+    evidence = EdpbEvidence(replace(result, findings=(row,)), "")
+    answer = rows(evidence)["Likelihood of the risk, by kind of personal data"]
+    assert "other personal data 10/40 (25%" in answer and "hospitalbed" not in answer
+    text = markdown.render_markdown_document(edpb.edpb_document(evidence)).replace("\\", "")
+    assert text.count("other personal data 10/40") == 2 and "hospitalbed" not in text.split("## What is shown")[1]
+
+
+def test_the_top_says_model_day_records_attacker_result_and_doubt(result: AuditResult) -> None:
+    doubt = Doubt("answers", "Of 40 answers 3 did not come through.")
+    data = replace(
+        result.benchmark,
+        name="own",
+        doubts=(doubt,),
+        records={"members": RecordCounts(330, 320, left_out={"too short": 10})},
+    )
+    tuned = replace(result, plan={"model": "/home/anna/out/tuned"}, base="org/base", benchmark=data)
+    page = edpb.edpb_document(EdpbEvidence(tuned, ""))
+    assert page.title.endswith("of out/tuned (adapter on org/base), tested 21 November 2025")
+    assert "320 of 330 records audited (10 too short)." in page.headline and "leakage is shown" in page.headline
+    assert page.verdict.startswith("Attacker: somebody who has the model's files and the first words of a record")
+    n_measured, n_controller, n_untested = map(int, re.findall(r"(\d+) (?:have|are for|were not)", page.verdict))
+    assert n_measured + n_controller + n_untested == len(edpb.QUESTIONS) and n_controller == 4
+    text = markdown.render_markdown_document(page)
+    assert doubt.sentence in text and "| ¶58 (f) | nothing |" in text
+
+
 def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
     spoilt: AuditResult = from_json(AuditResult, planted(to_json(with_probe)))
     told = replace(
@@ -107,14 +153,19 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
 
 
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
-    plan = Plan.from_fields(attack=(ROW.attack,), setting="white-box", model=PLANTED, data=PLANTED).to_json()
+    plan = Plan.from_fields(attack=(ROW.attack,), setting="white-box", model="out/tuned", data=PLANTED).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
     decision_log.save_decision(tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
     assert run_command_line(["report", str(tmp_path), "--format", "edpb"]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "edpb.md"), str(tmp_path / "edpb.html")]
     for path in (tmp_path / "edpb.md", tmp_path / "edpb.html"):
         text = path.read_text()
-        assert "not legal advice" in text and PLANTED not in text and path.stat().st_mode & 0o777 == 0o600
+        assert (
+            "not legal advice" in text
+            and "assessment of out/tuned, tested" in text
+            and PLANTED not in text
+            and path.stat().st_mode & 0o777 == 0o600
+        )
     assert "Gate failed, decided 2" in (tmp_path / "edpb.md").read_text().replace("\\", "")
 
 

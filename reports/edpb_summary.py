@@ -1,0 +1,63 @@
+"""The top of the EDPB page: which model, tested when and by whom, what came back, and what the test covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from auditor.core.result import AuditResult
+from auditor.reports import coverage, subject_line
+from auditor.reports.blocks import Group, Paragraph, Section, Table
+
+_WHAT_IT_IS = (
+    "Measured numbers beside the questions, in our own words, that a supervisory authority may ask of a model's file. "
+    "This is not legal advice, and no number here says that a model is anonymous: whether a likelihood is "
+    "insignificant for every person, by all means reasonably likely to be used, is for the controller and the "
+    "authority to say."
+)
+_ATTACKERS = {
+    "white-box": "somebody who has the model's files and the first words of a record",
+    "text-only": "somebody who can only ask the model for text and has the first words of a record",
+}
+
+
+def limits_section() -> Section:
+    """Return what the page is not."""
+    return Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),))
+
+
+def edpb_title(result: AuditResult) -> str:
+    """Return `Test results for the impact assessment of MODEL (adapter on BASE), tested 1 June 2026`."""
+    model, date = subject_line.model_phrase(result), subject_line.date_phrase(result)
+    return f"Test results for the impact assessment of {model}, tested {date}"
+
+
+def describe_threat(result: AuditResult) -> str:
+    """Return who the tested attackers are, in words; "" if nothing was measured."""
+    measured = {f.setting for f in result.findings if f.measurements and not f.not_applicable}
+    attackers = [who for setting, who in _ATTACKERS.items() if setting in measured]
+    return f"Attacker: {'; or '.join(attackers)}." if attackers else ""
+
+
+def describe_audited_records(result: AuditResult) -> str:
+    """Return `41 of 150 records audited (...).`, or how many were attacked if nobody counted the rest."""
+    counted = coverage.coverage_label(result)
+    return f"{counted or f'{result.benchmark.members:,} records attacked'}."
+
+
+def coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
+    """Return a table of paragraphs: what is in scope of this test, and what is not, with the reason.
+
+    questions: of each the paragraph, the question, and why it has no measured answer; "" if it has one.
+    """
+    by_paragraph: dict[str, list[tuple[str, str]]] = {}
+    for paragraph, question, why in questions:
+        by_paragraph.setdefault(paragraph, []).append((question, why))
+    rows = []
+    for paragraph, asked in by_paragraph.items():
+        measured = " ".join(question for question, why in asked if not why)
+        missing = " ".join(f"{question}: {why}." for question, why in asked if why)
+        rows.append((paragraph, measured or "nothing", missing or "nothing"))
+    head = ("Paragraph", "In scope of this test", "Out of scope, and why")
+    caption = "What this test covers, by paragraph of the opinion"
+    table = Table("coverage", caption, head, (Group("", tuple(rows)),))
+    return Section("coverage", "What is in scope and what is not", (table,))
