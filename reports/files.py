@@ -22,9 +22,14 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
     Both reports are rendered before one is written. The result comes last: a folder that holds one is finished.
     reveal: whether the reports show the private text that lies in the folder.
     """
+    _render_and_write_run_reports(folder, result, None, reveal)
+    write_result(folder, result)
+
+
+def write_result(folder: Path, result: AuditResult) -> None:
+    """Write result.json and its manifest, from which `audit report` renders the reports."""
     # JSON has no NaN: `to_json` names them, and one that it missed raises.
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    _render_and_write_run_reports(folder, result, None, reveal)
     # Before the result, from the bytes it will have: whoever finds a result finds its manifest.
     manifest.write_manifest(folder, text.encode())
     disk.replace_atomically(folder / RESULT, text, sync=True)

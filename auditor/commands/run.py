@@ -291,7 +291,7 @@ def audit_plan_and_print_result(
     """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for it before.
 
     held_to: the policy and the baseline of the gate that will follow. limit: until when records are asked, the worst
-    first, with a line and the reports of what there is meanwhile. resume: the command that goes on with a folder.
+    first, with a line and the numbers of what there is meanwhile. resume: the command that goes on with a folder.
     """
     from auditor.reports import coverage, files
     from auditor.runs import quick_check
@@ -307,7 +307,7 @@ def audit_plan_and_print_result(
     kept = f"finished secrets are kept. Continue with: {' '.join(again)}"
 
     def publish(meanwhile: AuditResult) -> None:
-        files.write_run_reports(folder.path, meanwhile, reveal)
+        files.write_result(folder.path, meanwhile)  # pages and plots are for the last one
         console.print_line_to_stderr(coverage.progress_line(meanwhile), 0)
 
     with console.open_progress_terminal(verbose, kept) as reporter:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,6 +159,7 @@ class LanguageModel(ABC):
     parts: int = 1  # distributions behind each row: what a batch of rows costs in time and memory
     prefix_token: tuple[int, ...] = ()  # tokens that it reads before every text
     tokenizer: Any = None  # what writes its texts; None where it has none, or where others see to it
+    choices_kept_in: Path | None = None  # folder of what was found out about how to ask it, for the next run
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         """Rows standing behind `prefixes` (B, n), able to take `length` more tokens. distribution: `log_probs` will be

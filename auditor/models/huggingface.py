@@ -270,6 +270,7 @@ class HuggingFaceModel(LanguageModel):
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
         self._seen: HiddenStateCache | None = None
+        self._digest: str | None = None  # once the weights are known to stay
         self.begins: SharedPrefixCache | None = None
         self.activation = Activation(model)
         self.load_again: Callable[[], Any] | None = None  # the same weights in a model of their own; None: not on disk
@@ -347,7 +348,11 @@ class HuggingFaceModel(LanguageModel):
 
     def digest(self) -> str:
         """Of names, shapes and bytes of the weights in memory."""
-        return digest_weights(self.model)
+        if self._seen is None:  # somebody may change them
+            return digest_weights(self.model)
+        if self._digest is None:
+            self._digest = digest_weights(self.model)
+        return self._digest
 
     def special_token_id(self, kind: str) -> int | None:
         token = getattr(self.model.config.get_text_config(decoder=True), f"{kind}_token_id", None)

@@ -39,12 +39,13 @@ _SHORT = 12  # tokens of the texts that most is tried on
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
 _SPECIAL = re.compile(r"_token_(id|index)$")
 
-_RECORDS = 3  # of a run that are read step by step and whole
+_RECORDS = 3  # of a run that are read step by step and whole, at most
 _RECORD_STEPS = 2  # tokens of a suffix that are read one by one
 
 Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 
-_reached: WeakKeyDictionary[HuggingFaceModel, int] = WeakKeyDictionary()
+# By model: the longest text that it was checked on, and how far rounding may put two of its distributions apart.
+_checked: WeakKeyDictionary[HuggingFaceModel, tuple[int, float | None]] = WeakKeyDictionary()
 _compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
 
 
@@ -60,19 +61,20 @@ def check_and_configure_serving(
     """
     wanted = AT_LOAD if reach is None else reach
     room = min(wanted, model.max_positions or wanted)
-    records = () if model in _compared_on_records else _choose_records_to_compare(records, room)
-    if room <= max(_reached.get(model, 0), 1) and not records:
+    reached, tolerance = _checked.get(model, (0, None))
+    records = () if model in _compared_on_records else _choose_records_to_compare(model, records, room)
+    if room <= max(reached, 1) and not records:
         return ()
     before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
     kept = None if cache is None or model.activation else cache / f"{_self_check_digest(model, room, records)}.json"
     if kept is not None and kept.is_file():
         _apply_kept_self_check(model, read_json_object(kept, "what a self-check found"))
-        _reached[model] = max(room, _reached.get(model, 0))
+        _checked[model] = max(room, reached), tolerance
         _compared_on_records.add(model)
         return model.notes[len(before) :]
     with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
-        trial = _SelfCheckTrial(model, max(room, 2), records)
-        if model not in _reached:
+        trial = _SelfCheckTrial(model, max(room, 2), records, reached, tolerance)
+        if not reached:
             trial.check_causality()
             trial.drop_embeddings_unless_faithful()
         # In this order: a shorter room first, then rows in it, then what stands on how they are served.
@@ -81,7 +83,7 @@ def check_and_configure_serving(
         if reach is not None:
             trial.enable_exact_prefix_sharing()
             trial.enable_exact_row_joining()
-    _reached[model] = max(room, _reached.get(model, 0))
+    _checked[model] = max(room, reached), trial.tolerance
     if records:
         _compared_on_records.add(model)
     if kept is not None:
@@ -124,22 +126,51 @@ def _apply_kept_self_check(model: HuggingFaceModel, found: Mapping[str, Any]) ->
     model.notes = (*model.notes, *found["notes"])
 
 
-def _choose_records_to_compare(records: Records, room: int) -> Records:
-    """Return a few records of at most `room` tokens, spread over all of them."""
+def _choose_records_to_compare(model: HuggingFaceModel, records: Records, room: int) -> Records:
+    """Return a few records of at most `room` tokens.
+
+    They are the longest one and the shortest ones that hold special tokens which the others lack: lengths and special
+    tokens are what random tokens do not tell. What an activated LoRA does depends on more: those are spread over all.
+    """
     fitting = [(prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room]
-    return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
+    if model.activation or not fitting:
+        return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
+    by_length = sorted(fitting, key=lambda record: len(record[0]))
+    chosen = [by_length[-1]]
+    special = _special_token_ids(model).union(getattr(model.tokenizer, "all_special_ids", ()))
+    covered = special.intersection(by_length[-1][0])
+    for prefix, suffix in by_length:
+        if len(chosen) == _RECORDS:
+            break
+        if not covered.issuperset(special.intersection(prefix)):
+            chosen.append((prefix, suffix))
+            covered |= special.intersection(prefix)
+    return tuple(chosen)
 
 
 class _SelfCheckTrial:
-    """One model on one set of random tokens, and on a few records of the run."""
+    """One model on one set of random tokens, and on a few records of the run.
 
-    def __init__(self, model: HuggingFaceModel, room: int, records: Records = ()) -> None:
+    reached, tolerance: what an earlier check of the model found; what it tried is not tried again.
+    """
+
+    def __init__(
+        self,
+        model: HuggingFaceModel,
+        room: int,
+        records: Records = (),
+        reached: int = 0,
+        tolerance: float | None = None,
+    ) -> None:
         self.model, self.room, self.short = model, room, min(_SHORT, room)
-        self.records = records
+        self.records, self.reached = records, reached
         noise = torch.Generator().manual_seed(SEED)
         ordinary = _non_special_token_ids(model)
         texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
         self.texts = texts
+        if tolerance is not None:
+            self.tolerance = tolerance
+            return
         # Two texts that differ in their last token, as transformers answers them.
         self.twins = torch.cat([texts[:1, : self.short]] * 2)
         self.twins[1, -1] = ordinary[ordinary != texts[0, self.short - 1].cpu()][0]
@@ -200,7 +231,7 @@ class _SelfCheckTrial:
 
         needed: the run has texts as long as the room, so that such a model is refused in place of limited.
         """
-        for mark in text_lengths_to_test(self.model.model.config, self.room):
+        for mark in self._new_marks():
             end = min(mark + 3, self.room)
             # One position, in a text that ends below the mark and in the same text beyond it.
             alone = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
@@ -223,6 +254,8 @@ class _SelfCheckTrial:
         ways = [way for way in get_args(Served) if way != "cache" or not self.model.activation]
         first = self.model.served
         for served in ways[ways.index(first) :]:
+            if served != first:
+                self.reached = 0  # the earlier check was of another way
             self.model.served = served
             exact = self._rows_are_exact  # of the last way, what is raised says why there is none
             found = exact() if served == "recompute" else _self_check_holds_without_error(exact)
@@ -239,7 +272,7 @@ class _SelfCheckTrial:
         """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
         if self.model.activation:
             return
-        begins = sorted({max(1, self.room // 2), *self._lengths_before_marks()})
+        begins = sorted({max(1, min(AT_LOAD, self.room) // 2), *(mark - 1 for mark in self._marks())})
         if self.model.served == "slots" and all(map(self._shared_prefix_is_exact, begins)):
             self.model.enable_shared_prefix_cache()
         else:
@@ -256,7 +289,8 @@ class _SelfCheckTrial:
 
     def _joined_rows_are_exact(self) -> bool:
         """Whether rows behind texts of two lengths, advanced and split together, have their contexts' distributions."""
-        long = self.room - len(STEPS)
+        marks = [mark + len(STEPS) for mark in self._marks()]
+        long = min(self.room, max([AT_LOAD, *marks])) - len(STEPS)
         if long < 2:
             return False
         contexts = [self.texts[i, :begin].tolist() for i, begin in enumerate((1, long))]
@@ -276,9 +310,9 @@ class _SelfCheckTrial:
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
         """Whether texts that share their first `begin` tokens have the logits of whole contexts; nothing remembered."""
-        texts, model = self.texts.clone(), self.model
+        last = min(self.room - begin, AT_LOAD // 2)
+        texts, model = self.texts[:, : begin + last].clone(), self.model
         texts[1, :begin] = texts[0, :begin]
-        last = self.room - begin
         kept = min(last, len(STEPS))  # of the distributions: what went wrong before is in the keys that these read
         # Leaves `begins` as it tried it: `enable_exact_prefix_sharing` then sets it for good, or to None.
         model.begins = None
@@ -292,18 +326,26 @@ class _SelfCheckTrial:
 
     def _rows_are_exact(self) -> bool:
         return all(self._rows_agree_behind(begin) for begin in self._prefix_lengths_to_test()) and (
-            self._rows_agree_behind(2, soft=True)
+            (self.reached > 0 or self._rows_agree_behind(2, soft=True))
             and self._rows_follow_invocations()
             and self._rows_agree_on_records(self.records)
         )
 
     def _prefix_lengths_to_test(self) -> Iterator[int]:
         """Lengths of prefixes from which rows pass every length that means something, and reach the last."""
-        lengths = (2, *self._lengths_before_marks(), self.room - len(STEPS))
+        lengths = [2] if not self.reached else []
+        lengths += [mark - 1 for mark in self._new_marks()]
+        if not self.records:  # the longest of them is a prefix as long as those of the run
+            lengths.append(self.room - len(STEPS))
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
-    def _lengths_before_marks(self) -> list[int]:
-        return [mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)]
+    def _marks(self) -> list[int]:
+        """Return the lengths from which on the model may read texts otherwise."""
+        return text_lengths_to_test(self.model.model.config, self.room)
+
+    def _new_marks(self) -> list[int]:
+        """Return the marks that no earlier check has passed."""
+        return [mark for mark in self._marks() if mark >= self.reached]
 
     def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
         """Whether rows behind `begin` tokens, advanced and split, have the distributions of their contexts."""
@@ -347,14 +389,21 @@ class _SelfCheckTrial:
             text = torch.tensor([prefix + suffix], device=self.model.device)
             steps = min(_RECORD_STEPS, len(suffix))
             contexts = [text[:, : len(prefix) + step] for step in range(steps + 1)]
-            whole = torch.cat([self._whole_context_log_probs(context) for context in contexts])
+            if self.model.activation:  # what it makes of a text depends on where the text ends
+                whole = torch.cat([self._whole_context_log_probs(context) for context in contexts])
+            else:
+                whole = self.model.logits_without_cache(contexts[-1], steps + 1)[0].log_softmax(-1)
             rows = self.model.start_rows_as_served(contexts[0], steps, None)
             distributions = [rows.log_probs()]
             for context in contexts[1:]:
                 rows.advance(torch.zeros(1, dtype=torch.long, device=text.device), context[:, -1])
                 distributions.append(rows.log_probs())
-            forced = self.model.log_probs(contexts[-1], steps + 1)[0]
-            if not all(self.is_same_distribution(found, whole) for found in (torch.cat(distributions), forced)):
+            if not self.is_same_distribution(torch.cat(distributions), whole):
+                return False
+            # Without one, teacher forcing is the call that `whole` was.
+            if self.model.activation and not self.is_same_distribution(
+                self.model.log_probs(contexts[-1], steps + 1)[0], whole
+            ):
                 return False
         return True
 
@@ -410,12 +459,17 @@ def text_lengths_to_test(config: Any, below: int) -> list[int]:
 
 def _non_special_token_ids(model: HuggingFaceModel) -> Tensor:
     """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean something else."""
+    weight: Any = model.embedding.weight
+    ids = torch.arange(min(model.vocab_size, len(weight)))
+    kept = ids[~torch.isin(ids, torch.tensor(sorted(_special_token_ids(model)), dtype=torch.long))]
+    return kept if len(kept) > 1 else ids
+
+
+def _special_token_ids(model: HuggingFaceModel) -> set[int]:
+    """Return the token ids that the configuration names as ends, padding and placeholders of pictures."""
     special: set[int] = set()
     for source in (model.model.config, model.model.config.get_text_config()):
         for name, value in source.to_dict().items():
             if _SPECIAL.search(name) and value is not None:
                 special |= set(value if isinstance(value, list) else [value])
-    weight: Any = model.embedding.weight
-    ids = torch.arange(min(model.vocab_size, len(weight)))
-    kept = ids[~torch.isin(ids, torch.tensor(sorted(special), dtype=torch.long))]
-    return kept if len(kept) > 1 else ids
+    return special

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from auditor.benchmarks.ngrams import build_ngram_index
-from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO
@@ -116,8 +115,7 @@ class RunContext:
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 # First of all: it also settles how the model is served, which everything asked later depends on.
-                kept = disk.cache_folder() / "self-checks" if self.site.keeps_self_checks else None
-                notes = self_check.check_and_configure_serving(model, reach, pairs, kept)
+                notes = self_check.check_and_configure_serving(model, reach, pairs, model.choices_kept_in)
                 if model is self.site.model and self.benchmark.earlier_in_row:
                     notes += self._notes_on_packed_rows()
                 if model is self.site.model and (changed := precision.dtype_effect_sentence(model, pairs)):

@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core.errors import AuditError
@@ -22,10 +24,17 @@ from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.models.wrapping import WrappingModel
-from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_suffix_nll_of_each_pair
+from auditor.runs.likeliest_reading import (
+    choose_likeliest_reading,
+    is_choice_clear,
+    mean_suffix_nll_of_each_pair,
+)
 
 _SPECIAL = ("bos", "eos")
 PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
+_FIRST = 5  # of them, which are enough if they show that no other prefix token is ahead by `_MARGIN`
+_SCORED = 16  # first tokens of each suffix, on which a prefix token tells most
+_MARGIN = 0.1  # nats a token
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
@@ -192,14 +201,16 @@ def _choose_likeliest_prefix_token(
     pairs = [pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room]
     # The same ones for every seed: which prefix token stands there is no draw of the attack's.
     kept = keyed_random_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
-    pairs = [pairs[i] for i in sorted(kept.tolist())]
+    pairs = [Pair(pairs[i].prefix, pairs[i].suffix[:_SCORED]) for i in kept.tolist()]
     if not pairs:
         return chosen(own, f"{whose}; no {what} to choose by")
-    nll = {
-        prefix_token: mean_suffix_nll_of_each_pair(with_prefix_token(model, prefix_token), pairs)
-        for prefix_token in candidates
-    }
-    best = choose_likeliest_reading(own, nll)
+    looks = 1 if len(pairs) <= _FIRST else 2
+    nll = _nll_of_pairs_by_prefix_token(model, candidates, pairs[:_FIRST])
+    best = choose_likeliest_reading(own, nll, looks)
+    if looks == 2 and not is_choice_clear(best, nll, _MARGIN, looks):
+        others = _nll_of_pairs_by_prefix_token(model, candidates, pairs[_FIRST:])
+        nll = {prefix_token: np.concatenate([values, others[prefix_token]]) for prefix_token, values in nll.items()}
+        best = choose_likeliest_reading(own, nll, looks)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
     beside = ", ".join(
         f"with {describe_prefix_token(prefix_token, words)} {mean}"
@@ -207,9 +218,18 @@ def _choose_likeliest_prefix_token(
         if prefix_token != best
     )
     why = whose if best == own else f"the most likely of the {len(nll)} tried"
-    others = f"; {beside}" if beside else ""
-    measured = f"mean loss of {len(pairs)} {what} with it: {means[best]} nats a token{others}"
+    beside_text = f"; {beside}" if beside else ""
+    measured = f"mean loss of {len(nll[best])} {what} with it: {means[best]} nats a token{beside_text}"
     return chosen(best, f"{why}; {measured}")
+
+
+def _nll_of_pairs_by_prefix_token(
+    model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair]
+) -> dict[Tokens, NDArray[np.float64]]:
+    """Return (pairs,) nats a token of the suffixes after each prefix token, all read side by side."""
+    texts = [Pair(prefix_token + pair.prefix, pair.suffix) for prefix_token in candidates for pair in pairs]
+    values = mean_suffix_nll_of_each_pair(model, texts).reshape(len(candidates), len(pairs))
+    return dict(zip(candidates, values, strict=True))
 
 
 def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:

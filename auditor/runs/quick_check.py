@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
@@ -74,11 +75,15 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
 
 
 def enable_hidden_state_caches(site: Site) -> None:
-    """From now on each text is read once by each model; a text form is chosen by as few rows as a check can afford."""
-    site.form_rows, site.keeps_self_checks = FORM_ROWS, True
+    """From now on each text is read once by each model; a text form is chosen by as few rows as a check can afford.
+
+    What self-checks and choices found is kept in the cache folder, by the digest of the weights.
+    """
+    site.form_rows = FORM_ROWS
     for model in (site.model, site.reference_model):
         if isinstance(model, HuggingFaceModel):
             model.enable_hidden_state_cache()
+            model.choices_kept_in = disk.cache_folder() / "self-checks"
 
 
 def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:

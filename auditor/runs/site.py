@@ -84,7 +84,6 @@ class Site(ABC):
     trains_on_demand: ClassVar[bool]
     form_rows: int | None = None  # rows that the choice of a text form looks at, at most; None: its own number
     soft_prompt_rows = 0  # of the longest soft prompt that an attack puts before the texts: they take room in a context
-    keeps_self_checks = False  # whether the cache folder keeps what a model's self-check found, for the next check
     trains_ahead = False  # whether what later rows need may be trained by another process meanwhile
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 

@@ -200,7 +200,19 @@ def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: p
         assert self_check.check_and_configure_serving(model, reach) == ()
     assert len(passed) == 4
     self_check.check_and_configure_serving(model, 40)
-    assert passed[4:] == [2, 5, 37, 2]
+    assert passed[4:] == [37]
+
+
+def test_a_run_checks_a_loaded_model_on_few_short_texts() -> None:
+    model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED, eos_token_id=60))))
+    self_check.check_and_configure_serving(model)
+    records = [(tuple(range(3, 3 + n)), (4, 5, 6)) for n in range(20, 50)]
+    records.append(((60, 7, 8), (4, 5, 6)))
+    before = traffic.tokens
+    self_check.check_and_configure_serving(model, 60, records)
+    assert model.can_join_rows and model.begins is not None
+    longest, special, short_texts = 2 * 51 + 2, 2 * 5 + 2, 150
+    assert traffic.tokens - before < longest + special + short_texts
 
 
 def test_a_distribution_that_depends_on_no_text_is_refused() -> None:

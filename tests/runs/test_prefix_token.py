@@ -27,7 +27,7 @@ from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel, Rows, model_nll_and_token_counts
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.ensemble import ModelEnsemble
-from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.plugins.defense import Scenario
 from auditor.runs.plan import make_plan
 from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
@@ -201,9 +201,11 @@ class Partial(LanguageModel):
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         assert contexts.shape[1] <= self.max_positions
-        numbers = torch.Generator().manual_seed(int(contexts.sum()))
-        noise = torch.randn(len(contexts), last, self.vocab_size, generator=numbers)
-        return torch.log_softmax(noise * (0.1 if int(contexts[0, 0]) == self.likes else 2.0), dim=-1)
+        # By row, so that an answer does not depend on the texts next to it.
+        seeds = [torch.Generator().manual_seed(int(row.sum())) for row in contexts]
+        noise = torch.stack([torch.randn(last, self.vocab_size, generator=seed) for seed in seeds])
+        scale = torch.where(contexts[:, 0] == (-1 if self.likes is None else self.likes), 0.1, 2.0)
+        return torch.log_softmax(noise * scale[:, None, None], dim=-1)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         return Recited(self, prefixes)
@@ -244,6 +246,24 @@ def test_the_known_pairs_decide() -> None:
     assert chosen(None, tokenizer(eos_token="<eos>")).said.startswith(
         "prefix token: none (tokenizer default; mean loss of 8 auxiliary records with it: "
     )
+
+
+def test_more_pairs_are_read_only_if_the_first_leave_the_choice_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    unclear = chosen(BOS, BOTH)
+    assert "mean loss of 8 auxiliary records" in unclear.said
+    monkeypatch.setattr("auditor.runs.prefix_token._MARGIN", 2.0)
+    clear = chosen(BOS, BOTH)
+    assert "mean loss of 5 auxiliary records" in clear.said and clear.tokens == unclear.tokens
+
+
+def test_a_model_that_keeps_its_choices_is_not_asked_twice(tmp_path: Path) -> None:
+    model = tiny(40)
+    model.tokenizer, model.choices_kept_in = BOTH, tmp_path
+    first = resolve_prefix_token("auto", model, KNOWN)
+    asked = traffic.tokens
+    assert resolve_prefix_token("auto", model, KNOWN) == first and traffic.tokens == asked
+    resolve_prefix_token("auto", model, KNOWN[1:])
+    assert traffic.tokens > asked
 
 
 def test_one_pair_is_no_reason_to_leave_the_tokenizers_own() -> None:
