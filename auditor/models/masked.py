@@ -20,7 +20,8 @@ from auditor.models.base import refuse_nan_logits
 from auditor.models.configuration import max_positions
 from auditor.models.consistency import SEED, largest_rms_log_prob_distance
 from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translating_model_load_errors
-from auditor.models.self_check import AT_LOAD, rounding_tolerance, text_lengths_to_test
+from auditor.models.self_check import AT_LOAD
+from auditor.models.self_check_facts import rounding_tolerance, text_lengths_to_test
 from auditor.models.weights import read_weights
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded

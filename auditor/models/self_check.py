@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +19,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from auditor import __version__
 from auditor.core import disk
@@ -31,14 +29,15 @@ from auditor.models.base import refuse_nan_logits
 from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, largest_rms_log_prob_distance
 from auditor.models.decoding import index_batches_of_equal_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
+from auditor.models.self_check_facts import (
+    non_special_token_ids,
+    rounding_tolerance,
+    special_token_ids,
+    text_lengths_to_test,
+)
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
 _SHORT = 12  # tokens of the texts that most is tried on
-# Names of settings from whose value on a model may read a text otherwise: windows, chunks, trained and stretched
-# positions.
-_MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
-_SPECIAL = re.compile(r"_token_(id|index)$")
-
 _RECORDS = 3  # of a run that are read step by step and whole, at most
 _RECORD_STEPS = 2  # tokens of a suffix that are read one by one
 
@@ -137,7 +136,7 @@ def _choose_records_to_compare(model: HuggingFaceModel, records: Records, room: 
         return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
     by_length = sorted(fitting, key=lambda record: len(record[0]))
     chosen = [by_length[-1]]
-    special = _special_token_ids(model).union(getattr(model.tokenizer, "all_special_ids", ()))
+    special = special_token_ids(model).union(getattr(model.tokenizer, "all_special_ids", ()))
     covered = special.intersection(by_length[-1][0])
     for prefix, suffix in by_length:
         if len(chosen) == _RECORDS:
@@ -165,7 +164,7 @@ class _SelfCheckTrial:
         self.model, self.room, self.short = model, room, min(_SHORT, room)
         self.records, self.reached = records, reached
         noise = torch.Generator().manual_seed(SEED)
-        ordinary = _non_special_token_ids(model)
+        ordinary = non_special_token_ids(model)
         texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
         self.texts = texts
         if tolerance is not None:
@@ -424,52 +423,3 @@ def _self_check_holds_without_error(question: Callable[[], bool]) -> bool:
         if is_out_of_memory(error):
             raise
         return False
-
-
-def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
-    """How far apart rounding may put two distributions of these logits (..., V), in nats, root mean square.
-
-    Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a random walk: a few eps
-    of its size, and so of the logits' spread, for the depths there are; 16 is several times what is seen. Products
-    add up in float32, in an order that depends on the shapes: 256 of its eps. The last rounding is of the logits
-    themselves, whatever their offset is. An unrelated distribution is 1.4 spreads away.
-    """
-    eps = torch.finfo(model.dtype).eps
-    if getattr(model.config, "quantization_config", None) is not None:
-        eps = max(eps, 2**-7)  # activations in 8 bits
-    exact = torch.finfo(torch.float32).eps
-    finite = logits[torch.isfinite(logits)]
-    return float((16 * eps + 256 * exact) * finite.std() + (eps / 2 + 8 * exact) * finite.abs().max())
-
-
-def text_lengths_to_test(config: Any, below: int) -> list[int]:
-    """The lengths less than `below` that a configuration names, from which on its model may read texts otherwise."""
-    found: set[int] = set()
-
-    def collect(values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                collect(value)
-            elif type(value) is int and _MARKS.search(name) and 2 < value < below:
-                found.add(value)
-
-    collect(config.to_dict())
-    return sorted(found)
-
-
-def _non_special_token_ids(model: HuggingFaceModel) -> Tensor:
-    """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean something else."""
-    weight: Any = model.embedding.weight
-    ids = torch.arange(min(model.vocab_size, len(weight)))
-    kept = ids[~torch.isin(ids, torch.tensor(sorted(_special_token_ids(model)), dtype=torch.long))]
-    return kept if len(kept) > 1 else ids
-
-
-def _special_token_ids(model: HuggingFaceModel) -> set[int]:
-    """Return the token ids that the configuration names as ends, padding and placeholders of pictures."""
-    special: set[int] = set()
-    for source in (model.model.config, model.model.config.get_text_config()):
-        for name, value in source.to_dict().items():
-            if _SPECIAL.search(name) and value is not None:
-                special |= set(value if isinstance(value, list) else [value])
-    return special

@@ -58,6 +58,7 @@ class PrefixedModel(WrappingModel):
     def __init__(self, model: LanguageModel, prefix_token: Tokens) -> None:
         super().__init__(model)
         self.prefix_token = prefix_token
+        self.choices_kept_in = model.choices_kept_in
         if self.max_positions is not None:
             self.max_positions -= len(prefix_token)
 

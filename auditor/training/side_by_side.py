@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from auditor.models.consistency import largest_rms_log_prob_distance
 from auditor.models.lora import MixedLora, MixedLoraRouting, copy_sharing_weights
-from auditor.models.self_check import rounding_tolerance
+from auditor.models.self_check_facts import rounding_tolerance
 from auditor.training import loss_masks
 
 _SEED = 20_240_229  # of a trial's random numbers: any number
