@@ -22,9 +22,8 @@ from auditor.benchmarks.cut_places import TextLengths
 from auditor.benchmarks.cutting import Cutting
 from auditor.benchmarks.large_tables import (
     LARGE,
-    HashBlocks,
+    TableCounting,
     UnreadRows,
-    hash_blocks_here,
     read_sample_of_large_table,
 )
 from auditor.benchmarks.length_matching import match_nonmembers_by_length
@@ -81,7 +80,7 @@ class Files(Benchmark):
         form: ChatRendering | None = None,
         trained: TrainedLength | None = None,
         room: int | None = None,
-        hash_blocks: HashBlocks = hash_blocks_here,
+        counting: TableCounting | None = None,
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
@@ -93,7 +92,7 @@ class Files(Benchmark):
         Of a row, tokens beyond the `trained` ones are left out, and what takes more than `room` tokens.
         `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
         first are shown in reports, those of the second under other names.
-        `hash_blocks` has the rows of a large table counted, by workers for example.
+        `counting` has the rows of a large table counted, by workers for example; None: in this process.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         lengths = TextLengths(prefix_length, suffix_length, windows)
@@ -102,16 +101,16 @@ class Files(Benchmark):
         named = (group_column, user_column)
         # People, and records to forget, are looked for among all rows: then none may be left unread.
         sampled = split if user_column is None and forget is None else None
-        table, unread = _read_table_or_sample("--data", data, named, sampled, hash_blocks)
+        counting = counting or TableCounting()
+        self.counted_tables = counting.counted
+        table, unread = _read_table_or_sample("--data", data, named, sampled, counting)
         shared = cutting.shared_beginnings_of_texts(self.tokenizer, table)
         self._kinds = columns.nested_column_kinds(table)
         cut = Cutting(self.tokenizer, lengths, knows, form, turns, shared, self._kinds, trained, room)
         used = [name for name in named if name is not None]
         self.unread_columns = columns.unread_text_columns(table, columns.detect_column_layout(table), used)
         members = _table_as_record_source("--data", table, cut, *named, unread=unread)
-        read = partial(
-            _read_file_as_record_source, cut=cut, split=sampled, hash_blocks=hash_blocks, members=members.unread
-        )
+        read = partial(_read_file_as_record_source, cut=cut, split=sampled, counting=counting, members=members.unread)
         asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (None if name is None else read(flag, name, own) for flag, name, own in asked)
         for source in (pairs, others, lost):
@@ -160,15 +159,15 @@ def _read_file_as_record_source(
     *,
     cut: Cutting,
     split: SplitOptions | None,
-    hash_blocks: HashBlocks,
+    counting: TableCounting,
     members: UnreadRows | None,
 ) -> RecordSource:
-    table, unread = _read_table_or_sample(flag, name, named, split, hash_blocks)
+    table, unread = _read_table_or_sample(flag, name, named, split, counting)
     return _table_as_record_source(flag, table, cut, *named, unread=unread, members=members)
 
 
 def _read_table_or_sample(
-    flag: str, name: str, named: tuple[str | None, ...], split: SplitOptions | None, hash_blocks: HashBlocks
+    flag: str, name: str, named: tuple[str | None, ...], split: SplitOptions | None, counting: TableCounting
 ) -> tuple[RecordTable, UnreadRows | None]:
     """Return the rows of a file, or a sample of a large one and what is known of its other rows.
 
@@ -178,7 +177,7 @@ def _read_table_or_sample(
     if split is not None and split.limit is not None and flag in ("--data", "--nonmembers"):
         draw_order = partial(split.draw_order, f"rows of a large {flag}")
         sample = read_sample_of_large_table(
-            f"{flag} {name!r}", Path(name), wanted, split.limit, draw_order, flag == "--data", hash_blocks
+            f"{flag} {name!r}", Path(name), wanted, split.limit, draw_order, flag == "--data", counting
         )
         if sample is not None:
             return sample

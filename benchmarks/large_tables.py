@@ -59,12 +59,14 @@ class UnreadRows:
     """What is known of a table of which only a sample was read.
 
     rows: (sample,), each one's number in the table; copies: (sample,), how often its text occurs in the table (by the
-    repeats column if there is one); n_rows: rows of the whole table; n_distinct: distinct texts that were not read;
-    by_copies: these, by `copies_label`; text_hashes: sorted, of all texts.
+    repeats column if there is one); columns, texts: of the table; n_rows: rows of the whole table; n_distinct: distinct
+    texts that were not read; by_copies: these, by `copies_label`; text_hashes: sorted, of all texts.
     """
 
     rows: tuple[int, ...]
     copies: tuple[int, ...]
+    columns: tuple[str, ...]
+    texts: tuple[str, ...]
     n_rows: int
     n_distinct: int
     by_copies: Counter[str] = field(default_factory=Counter)
@@ -141,6 +143,14 @@ def hash_blocks_here(work: BlockHashing, blocks: Sequence[TableBlock]) -> Iterat
 HashBlocks = Callable[[BlockHashing, Sequence[TableBlock]], Iterator[BlockCounts]]
 
 
+@dataclass(frozen=True)
+class TableCounting:
+    """Has large tables counted, once: `hash_blocks` in any order, and what was `counted`, by flag and name."""
+
+    hash_blocks: HashBlocks = hash_blocks_here
+    counted: dict[str, UnreadRows] = field(default_factory=dict)
+
+
 def read_sample_of_large_table(
     where: str,
     path: Path,
@@ -148,34 +158,30 @@ def read_sample_of_large_table(
     limit: int,
     draw_order: Callable[[int], list[int]],
     copied_first: bool,
-    hash_blocks: HashBlocks = hash_blocks_here,
+    counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
     """Return a sample of the distinct rows of a large table and what is known of the others; None: read it whole.
 
     wanted: columns; limit: secrets that are attacked; draw_order: gives the numbers below n in random order;
     copied_first: half of the sample are the rows with most copies; the rest, or else all of it, is drawn at random.
-    hash_blocks: has blocks counted, in any order. Raises AuditError with the first row that cannot be used.
+    counting: what was counted already is not counted again. Raises AuditError with the first row that cannot be used.
     """
     if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         return None
     try:
-        head = _read_head_of_large_table(where, path)
-        if head is None or (layout := _plain_layout_of_table(head)) is None:
-            return None
-        work = BlockHashing(where, path, layout, columns.REPEATS in head.columns)
-        hashes, times, names = _scan_texts(work, head, hash_blocks)
-        size = max(SAMPLE, _SAMPLES_PER_LIMIT * limit)
-        if len(hashes) <= max(LARGE, size):
-            return None
-        first, copies, distinct = _count_equal_texts(hashes, times)
-        chosen = _choose_rows(copies, np.array(draw_order(len(first))), size, copied_first)
-        rows = tuple(first[chosen].tolist())
-        others = np.delete(copies, chosen)
-        values, counts = np.unique(others, return_counts=True)
-        by_copies = Counter({copies_label(int(value)): int(n) for value, n in zip(values, counts, strict=True)})
-        unread = UnreadRows(rows, tuple(copies[chosen].tolist()), len(hashes), len(others), by_copies, distinct)
-        read = [name for name in wanted if name in names]
-        return replace(_read_rows(where, path, read, rows), columns=names, texts=head.texts), unread
+        if where not in counting.counted:
+            head = _read_head_of_large_table(where, path)
+            if head is None or (layout := _plain_layout_of_table(head)) is None:
+                return None
+            work = BlockHashing(where, path, layout, columns.REPEATS in head.columns)
+            hashes, times, table = _scan_texts(work, head, counting.hash_blocks)
+            size = max(SAMPLE, _SAMPLES_PER_LIMIT * limit)
+            if len(hashes) <= max(LARGE, size):
+                return None
+            counting.counted[where] = _choose_sample(hashes, times, table, size, draw_order, copied_first)
+        unread = counting.counted[where]
+        read = [name for name in wanted if name in unread.columns]
+        return replace(_read_rows(where, path, read, unread.rows), columns=unread.columns, texts=unread.texts), unread
     except (_NotStreamable, ValueError, OSError):
         return None  # whoever reads the whole table finds the same fault before its first row, and names it
 
@@ -220,8 +226,8 @@ def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
 
 def _scan_texts(
     work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the hash of each row's text, its repeats if the table has them, and the columns.
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, RecordTable]:
+    """Return the hash of each row's text, its repeats if the table has them, and the head with all columns.
 
     Raises AuditError with the first row that cannot be used: the block that holds it is read once more.
     """
@@ -242,7 +248,7 @@ def _scan_texts(
     repeats = np.concatenate(
         [counts.repeats for counts in done if counts.repeats is not None] or [np.empty(0, np.int64)]
     )
-    return np.concatenate([counts.hashes for counts in done]), repeats if work.has_repeats else None, names
+    return np.concatenate([counts.hashes for counts in done]), repeats if work.has_repeats else None, whole
 
 
 def _count_equal_texts(
@@ -260,6 +266,27 @@ def _count_equal_texts(
     return first[by_row], copies[by_row], distinct
 
 
+def _choose_sample(
+    hashes: NDArray[np.int64],
+    times: NDArray[np.int64] | None,
+    table: RecordTable,
+    size: int,
+    draw_order: Callable[[int], list[int]],
+    copied_first: bool,
+) -> UnreadRows:
+    """Return which `size` of the distinct rows are read, and what is known of the others; see `_scan_texts`."""
+    first, copies, distinct = _count_equal_texts(hashes, times)
+    chosen = _choose_rows(copies, np.array(draw_order(len(first))), size, copied_first)
+    others = np.delete(copies, chosen)
+    values, counts = np.unique(others, return_counts=True)
+    by_copies = Counter({copies_label(int(value)): int(n) for value, n in zip(values, counts, strict=True)})
+    rows = tuple(first[chosen].tolist())
+    n_copies = tuple(copies[chosen].tolist())
+    return UnreadRows(
+        rows, n_copies, table.columns, table.texts, len(hashes), len(others), by_copies, text_hashes=distinct
+    )
+
+
 def _choose_rows(
     copies: NDArray[np.int64], order: NDArray[np.int64], size: int, copied_first: bool
 ) -> NDArray[np.int64]:
@@ -274,9 +301,13 @@ def _choose_rows(
 def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]) -> RecordTable:
     """Return these columns of these rows of a table; rows: in ascending order."""
     values: dict[str, list[Any]] = {name: [] for name in names}
+    n_read = 0
     for value in _stream_chosen_rows(where, path, names, rows):
+        n_read += 1
         for name in names:
             values[name].append(value.get(name, ABSENT))
+    if n_read != len(rows):
+        raise AuditError(f"{where}: expected the {len(rows):,} rows that were counted, got {n_read:,}")
     return RecordTable(where, tuple(names), len(rows), values.__getitem__)
 
 

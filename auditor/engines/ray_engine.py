@@ -119,7 +119,8 @@ class RayEngine:
         if not self._pool:
             kind = _import_ray().remote(_Worker)
             kind = kind.options(num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES)
-            self._pool = [kind.remote(self._elsewhere) for _ in range(self.workers)]
+            elsewhere = _import_ray().put(self._elsewhere)  # once for all: it may hold what a run has counted
+            self._pool = [kind.remote(elsewhere) for _ in range(self.workers)]
         return self._pool
 
     def _connect_to_ray_cluster(self) -> None:

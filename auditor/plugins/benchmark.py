@@ -38,6 +38,7 @@ class Benchmark:
         {}
     )  # of "members", "nonmembers"; {}: not counted
     unread_columns: tuple[str, ...] = ()  # of the data, that hold texts or turns
+    counted_tables: Mapping[str, Any] = types.MappingProxyType({})  # large ones, which workers need not count again
     earlier_in_row: Mapping[str, Tokens] = types.MappingProxyType({})  # by secret id: what was packed before it
     doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
 

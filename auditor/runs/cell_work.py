@@ -9,6 +9,7 @@ from itertools import islice
 from platform import node
 from typing import Any, ClassVar, Generic, TypeVar
 
+from auditor.benchmarks.large_tables import TableCounting, UnreadRows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
@@ -113,15 +114,20 @@ class PieceTraining:
 
 @dataclass(frozen=True)
 class WorkerSite:
-    """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are read on its machine."""
+    """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are read on its machine.
+
+    counted: large tables that the run has counted, by flag and name.
+    """
 
     plan: Plan
     there: WorkerStart = field(default_factory=WorkerStart)
+    counted: Mapping[str, UnreadRows] = field(default_factory=dict)
 
     def __call__(self) -> tuple[Site, PluginSelection]:
         self.there.enter_folder_checking_version()
         plan = self.plan.with_fields(submission=None)  # a file on the machine of the run, which would be refused here
         site = make_site(plan)
+        site.table_counting = TableCounting(counted=dict(self.counted))
         return site, select_and_check_plugins(plan, site)
 
 

@@ -12,6 +12,7 @@ from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.cut_places import LEAST_PREFIX, LEAST_SUFFIX
 from auditor.benchmarks.files import Files
+from auditor.benchmarks.large_tables import TableCounting
 from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction_arrays
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
@@ -42,11 +43,13 @@ def load_own_benchmark(
     held: TextForm | None = None,
     form_rows: int | None = None,
     soft_prompt_rows: int = 0,
+    counting: TableCounting | None = None,
 ) -> Benchmark:
     """The records and canaries of a plan outside the lab.
 
     name: of the model, a folder or a hub id; held: how a run that is resumed renders conversations; else form_rows:
     how many of them a choice looks at, at most. soft_prompt_rows: that are put before the texts.
+    counting: of large tables.
     """
     canaries: tuple[Secret, ...] = ()
     if asked.canaries is not None:
@@ -59,7 +62,7 @@ def load_own_benchmark(
             canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
         )
     benchmark = _load_benchmark_of_records(
-        asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS, soft_prompt_rows
+        asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS, soft_prompt_rows, counting
     )
     benchmark.canaries = canaries
     return benchmark
@@ -74,6 +77,7 @@ def _load_benchmark_of_records(
     held: TextForm | None,
     form_rows: int,
     soft_prompt_rows: int,
+    counting: TableCounting | None,
 ) -> Benchmark:
     common: dict[str, Any] = {"seed": seed, **{name: getattr(asked, name) for name in _OF_ALL_KINDS}}
     benchmark: Benchmark
@@ -110,6 +114,7 @@ def _load_benchmark_of_records(
             form=form,
             trained=trained,
             room=context if context is None or framed else context - 1,
+            counting=counting,
             **common,
         )
         benchmark.notes += trained_notes

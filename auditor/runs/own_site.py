@@ -195,6 +195,7 @@ class OwnSite(Site):
                 held,
                 self.form_rows,
                 self.soft_prompt_rows,
+                self.table_counting,
             ),
         )
         if benchmark.text_form is not None:

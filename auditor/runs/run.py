@@ -12,11 +12,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from auditor import __version__
+from auditor.benchmarks.large_tables import TableCounting
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, OwnSection, TargetRecord, Unlearning
 from auditor.engines.choose import make_engine
-from auditor.engines.engine import Engine
+from auditor.engines.engine import Engine, WorkerStart
 from auditor.gate.comparability import comparable_secrets_digest
 from auditor.gate.policy import Policy
 from auditor.models.base import implies_capability
@@ -74,6 +75,9 @@ def run_audit(
     with ExitStack() as stack, closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
             _train_models_on_workers(engine, WorkerSite(plan), site, selection, clock)
+        if engine.workers:
+            site.table_counting = TableCounting(engine.stream_results)
+            engine.set_work_context(None, WorkerStart().enter_folder_checking_version)
         with clock.timed_stage("prepare"):
             settle = stack.enter_context(later_models_trained_in_background(plan, site, selection))
             audit = replace(_prepare_audit(plan, site, selection, folder), stops=stops)
@@ -105,7 +109,8 @@ def _ask_and_measure(
     records, findings = list[TargetRecord](), list[Finding]()
     place = Workplace(audit, targets)
     form = site.benchmark.text_form  # a worker renders conversations as the run does
-    there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
+    formed = plan if form is None else plan.with_fields(template=form.template, date=form.day)
+    there = WorkerSite(formed, counted=dict(site.benchmark.counted_tables))
     # Behind everything that loads or pins: each worker is held to what was read until here.
     read = fingerprints_of_inputs(plan, site) if engine.workers else {}
     engine.set_work_context(place, WorkerWorkplace(there, audit.prefix_token, read))

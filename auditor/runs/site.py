@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+from auditor.benchmarks.large_tables import TableCounting
 from auditor.core.plan_parts import DataPlan
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
@@ -92,6 +93,7 @@ class Site(ABC):
     ) -> None:
         self.data_plan, self.seed, self.subject = data_plan, seed, subject
         self.reporter, self.shared = reporter, shared
+        self.table_counting = TableCounting()
 
     # --- what can be said before anything is loaded ---
 

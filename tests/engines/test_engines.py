@@ -25,6 +25,9 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from auditor import audit
+from auditor.benchmarks import large_tables
+from auditor.benchmarks.files import Files
+from auditor.benchmarks.large_tables import BlockCounts, BlockHashing, TableBlock, TableCounting
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
@@ -388,6 +391,53 @@ def test_members_of_an_ensemble_are_trained_one_a_task(far: None, own: list[str]
         one, other = load_file(tmp_path / "near" / file), load_file(tmp_path / "far" / file)
         assert all(torch.allclose(one[name], other[name], atol=1e-4) for name in one)
     assert run_command_line(["train", "none", *command[2:6], "-o", str(tmp_path / "one"), "--engine", "ray"]) == 2
+
+
+@pytest.fixture
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 30 rows is counted in blocks, and some of it tokenised."""
+    for name, value in (("LARGE", 20), ("SAMPLE", 12), ("_BATCH", 4), ("_BLOCK", 200)):
+        monkeypatch.setattr(large_tables, name, value)
+
+
+def test_a_large_table_is_counted_by_workers_once(
+    far: None, small_is_large: None, own: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = list[tuple[str, int]]()
+    hash_block = BlockHashing.hash_block
+
+    def record_block(work: BlockHashing, block: TableBlock) -> BlockCounts:
+        blocks.append((work.where, block.number))
+        return hash_block(work, block)
+
+    monkeypatch.setattr(BlockHashing, "hash_block", record_block)
+    command = [*own, "--attack", "perplexity", "--limit", "5"]
+    assert run_command_line([*command, "-o", str(tmp_path / "near")]) == 0
+    counted_near, blocks[:] = sorted(blocks), []
+    assert run_command_line([*command, "-o", str(tmp_path / "far"), "--engine", "ray"]) == 0
+    assert sorted(blocks) == counted_near
+    assert len(blocks) > 4
+    assert blocks != counted_near
+    (result, near), (_, there) = held(tmp_path / "near"), held(tmp_path / "far")
+    assert any("30 rows were counted by their text; a sample of 20" in note for note in result.benchmark.notes)
+    assert near.keys() == there.keys()
+    for cell, answers in near.items():
+        assert answers.keys() == there[cell].keys()
+        assert all(same(answer, there[cell][secret]) for secret, answer in answers.items())
+
+
+def test_a_cluster_counts_a_large_table_as_one_process_does(
+    cluster: RayEngine, small_is_large: None, own: list[str]
+) -> None:
+    data = own[own.index("--data") + 1]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(own[own.index("--model") + 1])
+    counting = TableCounting(cluster.stream_results)
+    there = Files(data, tokenizer, limit=5, counting=counting)
+    near = Files(data, tokenizer, limit=5)
+    assert there.secrets == near.secrets
+    assert there.record_counts == near.record_counts
+    counted = TableCounting(counted=pickle.loads(pickle.dumps(there.counted_tables)))
+    assert Files(data, tokenizer, limit=5, counting=counted).secrets == near.secrets
 
 
 def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_path: Path) -> None:
