@@ -26,7 +26,7 @@ from auditor.benchmarks.conversation_rows import (
     message_text,
     normalised_role,
 )
-from auditor.benchmarks.wording import wording_of_tokens
+from auditor.benchmarks.wording import token_ends_in_characters, wording_at_token_ends
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, SYSTEM, TURNS, share_of_answer_known
@@ -411,6 +411,7 @@ def cut_answers_into_secrets(
     Raises UnusableConversation where there is none at all.
     """
     share = share_of_answer_known(knows)
+    ends = token_ends_in_characters(written.offsets, len(written.text))
     alone = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
     for answer in written.answers if alone is None else written.usable_answers[:1]:
         if isinstance(answer, UnusableConversation):
@@ -427,7 +428,7 @@ def cut_answers_into_secrets(
         last = min(end, middle + longest)
         first = 0 if shown is None else max(0, middle - shown)
         prefix = written.tokens[first:middle]
-        wording = wording_of_tokens(written.text, written.offsets, first, middle, last)
+        wording = wording_at_token_ends(written.text, ends, first, middle, last)
         # Before the prefix is exchanged: repeats are counted by what stands in the conversations.
         stands = wording.prefix_and_suffix_text
         if alone is not None:

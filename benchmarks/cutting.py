@@ -32,7 +32,7 @@ from auditor.benchmarks.cut_places import (
     find_shared_beginnings,
 )
 from auditor.benchmarks.tables import RecordTable
-from auditor.benchmarks.wording import token_ends_in_characters, wording_of_tokens
+from auditor.benchmarks.wording import token_ends_in_characters, wording_at_token_ends
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, USER
@@ -163,10 +163,11 @@ def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[s
         if isinstance(places, str):
             yield CutPart(row, places)
             continue
+        ends = token_ends_in_characters(offsets, len(text))
         several = len(places) > 1 or cut.lengths.windows is not None
         for number, place in enumerate(places):
             start, middle, end = (begin + at for at in place)
-            wording = wording_of_tokens(text, offsets, start, middle, end)
+            wording = wording_at_token_ends(text, ends, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
             part = number if several else None
             yield CutPart(row, halves, part, middle, tokens=0 if number else len(ids))

@@ -156,7 +156,7 @@ def read_sample_of_large_table(
     path: Path,
     wanted: Sequence[str],
     limit: int,
-    draw_order: Callable[[int], list[int]],
+    draw_order: Callable[[int], NDArray[np.int64]],
     copied_first: bool,
     counting: TableCounting,
 ) -> tuple[RecordTable, UnreadRows] | None:
@@ -271,12 +271,12 @@ def _choose_sample(
     times: NDArray[np.int64] | None,
     table: RecordTable,
     size: int,
-    draw_order: Callable[[int], list[int]],
+    draw_order: Callable[[int], NDArray[np.int64]],
     copied_first: bool,
 ) -> UnreadRows:
     """Return which `size` of the distinct rows are read, and what is known of the others; see `_scan_texts`."""
     first, copies, distinct = _count_equal_texts(hashes, times)
-    chosen = _choose_rows(copies, np.array(draw_order(len(first))), size, copied_first)
+    chosen = _choose_rows(copies, draw_order(len(first)), size, copied_first)
     others = np.delete(copies, chosen)
     values, counts = np.unique(others, return_counts=True)
     by_copies = Counter({copies_label(int(value)): int(n) for value, n in zip(values, counts, strict=True)})
@@ -316,7 +316,9 @@ def _stream_chosen_rows(
 ) -> Iterator[Mapping[str, Any]]:
     chosen = set(rows)
     if path.suffix.lower() == ".jsonl":
-        yield from (json.loads(line) for row, line in enumerate(_stream_lines(path)) if row in chosen)
+        lines = _stream_raw_lines(path, _whole_file(path))
+        nonblank = (line for line in lines if line.startswith(b"{") or line.decode("utf-8-sig").strip())
+        yield from (json.loads(line) for row, line in enumerate(nonblank) if row in chosen)
     elif path.suffix.lower() == ".csv":
         blocks = _split_into_blocks(path)
         yield from (value for row, value in enumerate(_stream_objects(where, path, blocks[0])) if row in chosen)
@@ -396,18 +398,30 @@ def _stream_objects(
 
 def _stream_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file that hold something."""
-    return (line for line in _stream_all_lines(path, TableBlock(0, 0, path.stat().st_size)) if line.strip())
+    return (line for line in _stream_all_lines(path, _whole_file(path)) if line.strip())
+
+
+def _whole_file(path: Path) -> TableBlock:
+    return TableBlock(0, 0, path.stat().st_size)
 
 
 def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
     """Yield the lines of a block of a file, as `tables.read_json_table_objects` splits it."""
+    encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
+    for line in _stream_raw_lines(path, block):
+        yield line.decode(encoding)
+        encoding = "utf-8"
+
+
+def _stream_raw_lines(path: Path, block: TableBlock) -> Iterator[bytes]:
+    """Yield the lines of a block of a file with their ends."""
     with path.open("rb") as file:
         file.seek(block.start)
         remaining = block.end - block.start
         while remaining > 0:
             line = file.readline()
             remaining -= len(line)
-            yield line.decode("utf-8-sig" if block.start == 0 and file.tell() == len(line) else "utf-8")
+            yield line
 
 
 def _count_lines(path: Path, end: int) -> int:

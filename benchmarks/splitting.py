@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.large_tables import UnreadRows
 from auditor.core.errors import AuditError
@@ -125,11 +128,11 @@ class SplitOptions:
 
     def pick_indices(self, what: str, count: int, of: int) -> frozenset[int]:
         """`count` of the indices below `of`. Nested: a larger count, same seed, keeps all that a smaller one picked."""
-        return frozenset(self.draw_order(what, of)[:count])
+        return frozenset(self.draw_order(what, of)[:count].tolist())
 
-    def draw_order(self, what: str, of: int) -> list[int]:
+    def draw_order(self, what: str, of: int) -> NDArray[np.int64]:
         """Return the indices below `of` in the random order of this seed."""
-        return keyed_random_generator("benchmark", what, self.seed).permutation(of).tolist()
+        return keyed_random_generator("benchmark", what, self.seed).permutation(of)
 
 
 @dataclass(frozen=True)
@@ -343,7 +346,7 @@ def _first_rows_by_copies(
     Every part of a row is kept with it. A larger limit, same seed, keeps all that a smaller one keeps.
     """
     rows = _distinct_row_numbers(records)
-    in_random_order = [rows[i] for i in split.draw_order(what, len(rows))]
+    in_random_order = [rows[i] for i in split.draw_order(what, len(rows)).tolist()]
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))  # stable: equals stay at random
     kept = ordered[: split.limit]
     if len(kept) < len(rows):

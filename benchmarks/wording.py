@@ -26,8 +26,12 @@ def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
 
 def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
     """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its tokens."""
-    ends = token_ends_in_characters(offsets[: end + 1], len(text))[:end]
+    return wording_at_token_ends(text, token_ends_in_characters(offsets, len(text)), start, cut, end)
+
+
+def wording_at_token_ends(text: str, ends: Sequence[int], start: int, cut: int, end: int) -> Wording:
+    """Return `wording_of_tokens` by what `token_ends_in_characters` returned, once for all windows of a text."""
     first, middle = (ends[at - 1] if at else 0 for at in (start, cut))
-    last = ends[-1]
-    in_suffix = tuple(end - middle for end in ends[cut:])
+    last = ends[end - 1]
+    in_suffix = tuple(at - middle for at in ends[cut:end])
     return Wording(text[first:middle], text[middle:last], in_suffix, text[last : last + _AFTER])
