@@ -31,6 +31,7 @@ from auditor.benchmarks.cut_places import (
     TextLengths,
     find_shared_beginnings,
 )
+from auditor.benchmarks.splitting import too_long_phrase
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends_in_characters, wording_at_token_ends
 from auditor.core.errors import AuditError
@@ -82,7 +83,7 @@ class Cutting:
         if start:
             prefix = prefix[-(at - start) :]
         if self.room is not None and len(prefix) + len(suffix) > self.room:
-            return f"longer than the {max(0, self.room):,} tokens that the model reads at once"
+            return too_long_phrase(self.room)
         return prefix, suffix, wording
 
 

@@ -35,7 +35,7 @@ from auditor.benchmarks.splitting import (
     RecordSource,
     SplitOptions,
     check_prefix_and_suffix_lengths,
-    group_rows_by_reason,
+    group_unusable_parts,
     plural,
     row_numbers_phrase,
     split_data_records_into_secrets,
@@ -232,10 +232,7 @@ def _table_as_record_source(
         records = _data_records_with_copy_counts(records, standing, texts)
     if columns.PII in table.columns:
         records = _data_records_with_personal_data_marks(records, table)
-    usable_rows = {record.row for record in records}
-    first_reasons = dict(reversed([(row, why) for row, why in unusable if row not in usable_rows]))
-    left_out = group_rows_by_reason(sorted(first_reasons.items()))
-    parts_left_out = group_rows_by_reason([(row, why) for row, why in unusable if row in usable_rows])
+    left_out, parts_left_out = group_unusable_parts(unusable, records)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
     dropped = (
         f"left out {plural(len(rows), part_noun)}: {why} ({row_numbers_phrase(sorted(set(rows)))})"

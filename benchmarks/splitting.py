@@ -87,12 +87,30 @@ class RecordSource:
         return RecordCounts(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens)
 
 
+def too_long_phrase(room: int) -> str:
+    """Return why a record is left out whose prefix and suffix take more than `room` tokens."""
+    return f"longer than the {max(0, room):,} tokens that the model reads at once"
+
+
 def group_rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return each reason with the rows that have it, as often as they have it."""
     rows: dict[str, list[int]] = {}
     for row, why in reasons_of_rows:
         rows.setdefault(why, []).append(row)
     return tuple((why, tuple(of_reason)) for why, of_reason in rows.items())
+
+
+def group_unusable_parts(
+    unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
+) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Return by reason the rows without a record, each once, and the row of each part of the other rows.
+
+    unusable: the row of each part that cannot be used, and why.
+    """
+    usable_rows = {record.row for record in records}
+    first_reasons = dict(reversed([(row, why) for row, why in unusable if row not in usable_rows]))
+    parts = [(row, why) for row, why in unusable if row in usable_rows]
+    return group_rows_by_reason(sorted(first_reasons.items())), group_rows_by_reason(parts)
 
 
 def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:

@@ -21,11 +21,15 @@ from auditor.benchmarks.splitting import (
     RecordSource,
     SplitOptions,
     check_prefix_and_suffix_lengths,
+    group_unusable_parts,
+    plural,
+    row_numbers_phrase,
     split_data_records_into_secrets,
+    too_long_phrase,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models.trained_length import read_trainer_arguments
+from auditor.models.trained_length import TrainedLength, read_trainer_arguments
 from auditor.plugins.benchmark import Benchmark
 
 IDS, LABELS = "input_ids", "labels"
@@ -70,17 +74,21 @@ class Tokenised(Benchmark):
         limit: int | None = None,
         seed: int = 0,
         model: str | None = None,
+        trained: TrainedLength | None = None,
+        room: int | None = None,
     ):
         """`known`, `nonmembers` and `forget` are such data too. Raises AuditError for what a user can mend.
 
         Each run of labelled tokens is a secret: its first `suffix_length` tokens (50), behind all of the text before
         it, or the last `prefix_length` tokens of that. A text that is labelled from its first token on is cut into
         `prefix_length` (50, or half of a shorter one) and `suffix_length` tokens.
-        `model`: the folder that a `training_args.bin` may lie in.
+        `model`: the folder that a `training_args.bin` may lie in. Of a text, tokens beyond the `trained` ones are left
+        out, as TRL 1.16 cuts prepared rows too, and so is what takes more than `room` tokens.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
         named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
+        lengths = RunLengths(prefix_length, suffix_length, trained, room)
         arguments = None if model is None else read_trainer_arguments(Path(model))
         read = {
             flag: _read_tokenised_texts(flag, name, vocab_size, arguments)
@@ -88,7 +96,7 @@ class Tokenised(Benchmark):
             if name is not None
         }
         sources = {
-            flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, notes, prefix_length, suffix_length)
+            flag: _learnt_runs_as_record_source(f"{flag} {named[flag]!r}", texts, notes, lengths)
             for flag, (texts, notes) in read.items()
         }
         pairs, others, lost = (sources.get(flag) for flag in ("--known", "--nonmembers", "--forget"))
@@ -99,7 +107,7 @@ class Tokenised(Benchmark):
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
         self.forgotten, self.notes = parts.forgotten, parts.notes
         self.record_counts = parts.record_counts
-        earlier = _tokens_packed_before_records(self._texts[True], prefix_length, suffix_length)
+        earlier = _tokens_packed_before_records(self._texts[True], lengths)
         members = [secret for secret in self.secrets if secret.member]
         self.earlier_in_row = {
             one.id: earlier[pair] for one in members if (pair := (one.prefix, one.suffix)) in earlier
@@ -146,6 +154,34 @@ def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
             return {key: table.column(key).to_pylist() for key in _COLUMNS if key in table.column_names}
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(f"{where}: not an Arrow file that can be read ({type(error).__name__})") from None
+
+
+@dataclass(frozen=True)
+class RunLengths:
+    """How runs of labelled tokens are cut: given lengths (None: its own), and what was trained on and can be read."""
+
+    prefix: int | None
+    suffix: int | None
+    trained: TrainedLength | None
+    room: int | None
+
+    @property
+    def longest_suffix(self) -> int:
+        return self.suffix or _DEFAULT
+
+    def cut_run(self, text: _Text, start: int, end: int) -> tuple[int, int] | str:
+        """Return where the prefix of a run begins in its text and where its suffix ends, or why it has none."""
+        n_tokens = len(text.ids)
+        first, last = (0, n_tokens) if self.trained is None else self.trained.span_of(n_tokens, templated=True)
+        begin = first if self.prefix is None else max(first, start - self.prefix)
+        stop = min(end, start + self.longest_suffix, last)
+        if self.trained is not None and not begin < start < stop:
+            return self.trained.beyond_phrase
+        if self.room is not None:
+            stop = min(stop, begin + self.room)
+            if stop <= start:
+                return too_long_phrase(self.room)
+        return begin, stop
 
 
 # --- from rows to secrets ---------------------------------------------------------------------------------------------
@@ -324,50 +360,50 @@ def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: 
 
 
 def _learnt_runs_as_record_source(
-    where: str,
-    texts: Sequence[_Text],
-    notes: Sequence[str],
-    prefix_length: int | None,
-    suffix_length: int | None,
+    where: str, texts: Sequence[_Text], notes: Sequence[str], lengths: RunLengths
 ) -> RecordSource:
-    """Every run of labelled tokens as a record; rows without any are listed by reason."""
-    most = suffix_length or _DEFAULT
-    records, left_out = [], dict[str, list[int]]()
-    for row, own in groupby(texts, key=lambda text: text.row):
-        found = [(text, *run) for text in own for run in _learnt_runs_of_tokenised_text(text, prefix_length)]
-        for part, (text, start, end, group) in enumerate(found):
-            _, prefix, suffix = _cut_learnt_run(text, start, end, prefix_length, suffix_length)
-            several = len(found) > 1
+    """Return every run of labelled tokens as a record; rows and runs without one are listed by reason."""
+    records: list[DataRecord] = []
+    unusable: list[tuple[int, str]] = []
+    for row, of_row in groupby(texts, key=lambda text: text.row):
+        runs = [(text, *run) for text in of_row for run in _learnt_runs_of_tokenised_text(text, lengths.prefix)]
+        if not runs:
+            unusable.append((row, "nothing in it was learnt behind other tokens"))
+        several = len(runs) > 1
+        for part, (text, start, end, group) in enumerate(runs):
+            places = lengths.cut_run(text, start, end)
+            if isinstance(places, str):
+                unusable.append((row, places))
+                continue
+            begin, stop = places
             at = text.begins + start if several else 0
             number = part if several else None
+            prefix, suffix = text.ids[begin:start], text.ids[start:stop]
             records.append(DataRecord(row, prefix, suffix, 1, group or None, part=number, at=at))
-        if not found:
-            left_out.setdefault("nothing in it was learnt behind other tokens", []).append(row)
     packed = len({text.row for text in texts if text.packed})
-    how = f"{where}: token ids as they were trained on; runs of labelled tokens, at most {most} of each"
+    how = (
+        f"{where}: token ids as they were trained on; runs of labelled tokens, at most {lengths.longest_suffix} of each"
+    )
     note = f"{how}; {packed} packed rows cut into their texts" if packed else how
-    reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
-    return RecordSource(where, tuple(records), reasons, (note, *notes))
+    left_out, parts_left_out = group_unusable_parts(unusable, records)
+    dropped = (
+        f"{where}: left out {plural(len(rows), 'run')}: {why} ({row_numbers_phrase(sorted(set(rows)))})"
+        for why, rows in parts_left_out
+    )
+    return RecordSource(where, tuple(records), left_out, (note, *notes, *dropped), parts_left_out=parts_left_out)
 
 
-def _tokens_packed_before_records(
-    texts: Sequence[_Text], prefix_length: int | None, suffix_length: int | None
-) -> dict[tuple[Tokens, Tokens], Tokens]:
+def _tokens_packed_before_records(texts: Sequence[_Text], lengths: RunLengths) -> dict[tuple[Tokens, Tokens], Tokens]:
     """Return by prefix and suffix what stood before a record in its row; a row's first text has nothing before it."""
     earlier = dict[tuple[Tokens, Tokens], Tokens]()
     for text in texts:
-        for start, end, _ in _learnt_runs_of_tokenised_text(text, prefix_length) if text.earlier else ():
-            begin, prefix, suffix = _cut_learnt_run(text, start, end, prefix_length, suffix_length)
-            earlier.setdefault((prefix, suffix), text.earlier + text.ids[:begin])
+        for start, end, _ in _learnt_runs_of_tokenised_text(text, lengths.prefix) if text.earlier else ():
+            places = lengths.cut_run(text, start, end)
+            if not isinstance(places, str):
+                begin, stop = places
+                pair = (text.ids[begin:start], text.ids[start:stop])
+                earlier.setdefault(pair, text.earlier + text.ids[:begin])
     return earlier
-
-
-def _cut_learnt_run(
-    text: _Text, start: int, end: int, prefix_length: int | None, suffix_length: int | None
-) -> tuple[int, Tokens, Tokens]:
-    """Return where the prefix of a run begins in its text, the prefix and the suffix."""
-    begin = 0 if prefix_length is None else max(0, start - prefix_length)
-    return begin, text.ids[begin:start], text.ids[start : min(end, start + (suffix_length or _DEFAULT))]
 
 
 def _learnt_runs_of_tokenised_text(text: _Text, prefix_length: int | None) -> Iterator[tuple[int, int, str]]:

@@ -93,9 +93,20 @@ def _load_benchmark_of_records(
         benchmark = LMExtraction(data, vocab_size=model.vocab_size, **common)
         benchmark.tokenizer = model.tokenizer
     elif is_tokenised_data(data):
-        _refuse_nondefault_fields(asked, (*_OF_TEXT, *_COLUMNS), f"is about text, and {data!r} holds token ids")
-        benchmark = Tokenised(data, vocab_size=model.vocab_size, forget=asked.forget, model=name, **common)
+        about_text = tuple(field for field in _OF_TEXT if field != "trained_length")
+        _refuse_nondefault_fields(asked, (*about_text, *_COLUMNS), f"is about text, and {data!r} holds token ids")
+        trained, trained_notes = _choose_trained_length(asked, name, model.tokenizer)
+        benchmark = Tokenised(
+            data,
+            vocab_size=model.vocab_size,
+            forget=asked.forget,
+            model=name,
+            trained=trained,
+            room=context,
+            **common,
+        )
         benchmark.tokenizer = model.tokenizer
+        benchmark.notes += trained_notes
     else:
         chosen = text_form.choose_text_form(asked, name, model, held, form_rows)
         form, said = (None, None) if chosen is None else chosen

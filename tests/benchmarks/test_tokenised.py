@@ -16,7 +16,8 @@ from trl import SFTConfig
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
-from auditor.models.trained_length import read_trainer_arguments
+from auditor.models.trained_length import FILE, TrainedLength, read_trainer_arguments
+from tests.conftest import refuses
 from tests.zoo.families import save
 
 ROW = {"input_ids": [1, 7, 8, 9, 5, 6, 2], "labels": [-100, -100, -100, 9, 5, -100, 2]}
@@ -97,12 +98,14 @@ def test_what_was_packed_before_a_record_is_kept(tmp_path: Path) -> None:
 MASKED = {"input_ids": [1, 7, 8, 9], "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 1, 1, 1]}
 
 
+QUIET = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
+
+
 def test_trl_says_by_masks_what_was_learnt(tmp_path: Path) -> None:
     """TRL 1.16: the assistant's mask always; the completion's if it is told, or rows have prompt and completion."""
     assert cut([MASKED | {"prompt": "a", "completion": "b"}], tmp_path) == [((1, 7), (8, 9))]
     for asked, wanted in {True: [((1, 7), (8, 9))], False: [((1,), (7, 8, 9))], None: [((1,), (7, 8, 9))]}.items():
-        quiet = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
-        arguments = SFTConfig(output_dir=str(tmp_path), completion_only_loss=asked, **quiet)
+        arguments = SFTConfig(output_dir=str(tmp_path), completion_only_loss=asked, **QUIET)
         torch.save(arguments, tmp_path / "training_args.bin")
         assert (read_trainer_arguments(tmp_path) or {})["completion_only_loss"] is asked
         assert cut([MASKED], tmp_path, model=str(tmp_path)) == wanted
@@ -216,3 +219,43 @@ def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> No
     assert json.loads((tmp_path / "run" / "prefix_token.json").read_text())["tokens"] == []
     (greedy,) = result["benchmark"]["greedy_recall"].values()
     assert (greedy["value"], greedy["n"]) == (0.5, 16)
+
+
+def test_prepared_rows_beyond_the_context_are_cut_or_left_out_and_counted(tmp_path: Path) -> None:
+    """GPT-2 with 96 positions: an answer that fits, one that ends beyond, one that begins beyond, and half a chat."""
+    save(tmp_path / "model", "gpt2")
+    n_prompts_and_answers = [[(10, 5)], [(92, 8)], [(100, 5)], [(20, 5), (75, 5)]]
+    rows = []
+    for number, turns in enumerate(n_prompts_and_answers):
+        labels = [label for prompt, answer in turns for label in ([-100] * prompt + [3 + number] * answer)]
+        rows.append({"input_ids": [3 + number] * len(labels), "labels": labels})
+    data, out = written(rows, tmp_path, "jsonl"), str(tmp_path / "run")
+    command = ["run", "--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
+    assert run_command_line([*command, "--attack", "extraction-probability"]) == 0
+    benchmark = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]
+    members = benchmark["records"]["members"]
+    too_long = "longer than the 96 tokens that the model reads at once"
+    assert (members["given"], members["audited"], members["left_out"]) == (4, 3, {too_long: 1})
+    assert members["parts_left_out"] == {too_long: 1}
+    assert any("left out 1 run: longer than the 96 tokens" in note for note in benchmark["notes"])
+    (greedy,) = benchmark["greedy_recall"].values()
+    assert greedy["n"] == 3
+
+
+def test_prepared_rows_are_cut_where_the_trainer_cut_them(tmp_path: Path) -> None:
+    """TRL 1.16 cuts them as all others, by its `max_length`; a window at the end keeps no earlier token either."""
+    assert cut([ROW], tmp_path, trained=TrainedLength(5)) == [((1, 7, 8), (9, 5))]
+    assert cut([ROW], tmp_path, trained=TrainedLength(4)) == [((1, 7, 8), (9,))]
+    assert cut([ROW], tmp_path, trained=TrainedLength(5, from_end=True)) == [((8,), (9, 5)), ((8, 9, 5, 6), (2,))]
+    with refuses("beyond the first 3 tokens of a row"):
+        cut([ROW], tmp_path, trained=TrainedLength(3))
+    save(tmp_path / "model", "gpt2")
+    arguments = SFTConfig(output_dir=str(tmp_path), max_length=5, **QUIET)
+    torch.save(arguments, tmp_path / "model" / FILE)
+    data, out = written([ROW], tmp_path, "jsonl"), str(tmp_path / "run")
+    command = ["run", "--model", str(tmp_path / "model"), "--data", data, "--known-fraction", "0", "-o", out]
+    assert run_command_line([*command, "--attack", "extraction-probability"]) == 0
+    benchmark = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]
+    (greedy,) = benchmark["greedy_recall"].values()
+    assert greedy["n"] == 1
+    assert any("the first 5 tokens were trained on (max_length of training_args.bin)" in n for n in benchmark["notes"])
