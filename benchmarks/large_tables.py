@@ -6,7 +6,6 @@ workers can share it. Memory: 16 bytes a row, and the sample.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from auditor.core.errors import AuditError
 from auditor.statistics.extraction import copies_label
 
 if TYPE_CHECKING:
+    import pyarrow
     from pyarrow import parquet
 
 LARGE = 50_000  # rows, above which a table is counted by text and only a sample of it is tokenised
@@ -40,6 +40,7 @@ SAMPLE = 20_000  # rows of that sample, at least
 _SAMPLES_PER_LIMIT = 4  # rows of the sample for each record of --limit: some are too short, or auxiliary data
 _BATCH = 10_000  # rows in memory at once
 _BLOCK = 2**24  # bytes of JSONL that are counted as one task
+_MOST_ARROW = 2**30  # bytes of a block that Arrow parses at once
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 Batch = Mapping[str, Sequence[Any]]  # the values of each column
@@ -316,9 +317,11 @@ def _stream_chosen_rows(
 ) -> Iterator[Mapping[str, Any]]:
     chosen = set(rows)
     if path.suffix.lower() == ".jsonl":
-        lines = _stream_raw_lines(path, _whole_file(path))
-        nonblank = (line for line in lines if line.startswith(b"{") or line.decode("utf-8-sig").strip())
-        yield from (json.loads(line) for row, line in enumerate(nonblank) if row in chosen)
+        numbered = enumerate(_stream_raw_lines(path, _whole_file(path)))
+        nonblank = (pair for pair in numbered if pair[1].startswith(b"{") or pair[1].decode("utf-8-sig").strip())
+        for row, (number, line) in enumerate(nonblank):
+            if row in chosen:
+                yield parse_json_of_table(where, line.decode("utf-8-sig"), number)
     elif path.suffix.lower() == ".csv":
         blocks = _split_into_blocks(path)
         yield from (value for row, value in enumerate(_stream_objects(where, path, blocks[0])) if row in chosen)
@@ -368,11 +371,48 @@ def _stream_batches(
             for batch in file.iter_batches(batch_size=_BATCH, row_groups=groups, columns=list(wanted)):
                 yield {name: batch.column(name).to_pylist() for name in wanted}
         return
+    if path.suffix.lower() == ".jsonl" and (table := _parse_json_block(path, block, wanted)) is not None:
+        names.update(dict.fromkeys(table.column_names))
+        for start in range(0, table.num_rows, _BATCH):
+            yield {name: table.column(name).slice(start, _BATCH).to_pylist() for name in wanted}
+        return
     objects = _stream_objects(where, path, block, *before)
     while some := list(islice(objects, _BATCH)):
         for value in some:
             names.update(dict.fromkeys(value))
         yield {name: [value.get(name, ABSENT) for value in some] for name in wanted}
+
+
+def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> pyarrow.Table | None:
+    """Return the rows of a block of JSONL by Arrow, four times as fast as one by one; None unless all are plain.
+
+    Plain: an object a line, each with its texts and a whole number of repeats, and no name twice in it. Of what else
+    there is, only the standard library's parser says what is wrong, or reads it as the whole table is read.
+    """
+    import pyarrow
+    from pyarrow import json as arrow_json
+
+    size = block.end - block.start
+    if size > _MOST_ARROW:
+        return None
+    with path.open("rb") as file:
+        file.seek(block.start)
+        data = file.read(size)
+    kinds = [(name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()) for name in wanted]
+    try:
+        table = arrow_json.read_json(
+            pyarrow.BufferReader(data),
+            arrow_json.ReadOptions(use_threads=False, block_size=size + 1),
+            arrow_json.ParseOptions(pyarrow.schema(kinds), unexpected_field_behavior="infer"),
+        )
+        for name in wanted:
+            table.column(name).validate(full=True)  # UTF-8
+    except pyarrow.ArrowException:
+        return None
+    n_lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    n_begun = data.startswith(b"{") + data.count(b"\n{")
+    is_plain = table.num_rows == n_lines == n_begun and not any(table.column(name).null_count for name in wanted)
+    return table if is_plain else None
 
 
 def _stream_objects(

@@ -16,9 +16,12 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from auditor.benchmarks import large_tables
 from auditor.benchmarks.files import Files
+from auditor.benchmarks.large_tables import BlockHashing
 from auditor.benchmarks.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
+from tests.conftest import refuses
 
 CORPUS = [
     f"Dear {who}, the code of {what} is {i:06d}." for i in range(40) for who in "Ann Bob" for what in ("A", "the")
@@ -739,6 +742,47 @@ def test_a_fault_in_a_large_table_is_named_by_its_row_without_a_second_read(
     monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
     with pytest.raises(AuditError, match=complaint):
         read_large(path, monkeypatch, [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "by_arrow"),
+    [
+        ('{"text": "2020-01-01 \\u0000\\ud83d\\ude00\u2028", "other": NaN}\n{"text": ""}', True),
+        ('{"text": "a", "repeats": 3, "other": [{"deep": null}]}\n{"text": "b", "repeats": 1}\n', True),
+        ('{"text": "a", "repeats": "3"}\n', False),
+        ('{"text": "a", "text": "b"}\n', False),
+        (' {"text": "a"}\n', False),
+        ('{"text": "a"}\n\n{"text": "b"}\n', False),
+        ('{"text": "a", "other": 1}\n{"text": "b", "other": "x"}\n', False),
+    ],
+)
+def test_arrow_reads_a_block_as_the_standard_library_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, by_arrow: bool
+) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(rows)
+    (block,) = large_tables._split_into_blocks(path)
+    work = BlockHashing("--data", path, ("text",), has_repeats="repeats" in rows)
+    wanted = ["text", "repeats"] if work.has_repeats else ["text"]
+    assert (large_tables._parse_json_block(path, block, wanted) is not None) == by_arrow
+    by_either = work.hash_block(block)
+    monkeypatch.setattr(large_tables, "_parse_json_block", lambda *_: None)
+    one_by_one = work.hash_block(block)
+    assert by_either.hashes.tolist() == one_by_one.hashes.tolist()
+    assert by_either.names == one_by_one.names
+    assert (by_either.repeats is None) == (one_by_one.repeats is None) == (not work.has_repeats)
+    if by_either.repeats is not None and one_by_one.repeats is not None:
+        assert by_either.repeats.tolist() == one_by_one.repeats.tolist()
+
+
+@pytest.mark.parametrize(
+    "rows", ['{"text": "a"}{"text": "b"}\n\n', '{"text":\n"a"}{"text": "b"}\n', '{"text": "a"} //\n']
+)
+def test_lines_that_are_no_object_each_are_not_left_to_arrow(tmp_path: Path, rows: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(rows)
+    with refuses("not JSON"):
+        BlockHashing("--data", path, ("text",), has_repeats=False).hash_block(large_tables._split_into_blocks(path)[0])
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
