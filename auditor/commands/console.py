@@ -191,6 +191,9 @@ class Terminal:
         if self._verbose:
             stderr_console().print(_lead_and_escaped_terminal_text("           ", text), soft_wrap=True)
 
+    def announce(self, text: str) -> None:
+        print_line_to_stderr(text, 0)
+
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
         if self._verbose:

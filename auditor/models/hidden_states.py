@@ -40,27 +40,28 @@ class HiddenStateCache:
         self._held: dict[bytes, Tensor] = {}
         self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}  # of a prefix: last state, layers, its slot
         self._bytes = 0
-        self._recent: dict[tuple[bytes, int], Tensor] = {}  # logits of texts that several ask about in turn
+        self._recent: dict[bytes, Tensor] = {}  # logits of texts that several ask about in turn, of the last positions
         self._right: bool | None = None if head is not None else False  # whether body and head are all of it
 
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
         """(B, last, V) behind the texts (B, n)."""
         names = [_hidden_state_key_of_text(text) for text in texts.cpu()]
-        if all((name, last) in self._recent for name in names):
-            return torch.stack([self._recent[name, last] for name in names])
+        if all(name in self._recent and len(self._recent[name]) >= last for name in names):
+            return torch.stack([self._recent[name][-last:] for name in names])
         found = self._logits_from_states(texts, last, names)
         if self._right and texts.shape[1] > 1:
-            self._remember_recent_logits(names, last, found)
+            self._remember_recent_logits(names, found)
         return found
 
-    def _remember_recent_logits(self, names: Sequence[bytes], last: int, found: Tensor) -> None:
+    def _remember_recent_logits(self, names: Sequence[bytes], found: Tensor) -> None:
         """Keeps the logits for the next who asks about the same texts; the oldest go, so that few are held."""
         most = min(_RECENT_BYTES, self._remaining_bytes(found.device, _SHARE))
         if found.nbytes > most:
             return
         for name, own in zip(names, found, strict=True):
-            self._recent[name, last] = own.clone()
+            self._recent.pop(name, None)  # the newest are at the end
+            self._recent[name] = own.clone()
         held = sum(own.nbytes for own in self._recent.values())
         while held > most:
             held -= self._recent.pop(next(iter(self._recent))).nbytes

@@ -348,7 +348,7 @@ class HuggingFaceModel(LanguageModel):
 
     def digest(self) -> str:
         """Of names, shapes and bytes of the weights in memory."""
-        if self._seen is None:  # somebody may change them
+        if self._seen is None and self.choices_kept_in is None:  # somebody may change them
             return digest_weights(self.model)
         if self._digest is None:
             self._digest = digest_weights(self.model)

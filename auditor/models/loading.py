@@ -81,7 +81,7 @@ def dtype_when_loaded(name: str, options: LoadingOptions) -> str:
 
 
 def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
-    self_check.check_and_configure_serving(model)
+    self_check.check_loaded_model(model)
     return model
 
 

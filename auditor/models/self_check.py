@@ -9,10 +9,10 @@ is right for is refused. Knows nothing of what a model is asked for.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, get_args
 from weakref import WeakKeyDictionary, WeakSet
@@ -20,32 +20,47 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from auditor import __version__
 from auditor.core import disk
 from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
 from auditor.core.jsonable import read_json_object
-from auditor.core.nouns import Tokens
 from auditor.models.base import refuse_nan_logits
 from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, largest_rms_log_prob_distance
 from auditor.models.decoding import index_batches_of_equal_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
 from auditor.models.self_check_facts import (
+    Records,
+    choose_records_to_compare,
+    is_adapter_on,
     non_special_token_ids,
     rounding_tolerance,
-    special_token_ids,
+    self_check_digest,
     text_lengths_to_test,
 )
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
 _SHORT = 12  # tokens of the texts that most is tried on
-_RECORDS = 3  # of a run that are read step by step and whole, at most
 _RECORD_STEPS = 2  # tokens of a suffix that are read one by one
-
-Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 
 # By model: the longest text that it was checked on, and how far rounding may put two of its distributions apart.
 _checked: WeakKeyDictionary[HuggingFaceModel, tuple[int, float | None]] = WeakKeyDictionary()
 _compared_on_records: WeakSet[HuggingFaceModel] = WeakSet()
+_kept_in: ContextVar[Path | None] = ContextVar("folder of what self-checks found", default=None)
+
+
+@contextmanager
+def keeping_self_checks_of_loaded_models(folder: Path) -> Iterator[None]:
+    """Keeps in this folder what self-checks find of the models that are loaded meanwhile, whose weights are to stay."""
+    token = _kept_in.set(folder)
+    try:
+        yield
+    finally:
+        _kept_in.reset(token)
+
+
+def check_loaded_model(model: HuggingFaceModel) -> None:
+    """Checks a model that was loaded just now, on texts as short as they can be."""
+    model.choices_kept_in = _kept_in.get()
+    check_and_configure_serving(model, cache=model.choices_kept_in)
 
 
 def check_and_configure_serving(
@@ -61,15 +76,20 @@ def check_and_configure_serving(
     wanted = AT_LOAD if reach is None else reach
     room = min(wanted, model.max_positions or wanted)
     reached, tolerance = _checked.get(model, (0, None))
-    records = () if model in _compared_on_records else _choose_records_to_compare(model, records, room)
+    records = () if model in _compared_on_records else choose_records_to_compare(model, records, room)
     if room <= max(reached, 1) and not records:
         return ()
     before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
-    kept = None if cache is None or model.activation else cache / f"{_self_check_digest(model, room, records)}.json"
+    adapter = next((other for other in _checked if _is_base_of_checked_adapter(model, other, reach, room)), None)
+    if adapter is not None:
+        _check_base_of_adapter(model, adapter, room)
+        return ()
+    kept = None if cache is None or model.activation else cache / f"{self_check_digest(model, room, records)}.json"
     if kept is not None and kept.is_file():
         _apply_kept_self_check(model, read_json_object(kept, "what a self-check found"))
         _checked[model] = max(room, reached), tolerance
-        _compared_on_records.add(model)
+        if records:
+            _compared_on_records.add(model)
         return model.notes[len(before) :]
     with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _SelfCheckTrial(model, max(room, 2), records, reached, tolerance)
@@ -98,21 +118,30 @@ def check_and_configure_serving(
     return model.notes[len(before) :]
 
 
-def _self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
-    """Return what a self-check depends on as one digest: weights, configuration, libraries, device, texts."""
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
-    kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
-    told = [
-        model.digest(),
-        kind,
-        model.model.config.to_json_string(),
-        versions,
-        str(model.device),
-        room,
-        records,
-        __version__,
-    ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+def _is_base_of_checked_adapter(model: HuggingFaceModel, other: HuggingFaceModel, reach: int | None, room: int) -> bool:
+    """Return whether the other model is an adapter on this one that was right for such texts as it is served.
+
+    How rows, beginnings and joined rows are to be served follows from code and configuration, which both share.
+    """
+    is_as_fast = other.served == model.served == "slots" and "embeddings" in other.capabilities & model.capabilities
+    is_shared = reach is None or (other.begins is not None and other.can_join_rows)
+    return is_as_fast and is_shared and _checked[other][0] >= room and is_adapter_on(other, model)
+
+
+def _check_base_of_adapter(model: HuggingFaceModel, adapter: HuggingFaceModel, room: int) -> None:
+    """Check of the base what depends on its weights, and serve it as the adapter, which was checked on it."""
+    reached, tolerance = _checked.get(model, (0, None))
+    if not reached:
+        with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
+            trial = _SelfCheckTrial(model, max(room, 2))
+            trial.check_causality()
+        tolerance = trial.tolerance
+    if adapter.begins is not None:
+        model.enable_shared_prefix_cache()
+    model.can_join_rows = adapter.can_join_rows
+    _checked[model] = max(room, reached), tolerance
+    if adapter in _compared_on_records:
+        _compared_on_records.add(model)
 
 
 def _apply_kept_self_check(model: HuggingFaceModel, found: Mapping[str, Any]) -> None:
@@ -123,28 +152,6 @@ def _apply_kept_self_check(model: HuggingFaceModel, found: Mapping[str, Any]) ->
     if found["begins"]:
         model.enable_shared_prefix_cache()
     model.notes = (*model.notes, *found["notes"])
-
-
-def _choose_records_to_compare(model: HuggingFaceModel, records: Records, room: int) -> Records:
-    """Return a few records of at most `room` tokens.
-
-    They are the longest one and the shortest ones that hold special tokens which the others lack: lengths and special
-    tokens are what random tokens do not tell. What an activated LoRA does depends on more: those are spread over all.
-    """
-    fitting = [(prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room]
-    if model.activation or not fitting:
-        return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
-    by_length = sorted(fitting, key=lambda record: len(record[0]))
-    chosen = [by_length[-1]]
-    special = special_token_ids(model).union(getattr(model.tokenizer, "all_special_ids", ()))
-    covered = special.intersection(by_length[-1][0])
-    for prefix, suffix in by_length:
-        if len(chosen) == _RECORDS:
-            break
-        if not covered.issuperset(special.intersection(prefix)):
-            chosen.append((prefix, suffix))
-            covered |= special.intersection(prefix)
-    return tuple(chosen)
 
 
 class _SelfCheckTrial:
@@ -334,8 +341,8 @@ class _SelfCheckTrial:
         """Lengths of prefixes from which rows pass every length that means something, and reach the last."""
         lengths = [2] if not self.reached else []
         lengths += [mark - 1 for mark in self._new_marks()]
-        if not self.records:  # the longest of them is a prefix as long as those of the run
-            lengths.append(self.room - len(STEPS))
+        if max((len(prefix + suffix) for prefix, suffix in self.records), default=0) < self.room:
+            lengths.append(self.room - len(STEPS))  # held-out texts, or records behind a soft prompt, are as long
         yield from sorted({n for n in lengths if 1 <= n <= self.room - 1})
 
     def _marks(self) -> list[int]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from auditor import __version__
+from auditor.core.nouns import Tokens
+from auditor.models.configuration import unwrap_peft
 from auditor.models.huggingface import HuggingFaceModel
 
 # Names of settings from whose value on a model may read a text otherwise: windows, chunks, trained and stretched
 # positions.
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
+_RECORDS = 3  # of a run that are read step by step and whole, at most
 _SPECIAL = re.compile(r"_token_(id|index)$")
+
+Records = Sequence[tuple[Tokens, Tokens]]  # prefixes with their suffixes
 
 
 def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
@@ -65,3 +74,57 @@ def special_token_ids(model: HuggingFaceModel) -> set[int]:
             if _SPECIAL.search(name) and value is not None:
                 special |= set(value if isinstance(value, list) else [value])
     return special
+
+
+def is_adapter_on(model: HuggingFaceModel, base: HuggingFaceModel) -> bool:
+    """Return whether the model is an adapter that names this base, and runs the same code with the same settings."""
+    inner = unwrap_peft(model.model)
+    adapters = getattr(model.model, "peft_config", {}).values()
+    is_named = any(adapter.base_model_name_or_path == base.name for adapter in adapters)
+    if inner is model.model or not is_named or model.activation or type(inner) is not type(base.model):
+        return False
+    return _settings_of(inner, model) == _settings_of(base.model, base)
+
+
+def _settings_of(inner: PreTrainedModel, model: HuggingFaceModel) -> tuple[object, ...]:
+    config = inner.config
+    return (config.to_json_string(), config._attn_implementation, inner.dtype, model.device, model.max_positions)
+
+
+def choose_records_to_compare(model: HuggingFaceModel, records: Records, room: int) -> Records:
+    """Return a few records of at most `room` tokens.
+
+    They are the longest one and the shortest ones that hold special tokens which the others lack: lengths and special
+    tokens are what random tokens do not tell. What an activated LoRA does depends on more: those are spread over all.
+    """
+    fitting = [(prefix, suffix) for prefix, suffix in records if prefix and len(prefix + suffix) <= room]
+    if model.activation or not fitting:
+        return tuple(fitting[:: max(1, len(fitting) // _RECORDS)][:_RECORDS])
+    by_length = sorted(fitting, key=lambda record: len(record[0]))
+    chosen = [by_length[-1]]
+    special = special_token_ids(model).union(getattr(model.tokenizer, "all_special_ids", ()))
+    covered = special.intersection(by_length[-1][0])
+    for prefix, suffix in by_length:
+        if len(chosen) == _RECORDS:
+            break
+        if not covered.issuperset(special.intersection(prefix)):
+            chosen.append((prefix, suffix))
+            covered |= special.intersection(prefix)
+    return tuple(chosen)
+
+
+def self_check_digest(model: HuggingFaceModel, room: int, records: Records) -> str:
+    """Return what a self-check depends on as one digest: weights, configuration, libraries, device, texts."""
+    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
+    kind = f"{type(model.model).__module__}.{type(model.model).__qualname__}"
+    told = [
+        model.digest(),
+        kind,
+        model.model.config.to_json_string(),
+        versions,
+        str(model.device),
+        room,
+        records,
+        __version__,
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
 
+from auditor.core.counts import counted
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import CellKey, Guesses, Secret
 from auditor.core.result import NO_TIME, AuditResult, RecordCounts
 from auditor.engines.engine import Engine
-from auditor.models.base import LanguageModel
+from auditor.models.base import LanguageModel, implies_capability
+from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
@@ -28,8 +30,11 @@ from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
-FIRST, MOST = 4, 32  # records of a batch, each beside a non-member: of the first, and of any
-_RESERVE = 1.5  # times what the last result took, statistics and reports, that is kept for the last one
+FIRST, MOST = 2, 32  # records of a batch, each beside a non-member: of the first, and of any
+_PART_SECONDS = 3.0  # that records which are read together take, about: between them the clock is looked at
+_LOGIT_BYTES = 2**28  # of the true tokens of records that are read together: several ask about the same logits in turn
+_FLAT = 10  # records: completing n of them takes about as long as n + 10 times what one more takes
+_RESERVE = 8  # times what the last result took that is kept for the last one: of more records, with pages and plots
 _AGAIN = 2  # times as many records as in the last result before another one is worked out
 
 Publish = Callable[[AuditResult], None]
@@ -45,6 +50,24 @@ class TimeLimit:
 
     def seconds_left(self) -> float:
         return self.begun + self.seconds - time.perf_counter()
+
+
+@dataclass
+class Pace:
+    """How long records take, by those asked before: seconds to read and probe each of the last, and to complete the
+    last `n_completed` together."""
+
+    reading: float = 0.0
+    completing: float = 0.0
+    n_completed: int = 0
+
+    def count_fitting(self, most: int, n_read: int, left: float) -> int:
+        """Returns how many records, at most `most`, can be read and be completed with the `n_read` before them."""
+        if not self.n_completed:
+            return most
+        each = self.completing / (self.n_completed + _FLAT)
+        n_fitting = (left - each * (n_read + _FLAT)) / (self.reading + each)
+        return max(0, min(most, int(n_fitting)))
 
 
 def ask_worst_first(
@@ -68,20 +91,15 @@ def ask_worst_first(
         return replace(audit)  # anew: what it remembers is of other secrets
 
     n_asked = n_measured = _finished_unit_count(audit, units)
-    size, seconds_each, reserve = FIRST, 0.0, 0.0
+    size, pace, reserve = FIRST, Pace(), 0.0
     result: AuditResult | None = None
     while n_asked < len(units):
-        left = limit.seconds_left() - reserve
-        if seconds_each:
-            size = min(size, int(left / seconds_each))
-            if size < 1:
-                break
-        start = time.perf_counter()
-        end = min(len(units), n_asked + size)
         with site.reporter.stage(f"records asked, most copied first: {n_asked:,} of {len(units):,}"):
-            _ask_about_batch(narrowed(end, n_asked), engine)
-        seconds_each, n_asked = (time.perf_counter() - start) / (end - n_asked), end
-        size = min(MOST, 2 * size)
+            batch = units[n_asked : n_asked + size]
+            end = n_asked + _ask_about_batch(narrowed, n_asked, batch, engine, pace, limit, reserve)
+        if end == n_asked:
+            break
+        n_asked, size = end, MOST
         if (result is None or n_asked >= _AGAIN * n_measured) and limit.seconds_left() > 2 * reserve:
             start = time.perf_counter()
             result, n_measured = measure(narrowed(n_asked)), n_asked
@@ -147,25 +165,103 @@ def _finished_unit_count(audit: Audit, units: Sequence[Unit]) -> int:
     return count
 
 
-def _ask_about_batch(audit: Audit, engine: Engine) -> None:
-    """Asks all that the run asks about the secrets of this audit; each text is read once by each model."""
-    targets = Targets(audit)
-    target, place = targets.undefended, Workplace(audit, targets)
-    place.set_current_target(target)
-    engine.set_work_context(place, lambda: place)  # in this process: a check has no workers
-    models = [target.model, *_reference_asked_by_probes(audit, place, target)]
+def _ask_about_batch(
+    narrowed: Callable[[int, int], Audit],
+    first: int,
+    batch: Sequence[Unit],
+    engine: Engine,
+    pace: Pace,
+    limit: TimeLimit,
+    reserve: float,
+) -> int:
+    """Asks all that the run asks about the first of these units, as many as there is time for; each text is read once
+    by each model. Returns how many.
+
+    Part by part they are read and probed, while their logits are at hand; then all are completed together.
+
+    Args:
+        narrowed: the audit of the units up to its first argument, from its second one on.
+        first: the number of the first unit; reserve: seconds that are kept for the last result.
+    """
+    models: Sequence[LanguageModel] = ()
+    n_read, vocab_size = 0, narrowed(first, first).site.model.vocab_size
+    while n_read < len(batch):
+        start = time.perf_counter()
+        most = min(len(batch) - n_read, int(_PART_SECONDS / pace.reading) or 1) if pace.reading else len(batch)
+        n_part = pace.count_fitting(most, n_read, limit.seconds_left() - reserve)
+        if not n_part:
+            break
+        n_part = _count_units_with_logits_at_hand(batch[n_read : n_read + n_part], vocab_size)
+        target_run = _start_target_run(narrowed(first + n_read + n_part, first + n_read), engine)
+        models = _read_and_score(target_run, is_first=first + n_read == 0)
+        _ask_cells(target_run, Probe)
+        n_read += n_part
+        pace.reading = (time.perf_counter() - start) / n_part
+    if n_read:
+        start = time.perf_counter()
+        _ask_cells(_start_target_run(narrowed(first + n_read, first), engine), Attack)
+        pace.completing, pace.n_completed = time.perf_counter() - start, n_read
     for model in models:
-        _read_ahead(model, target.secrets, whole_texts=model is target.model)
-    for cell in cells_of_target(TargetRun(audit, target, place, engine, PerSecretCollector(audit.folder))):
+        model.forget_batch()
+    return n_read
+
+
+def _count_units_with_logits_at_hand(units: Sequence[Unit], vocab_size: int) -> int:
+    """Returns how many of the first units have logits that are remembered side by side; at least one."""
+    n_bytes = 0
+    for count, unit in enumerate(units):
+        n_bytes += 4 * vocab_size * sum(len(secret.suffix) for secret in unit)
+        if count and n_bytes > _LOGIT_BYTES:
+            return count
+    return len(units)
+
+
+def _start_target_run(audit: Audit, engine: Engine) -> TargetRun:
+    targets = Targets(audit)
+    place = Workplace(audit, targets)
+    place.set_current_target(targets.undefended)
+    engine.set_work_context(place, lambda: place)  # in this process: a check has no workers
+    return TargetRun(audit, targets.undefended, place, engine, PerSecretCollector(audit.folder))
+
+
+def _read_and_score(target_run: TargetRun, is_first: bool) -> list[LanguageModel]:
+    """Reads the texts by each model that is asked about them, which it returns, and keeps what the target makes of
+    their own tokens. is_first: whether nothing was said yet of any record."""
+    audit, target = target_run.audit, target_run.target
+    _read_ahead(target.model, target.secrets, whole_texts=True)
+    if target.model.capabilities & {"likelihood", "distribution"}:
+        scoring.heldout_losses(audit, target)  # first, as it asks about whole texts, of which suffixes are a part
+        scoring.measure_true_token_likelihoods(audit, target)
+    if is_first:
+        _announce_first_number(target_run)
+    references = _reference_asked_by_probes(audit, target_run.place, target)
+    for reference in references:
+        _read_ahead(reference, target.secrets, whole_texts=False)
+    return [target.model, *references]
+
+
+def _announce_first_number(target_run: TargetRun) -> None:
+    """Says how many of the first records greedy decoding gives, which one look at their own tokens tells."""
+    model, members = target_run.target.model, [secret for secret in target_run.target.secrets if secret.member]
+    if not implies_capability(model.capabilities, "distribution"):
+        return
+    hits = scoring.greedy_hits(model, members)
+    asked = {secret.document or secret.id for secret in members}
+    recited = {secret.document or secret.id for secret, hit in zip(members, hits, strict=True) if hit}
+    target_run.audit.site.reporter.announce(
+        f"first number: {len(recited)} of the first {counted(len(asked), 'record')} recited word for word"
+    )
+
+
+def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
+    """Asks what the attacks, or the probes, of the run ask about the secrets of this audit."""
+    for cell in cells_of_target(target_run):
+        if not isinstance(cell.method, kind):
+            continue
         try:
             cell.ask_ahead()
         except NotApplicable:
             continue  # its row will say why
-    if target.model.capabilities & {"likelihood", "distribution"}:
-        scoring.measure_true_token_likelihoods(audit, target)
-        scoring.heldout_losses(audit, target)
-    for model in models:
-        model.forget_batch()
 
 
 def _reference_asked_by_probes(audit: Audit, place: Workplace, target: Target) -> list[LanguageModel]:

@@ -264,7 +264,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
     """The prefix token that the plan asks for; where it leaves that open, the one that these known pairs choose."""
     told = site.benchmark
-    own = (told.canaries, told.framed, told.as_trained)
+    own = (told.canaries, told.framed, told.as_trained, site.hurried)
     return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *own)
 
 

@@ -241,12 +241,13 @@ class AttackCell(Cell):
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.method.queries(self.view, known)
         self._refuse_answers_about_other_secrets(done, {query.id for query in queries} | self.audit.population)
+        n_others = len(done.keys() - {query.id for query in queries})  # of earlier batches
         work: CellWork[Query, Guesses] = CellWork(self.key, self.view.allowance, target.spending.meter, state)
 
         def ask(some: Sequence[Query]) -> None:
             for found in self._stream_answers_from_engine(work, [query for query in some if query.id not in done]):
                 self.audit.folder.guesses.append(self.key, found.of)
-                self._report_cell_progress(len(done), len(queries))
+                self._report_cell_progress(len(done) - n_others, len(queries))
                 if self.setting is TEXT_ONLY:
                     target.spending.seconds += found.seconds
                     target.spending.drawn += sum(guesses.drawn for guesses in found.of)
@@ -350,6 +351,7 @@ class ProbeCell(Cell):
         """Observes what the run folder lacks; returns the secrets that were asked, and the folder's observations."""
         folder, done = self.audit.folder, self.audit.folder.observations.finished_secrets(self.key)
         self._refuse_answers_about_other_secrets(done, {secret.id for secret in secrets} | self.audit.population)
+        n_others = len(done.keys() - {secret.id for secret in secrets})  # of earlier batches
         work: CellWork[Secret, Observation] = CellWork(self.key, self.view.allowance, self.target.spending.meter)
 
         def ask(some: Sequence[Secret]) -> None:
@@ -357,7 +359,7 @@ class ProbeCell(Cell):
                 folder.observations.append(self.key, known)
             for found in self._stream_answers_from_engine(work, [secret for secret in some if secret.id not in done]):
                 folder.observations.append(self.key, found.of)
-                self._report_cell_progress(len(done), len(secrets))
+                self._report_cell_progress(len(done) - n_others, len(secrets))
 
         return self._ask_until_stopping_rule(secrets, ask, self._observed_row_of_secrets), done
 

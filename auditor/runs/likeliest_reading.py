@@ -60,16 +60,23 @@ def choose_likeliest_reading(usual: Reading, nll: Mapping[Reading, NDArray[np.fl
     return min(better, key=lambda reading: float(nll[reading].mean()), default=usual)
 
 
-def is_choice_clear(best: Reading, nll: Mapping[Reading, NDArray[np.float64]], margin: float, looks: int) -> bool:
-    """Return whether no other reading is more likely by `margin` nats a token or more: intervals as for the choice."""
+def is_choice_clear(
+    best: Reading, nll: Mapping[Reading, NDArray[np.float64]], margin: float, looks: int, hurried: bool = False
+) -> bool:
+    """Return whether no other reading is more likely by `margin` nats a token or more: intervals as for the choice.
+
+    hurried: each at one-sided 95%: it chooses no reading, and only says that more texts would show no such difference.
+    """
     others = [reading for reading in nll if reading != best]
-    return all(
-        lower_bound_of_mean_nll_gain(nll[other] - nll[best] + margin, looks * len(others)) > 0 for other in others
-    )
+    comparisons = 0.5 if hurried else looks * len(others)
+    return all(lower_bound_of_mean_nll_gain(nll[other] - nll[best] + margin, comparisons) > 0 for other in others)
 
 
-def lower_bound_of_mean_nll_gain(gain: NDArray[np.float64], comparisons: int) -> float:
-    """The lower end of the interval of the mean of paired differences; -inf for fewer than two."""
+def lower_bound_of_mean_nll_gain(gain: NDArray[np.float64], comparisons: float) -> float:
+    """The lower end of the interval of the mean of paired differences; -inf for fewer than two.
+
+    comparisons: that the level is divided by; 0.5 for a one-sided interval of a single one.
+    """
     n = len(gain)
     if n < 2:
         return -math.inf

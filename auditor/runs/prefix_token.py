@@ -132,12 +132,14 @@ def resolve_prefix_token(
     canaries: Sequence[Secret] = (),
     framed: bool = False,
     as_trained: bool = False,
+    hurried: bool = False,
 ) -> PrefixToken:
     """The prefix token that was asked for; for `auto`, the one behind which the known pairs are likeliest under the
     model.
 
     framed: whether the texts begin with what a template put there, so that the tokenizer's own choice is nothing more.
     as_trained: whether they are a trainer's own token ids, so that there is nothing to choose.
+    hurried: whether fewer known pairs are to do, as of `is_choice_clear`.
     Where no pair is known, texts of the canaries' formats stand in, drawn anew; or the canaries of an audit, which went
     in or not: their coins are not looked at.
 
@@ -158,7 +160,7 @@ def resolve_prefix_token(
     if as_trained:
         return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
     if known or not canaries:
-        return _choose_likeliest_prefix_token(model, known, longest, "auxiliary records", framed)
+        return _choose_likeliest_prefix_token(model, known, longest, "auxiliary records", framed, hurried)
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
         drawn = _sample_fresh_canary_pairs(canaries, model.tokenizer)
         return _choose_likeliest_prefix_token(model, drawn, longest, "new texts of the canaries' formats")
@@ -179,7 +181,12 @@ def _prefix_token_of_server(asked: str, model: LanguageModel) -> PrefixToken:
 
 
 def _choose_likeliest_prefix_token(
-    model: LanguageModel, known: Sequence[Pair], longest: int, what: str, framed: bool = False
+    model: LanguageModel,
+    known: Sequence[Pair],
+    longest: int,
+    what: str,
+    framed: bool = False,
+    hurried: bool = False,
 ) -> PrefixToken:
     words, every = model.tokenizer, _prefix_token_candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
@@ -208,7 +215,7 @@ def _choose_likeliest_prefix_token(
     looks = 1 if len(pairs) <= _FIRST else 2
     nll = _nll_of_pairs_by_prefix_token(model, candidates, pairs[:_FIRST])
     best = choose_likeliest_reading(own, nll, looks)
-    if looks == 2 and not is_choice_clear(best, nll, _MARGIN, looks):
+    if looks == 2 and not is_choice_clear(best, nll, _MARGIN, looks, hurried):
         others = _nll_of_pairs_by_prefix_token(model, candidates, pairs[_FIRST:])
         nll = {prefix_token: np.concatenate([values, others[prefix_token]]) for prefix_token, values in nll.items()}
         best = choose_likeliest_reading(own, nll, looks)

@@ -9,6 +9,7 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
+from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import adapter_base_and_revision
 from auditor.plugins import registry
@@ -79,11 +80,14 @@ def enable_hidden_state_caches(site: Site) -> None:
 
     What self-checks and choices found is kept in the cache folder, by the digest of the weights.
     """
-    site.form_rows = FORM_ROWS
-    for model in (site.model, site.reference_model):
+    site.form_rows, site.hurried = FORM_ROWS, True
+    kept_in = disk.cache_folder() / "self-checks"
+    with self_check.keeping_self_checks_of_loaded_models(kept_in):
+        models = site.model, site.reference_model
+    for model in models:
         if isinstance(model, HuggingFaceModel):
             model.enable_hidden_state_cache()
-            model.choices_kept_in = disk.cache_folder() / "self-checks"
+            model.choices_kept_in = kept_in
 
 
 def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:

@@ -21,6 +21,9 @@ class Reporter(Protocol):
     def note(self, text: str) -> None:
         """What a user should know at once; the record holds it too."""
 
+    def announce(self, text: str) -> None:
+        """What a user waits for: shown however little is to be said."""
+
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None:
         """The first real number: greedy recall by repeat count."""
 
@@ -34,6 +37,8 @@ class SilentReporter:
     def progress(self, what: str, done: int, total: int) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+    def announce(self, text: str) -> None: ...
 
     def show_greedy_recall(self, recall: Mapping[str, Measurement]) -> None: ...
 

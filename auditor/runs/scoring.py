@@ -43,7 +43,7 @@ def greedy_recall_by_repeats(
     guesses: what greedy decoding gave, if an attack has kept it of all these secrets.
     """
     members = [secret for secret in secrets if secret.member]
-    hits = _greedy_hits(model, members, guesses)
+    hits = greedy_hits(model, members, guesses)
     groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
     return {
         "all" if r is None else str(r): intervals.share_with_interval("greedy", hits[[s.repeats == r for s in members]])
@@ -57,14 +57,14 @@ def greedy_nonmember_recall(
     """The baseline: of secrets that the model was not trained on; None where there are none."""
     others = [secret for secret in secrets if not secret.member]
     return (
-        intervals.share_with_interval(nonmember_metric_name("greedy"), _greedy_hits(model, others, guesses))
+        intervals.share_with_interval(nonmember_metric_name("greedy"), greedy_hits(model, others, guesses))
         if others
         else None
     )
 
 
 @torch.no_grad()
-def _greedy_hits(
+def greedy_hits(
     model: LanguageModel, secrets: Sequence[Secret], guesses: Mapping[str, Guesses] = MappingProxyType({})
 ) -> NDArray[np.bool_]:
     """(secrets,): whether greedy decoding behind the prefix gives the suffix.

@@ -172,7 +172,7 @@ class _QuietReporter:
     """A reporter without the stages within a point, which would bury the one line a point; its progress stays."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.progress, self.note = reporter.progress, reporter.note
+        self.progress, self.note, self.announce = reporter.progress, reporter.note, reporter.announce
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import PrefixTuningConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -209,7 +210,7 @@ def test_a_run_checks_a_loaded_model_on_few_short_texts() -> None:
     records = [(tuple(range(3, 3 + n)), (4, 5, 6)) for n in range(20, 50)]
     records.append(((60, 7, 8), (4, 5, 6)))
     before = traffic.tokens
-    self_check.check_and_configure_serving(model, 60, records)
+    self_check.check_and_configure_serving(model, 52, records)
     assert model.can_join_rows and model.begins is not None
     longest, special, short_texts = 2 * 51 + 2, 2 * 5 + 2, 150
     assert traffic.tokens - before < longest + special + short_texts
@@ -297,3 +298,59 @@ def test_what_a_check_found_is_kept_by_the_digest_of_the_weights(tmp_path: Path)
     assert traffic.tokens == asked and same.can_join_rows and same.begins is not None
     self_check.check_and_configure_serving(other, 40, cache=tmp_path)
     assert traffic.tokens > asked and len([*tmp_path.iterdir()]) == 2
+
+
+def test_the_base_of_a_checked_adapter_is_served_as_the_adapter_without_trying_it_again() -> None:
+    made = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
+    adapter = HuggingFaceModel(get_peft_model(copy.deepcopy(made), LoraConfig(target_modules=["q_proj"])))
+    adapter.model.peft_config["default"].base_model_name_or_path = "base"  # type: ignore[union-attr]
+    records = [((5, 6, 7, 8, 9), (4, 5, 6))]
+
+    def count_tokens_of_check(model: HuggingFaceModel, *reaches: int | None) -> int:
+        before = traffic.tokens
+        for reach in reaches:
+            self_check.check_and_configure_serving(model, reach, () if reach is None else records)
+        return traffic.tokens - before
+
+    first = count_tokens_of_check(adapter, None, 20)
+    model = HuggingFaceModel(copy.deepcopy(made), name="base")
+    assert count_tokens_of_check(model, None, 20) <= 24 < first / 4  # its causality, which depends on its weights
+    assert model.served == "slots" and model.can_join_rows and model.begins is not None
+    assert count_tokens_of_check(model, 40) > 40  # longer than the adapter was checked for
+    stretched = LlamaConfig(**GROUPED, max_position_embeddings=1024)
+    for unlike in (
+        HuggingFaceModel(copy.deepcopy(made), name="else"),
+        HuggingFaceModel(peaked(LlamaForCausalLM(stretched)), name="base"),
+    ):
+        assert count_tokens_of_check(unlike, None, 20) > first / 2
+
+
+def test_texts_longer_than_the_records_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[int] = []
+    agree = self_check._SelfCheckTrial._rows_agree_behind
+    monkeypatch.setattr(
+        self_check._SelfCheckTrial,
+        "_rows_agree_behind",
+        lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1],
+    )
+    records = [((5, 6, 7, 8, 9), (4, 5, 6))]
+    for reach, expected in ((8, []), (40, [37])):
+        model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))))
+        self_check.check_and_configure_serving(model)
+        passed.clear()
+        self_check.check_and_configure_serving(model, reach, records)
+        assert passed == expected
+
+
+def test_a_model_that_was_checked_before_is_loaded_without_trying_it_again(tmp_path: Path) -> None:
+    peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).save_pretrained(tmp_path / "model")
+    read = list[int]()
+    for _ in range(2):
+        before = traffic.tokens
+        with self_check.keeping_self_checks_of_loaded_models(tmp_path / "kept"):
+            model = load_causal_lm(str(tmp_path / "model"))
+        read.append(traffic.tokens - before)
+        assert model.served == "slots"
+    assert read[0] > 0 and read[1] == 0
+    self_check.check_and_configure_serving(model, 20, [((5, 6, 7), (4, 5))], tmp_path / "kept")
+    assert model in self_check._compared_on_records

@@ -93,9 +93,9 @@ def leave_self_check_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks as much of few as of many."""
     check = self_check.check_and_configure_serving
 
-    def uncounted(model: HuggingFaceModel, *of: Any) -> tuple[str, ...]:
+    def uncounted(model: HuggingFaceModel, *of: Any, **more: Any) -> tuple[str, ...]:
         before = traffic.tokens
-        notes = check(model, *of)
+        notes = check(model, *of, **more)
         traffic.tokens = before
         return notes
 
@@ -109,8 +109,8 @@ def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(give
     counts = result.benchmark.records["members"]
     assert counts.audited == asking.FIRST and counts.not_attacked[asking.NO_TIME] == MEMBERS - asking.FIRST
     row = next(finding for finding in result.findings if finding.strata)
-    assert [(s.copies, s.population, s.extracted.n) for s in row.strata] == [(4, COPIED, COPIED), (1, 27, 1)]
-    assert coverage.reached_label(result) == "4 of 30 records, all 3 that occur more than once"
+    assert [(s.copies, s.population, s.extracted.n) for s in row.strata] == [(4, COPIED, 2), (1, 27, 0)]
+    assert coverage.reached_label(result) == "2 of 30 records, 2 of the 3 that occur more than once"
 
 
 def test_numbers_depend_neither_on_batches_nor_on_sessions(
@@ -167,12 +167,50 @@ def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
     given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, _ = planned(given)
-    stopped_after(monkeypatch, [100.0, 100.0, 100.0, 0.0])
+    monkeypatch.setattr(asking, "MOST", 7)
+    stopped_after(monkeypatch, [100.0, 100.0, 100.0, 100.0, 0.0])
     folder = RunFolder.create(tmp_path / "run", "quick", plan.to_json())
     result, meanwhile = checked(plan, folder)
     assert asking.FIRST < result.benchmark.members < MEMBERS and meanwhile
     kept = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"guesses.jsonl", "observations.jsonl", "secrets.parquet"} <= kept
+
+
+def test_a_part_is_as_large_as_can_be_read_and_completed_in_the_time_that_is_left() -> None:
+    pace = asking.Pace()
+    assert pace.count_fitting(5, 0, -1.0) == 5  # nothing is known yet: at least one batch is asked
+    pace = asking.Pace(reading=2.0, completing=12.0, n_completed=2)  # 1 s for each of the 2 records, and 10 s more
+    # 4 more records on top of 6: 4 x 2 s to read, 10 + 10 s to complete all.
+    assert pace.count_fitting(9, 6, 28.0) == 4
+    assert pace.count_fitting(3, 6, 28.0) == 3
+    assert pace.count_fitting(9, 6, 16.0) == 0
+
+
+def test_the_first_number_is_said_before_any_record_is_completed(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = planned(given)
+    folder = RunFolder.create(tmp_path / "run", "quick", plan.to_json())
+    said = list[str]()
+
+    def announce(self: SilentReporter, text: str) -> None:
+        assert not (tmp_path / "run" / "guesses.jsonl").exists()
+        said.append(text)
+
+    monkeypatch.setattr(SilentReporter, "announce", announce)
+    checked(plan, folder, seconds=0.0)
+    assert said == ["first number: 0 of the first 2 records recited word for word"]
+
+
+def test_progress_counts_the_records_of_its_own_batch(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = planned(given)
+    monkeypatch.setattr(asking, "MOST", 7)
+    steps = list[tuple[int, int]]()
+    monkeypatch.setattr(SilentReporter, "progress", lambda self, what, done, total: steps.append((done, total)))
+    checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
+    assert len(steps) > 5 and all(0 < done <= total for done, total in steps)
 
 
 def test_a_plug_in_says_itself_that_a_check_uses_it(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
