@@ -1,15 +1,14 @@
-"""Conversations as a model was trained on them: the tokens of one rendering, where its answers stand in them, what of
-them is learnt, and what of them an attacker is told.
+"""Conversations as a model was trained on them: the tokens of one rendering, where its answers stand in them, and
+what of them is learnt.
 
 Knows rows (`conversation_rows.py`) and renderings (`chat_rendering.py`). Knows nothing of files or models.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -26,10 +25,9 @@ from auditor.benchmarks.conversation_rows import (
     message_text,
     normalised_role,
 )
-from auditor.benchmarks.wording import token_ends_in_characters, wording_at_token_ends
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Tokens, Wording
-from auditor.core.plan_parts import ALL, SYSTEM, TURNS, share_of_answer_known
+from auditor.core.nouns import Tokens
+from auditor.core.plan_parts import ALL, SYSTEM, TURNS
 
 LEARNT = (ASSISTANT, "all")  # whose tokens have a loss: those of assistant turns, or all
 _THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
@@ -82,22 +80,6 @@ class RenderedChat:
         for start, end in (answer.learnt for answer in self.usable_answers if answer.no_loss):
             learnt[start:end] = [False] * (end - start)
         return tuple(learnt)
-
-
-@dataclass(frozen=True)
-class AnswerCut:
-    """One answer as a secret. at: where its suffix begins, in tokens; stands: what it is in the conversation.
-
-    tokens: of the whole answer.
-    """
-
-    prefix: Tokens
-    suffix: Tokens
-    wording: Wording
-    at: int
-    stands: str
-    role: str = ASSISTANT
-    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -389,63 +371,3 @@ def _token_range_of_text(text: str, offsets: Sequence[tuple[int, int]], start: i
     while last > first and offsets[last - 1][0] >= end:  # white space behind the answer
         last -= 1
     return (first, last) if last > first else None
-
-
-# --- what an attacker knows of it -------------------------------------------------------------------------------------
-
-
-def cut_answers_into_secrets(
-    tokenizer: Any,
-    said: Conversation,
-    written: RenderedChat,
-    form: ChatRendering,
-    knows: str,
-    longest: int,
-    shown: int | None,
-) -> Iterator[AnswerCut | UnusableConversation]:
-    """Each answer that an attacker who knows so much can ask for, as a secret; or why there is none.
-
-    `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's tokens; `system`: the
-    system turn alone, behind which only the first answer comes. longest: tokens of a suffix; shown: of a prefix, its
-    last ones (None: all).
-    Raises UnusableConversation where there is none at all.
-    """
-    share = share_of_answer_known(knows)
-    ends = token_ends_in_characters(written.offsets, len(written.text))
-    alone = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
-    for answer in written.answers if alone is None else written.usable_answers[:1]:
-        if isinstance(answer, UnusableConversation):
-            yield answer
-            continue
-        if answer.no_loss:
-            yield UnusableConversation(answer.no_loss)
-            continue
-        start, end = answer.said
-        middle = start + math.floor(share * (end - start))
-        if share and middle == start:
-            yield UnusableConversation("an answer that is too short to know a part of")
-            continue
-        last = min(end, middle + longest)
-        first = 0 if shown is None else max(0, middle - shown)
-        prefix = written.tokens[first:middle]
-        wording = wording_at_token_ends(written.text, ends, first, middle, last)
-        # Before the prefix is exchanged: repeats are counted by what stands in the conversations.
-        stands = wording.prefix_and_suffix_text
-        if alone is not None:
-            prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])
-            wording = replace(wording, prefix=alone)
-        if not prefix:
-            yield UnusableConversation("an answer with nothing before it")
-            continue
-        yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands, answer.role, end - start)
-
-
-def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
-    """What an attacker sends who knows the system turn alone. Raises UnusableConversation where there is none."""
-    said = chat_rendering.conversation_in_form(said, form)
-    messages = chat_rendering.messages_for_template(said, form)
-    if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
-        raise UnusableConversation("no system turn to know")
-    if form.source is None:
-        return f"{message_text(messages[0].get('content'))}\n"
-    return chat_rendering.render_messages_by_template(tokenizer, said, form, messages[:1], answering=True)

@@ -95,13 +95,18 @@ class TextLengths:
             begin, first = shared, max(first, shared + min(_OWN, _first_middle(size)))
             public = first
         places = self._cut_by_own_length(begin, 0)[: MOST_WINDOWS // 2]
-        middles = list(range(first, n_tokens - LEAST_SUFFIX + 1, LENGTH))
-        n_windows = MOST_WINDOWS - len(places)
-        if len(middles) > n_windows:
-            step = (n_tokens - LENGTH - first) / (n_windows - 1)
-            middles = [first + round(i * step) for i in range(n_windows)]
+        middles = spread_windows(first, n_tokens, MOST_WINDOWS - len(places))
         own = [CutPlace(max(0, at - LENGTH), at, min(n_tokens, at + LENGTH)) for at in middles]
         return [*places, own[0]._replace(start=max(0, first - public)), *own[1:]]
+
+
+def spread_windows(first: int, end: int, most: int = MOST_WINDOWS) -> list[int]:
+    """Return where suffixes of at most LENGTH tokens begin: side by side from `first` on, or `most` evenly spread."""
+    middles = list(range(first, end - LEAST_SUFFIX + 1, LENGTH)) or [first]
+    if len(middles) <= most:
+        return middles
+    step = (end - LENGTH - first) / (most - 1)
+    return [first + round(i * step) for i in range(most)]
 
 
 def _fit_place(place: CutPlace, room: int | None) -> CutPlace:

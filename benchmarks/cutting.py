@@ -12,7 +12,7 @@ from datetime import date
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from auditor.benchmarks import chat, chat_rendering
+from auditor.benchmarks import answer_cuts, chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     PLAIN,
@@ -26,6 +26,7 @@ from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, Unusab
 from auditor.benchmarks.cut_places import (
     BY_OWN_LENGTH,
     LENGTH,
+    MOST_WINDOWS,
     NOTHING_SHARED,
     SharedBeginnings,
     TextLengths,
@@ -68,6 +69,11 @@ class Cutting:
         """Return which tokens of a row were trained on, as (start, end)."""
         templated = self.form is not None and self.form.source is not None
         return (0, n_tokens) if self.trained is None else self.trained.span_of(n_tokens, templated)
+
+    @property
+    def is_all_along(self) -> bool:
+        """Return whether a long answer is attacked all along: by who knows all that comes before each part of it."""
+        return not self.lengths.are_given and (self.knows or USER) == USER
 
     def fit_halves(self, halves: Halves, at: int, n_tokens: int) -> Halves:
         """Return a prefix and a suffix as far as they were trained on, or why they cannot be attacked.
@@ -135,7 +141,8 @@ def cut_rows_into_parts(
         knows, texts, turns = cut.knows or USER, list[str](), cut.turns or ASSISTANT
         form = f"--template {cut.form.name_with_day} (--knows {knows})"
         longest = cut.lengths.suffix or LENGTH
-        how = f"{turns} turns, {longest} tokens of each, as {form}"
+        of_each = f"all along, at most {MOST_WINDOWS} windows" if cut.is_all_along else f"{longest} tokens"
+        how = f"{turns} turns, {of_each} of each, as {form}"
         rows = parse_row_conversations(table, layout, kinds=cut.kinds)
         return _cut_conversations(cut, cut.form, rows, texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
@@ -236,8 +243,8 @@ def _cut_conversations(
 
 
 def _fit_answer(
-    cut: Cutting, answer: chat.AnswerCut | UnusableConversation, n_tokens: int
-) -> chat.AnswerCut | UnusableConversation:
+    cut: Cutting, answer: answer_cuts.AnswerCut | UnusableConversation, n_tokens: int
+) -> answer_cuts.AnswerCut | UnusableConversation:
     """Return an answer as far as it was trained on, or why it cannot be attacked. n_tokens: of its conversation."""
     if isinstance(answer, UnusableConversation):
         return answer
@@ -251,20 +258,22 @@ def _answers_of_conversation(
     said: Conversation | UnusableConversation,
     texts: list[str],
     remarks: Counter[str],
-) -> list[tuple[chat.AnswerCut | UnusableConversation, str | None]]:
+) -> list[tuple[answer_cuts.AnswerCut | UnusableConversation, str | None]]:
     """Return each answer of a conversation with its group, or one reason why there is none."""
     knows, lengths = cut.knows or USER, (cut.lengths.suffix or LENGTH, cut.lengths.prefix)
     try:
         if isinstance(said, UnusableConversation):
             raise said
         written = chat.render_chat(cut.tokenizer, said, form, cut.turns or ASSISTANT)
-        whole_answers = list(chat.cut_answers_into_secrets(cut.tokenizer, said, written, form, knows, *lengths))
+        whole_answers = list(
+            answer_cuts.cut_answers_into_secrets(cut.tokenizer, said, written, form, knows, *lengths, cut.is_all_along)
+        )
     except UnusableConversation as why:
         return [(why, None)]
     texts.append(written.text)
     remarks.update(written.remarks)
     answers = [_fit_answer(cut, answer, len(written.tokens)) for answer in whole_answers]
-    roles = [answer.role if isinstance(answer, chat.AnswerCut) else ASSISTANT for answer in answers]
+    roles = [answer.role if isinstance(answer, answer_cuts.AnswerCut) else ASSISTANT for answer in answers]
     return [
         (answer, role if cut.turns == ALL and (said.group is None or role != ASSISTANT) else said.group)
         for answer, role in zip(answers, roles, strict=True)

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks import chat, chat_rendering
+from auditor.benchmarks import answer_cuts, chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import Conversation
 from auditor.benchmarks.files import Files
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TURNS, DataPlan, share_of_answer_known
 from auditor.runs import training
+from tests.zoo.families import save
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -80,7 +82,7 @@ def text(words: Any, tokens: Sequence[int]) -> str:
 
 def cut(words: Any, said: Conversation, knows: str, longest: int, shown: int | None) -> list[Any]:
     return list(
-        chat.cut_answers_into_secrets(words, said, written(words, said), own(words, said), knows, longest, shown)
+        answer_cuts.cut_answers_into_secrets(words, said, written(words, said), own(words, said), knows, longest, shown)
     )
 
 
@@ -95,7 +97,7 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
     """Of every answer: all before it is the prefix, template and earlier answers included; its own text the suffix."""
     words = tokenizer(template)
     whole = str(words.apply_chat_template(messages(TWO), tokenize=False))
-    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.AnswerCut)]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)]
     assert [text(words, one.suffix).strip() for one in found] == ["The code is 4711.", "It is 0815."]
     for one in found:
         assert whole.startswith(text(words, (*one.prefix, *one.suffix)))
@@ -103,6 +105,42 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
         assert "".join(one.wording.suffix_text_by_token) == one.wording.suffix
         ids = words(whole, add_special_tokens=False)["input_ids"]
         assert tuple(ids[: len(one.prefix) + len(one.suffix)]) == (*one.prefix, *one.suffix)  # as it was trained on
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED, INST])
+def test_a_long_answer_is_attacked_all_along(tmp_path: Path, template: str) -> None:
+    """Each window after all that comes before it; with a length given, or only a part known, its start as before."""
+    answer = " ".join(f"{i:03d}," for i in range(90))
+    data = rows(tmp_path, messages(talk("Count.", answer, "Again?", "No.")))
+    words = tokenizer(template)
+    secrets = Files(data, words, known_fraction=0).secrets
+    whole = str(words.apply_chat_template(messages(talk("Count.", answer, "Again?", "No.")), tokenize=False))
+    first, *later, last = secrets
+    assert len(secrets) > 3
+    assert text(words, last.suffix).strip() == "No."
+    assert "".join(text(words, secret.suffix) for secret in (first, *later)).strip() == answer
+    assert all(whole.startswith(text(words, (*secret.prefix, *secret.suffix))) for secret in secrets)
+    counts = Files(data, words, known_fraction=0).record_counts["members"]
+    assert (counts.given, counts.audited) == (1, 1)
+    assert counts.tokens == counts.attacked_tokens == sum(len(secret.suffix) for secret in secrets)
+    for asked in ({"suffix_length": 50}, {"knows": "partial:0.1"}):
+        assert len(Files(data, words, known_fraction=0, **asked).secrets) == 1 + ("suffix_length" in asked)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_chat_beyond_the_context_does_not_refuse_the_others(tmp_path: Path, family: str) -> None:
+    """Three that fit, one whose question does not, and one whose answer ends beyond: its start is attacked."""
+    save(tmp_path / "model", family)
+    said = [("Hi?", f"Code {i}{i}.") for i in range(3)] + [("why " * 60, "So."), ("Hi?", "because " * 40)]
+    data = rows(tmp_path, *(messages(talk(*turns)) for turns in said))
+    command = ["check", str(tmp_path / "model"), "--data", data, "--template", "none", "-o", str(tmp_path / "run")]
+    assert run_command_line(command) == 0
+    members = json.loads((tmp_path / "run" / "result.json").read_text())["benchmark"]["records"]["members"]
+    assert members["given"] == 5
+    assert members["audited"] + sum(members["not_attacked"].values()) == 4
+    (reason,) = members["left_out"]
+    assert "tokens that the model reads at once" in reason
+    assert sum(members["parts_left_out"].values()) > 2
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED, INST])
@@ -118,8 +156,8 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
         row = Conversation((*TWO.messages[:4], {"role": "tool", "content": "Door 7: 0815."}, TWO.messages[4]))
     words = tokenizer(template)
     shown = chat.render_chat(words, row, own(words, row), turns)
-    found = list(chat.cut_answers_into_secrets(words, row, shown, own(words, row), "user", 50, None))
-    kept = [one for one in found if isinstance(one, chat.AnswerCut)]
+    found = list(answer_cuts.cut_answers_into_secrets(words, row, shown, own(words, row), "user", 50, None))
+    kept = [one for one in found if isinstance(one, answer_cuts.AnswerCut)]
     assert [text(words, one.suffix).strip() for one in kept] == wanted
     assert all(shown.tokens[: one.at] == one.prefix and one.prefix for one in kept)
     assert shown.tokens == chat.render_chat(words, row, own(words, row)).tokens
@@ -167,16 +205,19 @@ def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
 def test_what_an_attacker_knows() -> None:
     words = tokenizer()
     (system,) = cut(words, TWO, "system", 50, None)
-    assert isinstance(system, chat.AnswerCut)
+    assert isinstance(system, answer_cuts.AnswerCut)
     assert system.wording.prefix == "<|im_start|>system\nYou are a clerk.<|im_end|>\n<|im_start|>assistant\n"
     assert text(words, system.prefix) == system.wording.prefix and system.wording.suffix == "The code is 4711."
     user, _ = cut(words, TWO, "user", 50, None)
     half, _ = cut(words, TWO, "partial:0.5", 50, None)
-    assert isinstance(user, chat.AnswerCut) and isinstance(half, chat.AnswerCut)
+    assert isinstance(user, answer_cuts.AnswerCut) and isinstance(half, answer_cuts.AnswerCut)
     assert len(half.prefix) == len(user.prefix) + len(user.suffix) // 2
     assert (*half.prefix, *half.suffix) == (*user.prefix, *user.suffix)
     short, _ = cut(words, TWO, "user", 2, 3)
-    assert isinstance(short, chat.AnswerCut) and (short.prefix, short.suffix) == (user.prefix[-3:], user.suffix[:2])
+    assert isinstance(short, answer_cuts.AnswerCut) and (short.prefix, short.suffix) == (
+        user.prefix[-3:],
+        user.suffix[:2],
+    )
     assert short.wording.prefix == text(words, short.prefix)
 
 
@@ -321,7 +362,7 @@ def test_training_learns_the_answers_alone() -> None:
     words = tokenizer()
     (record,), said = training._training_records_of_conversations(words, [TWO], "assistant", own(words))
     assert record.learnt is not None and "loss on assistant" in said[0]
-    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.AnswerCut)]
+    found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
@@ -364,7 +405,7 @@ def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str)
         form = own(words, talked)
         asked = {"chat_template": chat_rendering.chat_template_with_fixed_date(words.chat_template, form.day)}
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
-        found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, chat.AnswerCut)]
+        found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, answer_cuts.AnswerCut)]
         assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
             content.rpartition("\n")[2] for role, content in said if role == "assistant"
         ]
@@ -427,4 +468,4 @@ def test_parts_of_a_text_go_to_a_template_that_knows_them() -> None:
     )
     for template in (PARTS, CHATML):
         (found,) = cut(tokenizer(template), said, "user", 50, None)
-        assert isinstance(found, chat.AnswerCut) and found.wording.suffix == "It is Ann."
+        assert isinstance(found, answer_cuts.AnswerCut) and found.wording.suffix == "It is Ann."
