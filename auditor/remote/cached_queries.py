@@ -39,7 +39,7 @@ class CachedServerQueries:
         # What keys of stored answers hold of this server; a new one once it was found to have changed.
         self.identity = digest_of_question(handshake.answer, wire.ledger.answers.invalidation_count).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in drift_watch.TEXTS]
-        scored = self._rescore_texts if self.dialect.scored else None
+        scored = self._rescore_texts if self.dialect.scored not in (None, "forced") else None
         self.watch = ServerWatch(self._redraw_greedy_texts, scored, contexts)
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
@@ -175,45 +175,64 @@ class CachedServerQueries:
 
         likeliest: with (id, log-probability) of so many tokens at each place.
         """
-        answers, texts = self.wire.ledger.answers, [(*prefix, *suffix) for prefix, suffix in pairs]
+        texts = [(*prefix, *suffix) for prefix, suffix in pairs]
         shortest, hidden = min((len(prefix) for prefix, _ in pairs), default=1), self.dialect.hidden
         if not shortest:
             raise NotApplicable("nothing stands before the first token of a text: give --prefix-token eos, for example")
         if shortest <= hidden:
             raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
         self.spelling.refuse_texts_read_as_other_tokens(texts)
-        keys = {
-            text: self._answer_store_key(
-                self.dialect.scoring_request_body(self.spelling.prompt_as_server_takes_it(text), likeliest)
-            )
-            for text in texts
-        }
+        if self.dialect.scored == "forced":
+            return self._scores_of_forced_tokens(pairs, likeliest)
+        found = self._stored_or_asked_scores_by_text(texts, likeliest)
+        for text in found:
+            self.watch.note_scored_text(text, found[text][0])
+        return [tuple(found[text]) for text in texts]
+
+    def _scores_of_forced_tokens(
+        self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int
+    ) -> list[tuple[list[Any], ...]]:
+        """Return the scores of every suffix, each of whose tokens costs a request; nothing is asked of prefixes."""
+        parts = [[(*prefix, *suffix[: i + 1]) for i in range(len(suffix))] for prefix, suffix in pairs]
+        answers = self._stored_or_asked_scores_by_text([part for row in parts for part in row], likeliest)
+        self.watch.count_unwatched_requests(len(answers))
+        unknown = ([0.0], [1], [()])  # log-probability, rank and likeliest tokens of a token of a prefix
+        scores = list[tuple[list[Any], ...]]()
+        for (prefix, _), row in zip(pairs, parts, strict=True):
+            columns = zip(unknown[: 3 if likeliest else 2], range(3), strict=False)
+            scores.append(tuple(blank * len(prefix) + [answers[part][i][-1] for part in row] for blank, i in columns))
+        return scores
+
+    def _stored_or_asked_scores_by_text(self, texts: Sequence[Tokens], likeliest: int) -> dict[Tokens, Any]:
+        answers = self.wire.ledger.answers
+        # One body may list all tokens for the sake of one of them, or of the likeliest.
+        sample = (likeliest,) if self.dialect.scored == "forced" else ()
+        keys = {text: self._answer_store_key(self._scoring_body(text, likeliest), *sample) for text in texts}
         found = {key: answer for key in keys.values() if (answer := answers.find_stored_answer(key)) is not None}
         questions = [self._scoring_request(text, key, likeliest) for text, key in keys.items() if key not in found]
         for answered in self._ask_watching_for_change(questions):
             found |= answered
-        for text, key in keys.items():
-            self.watch.note_scored_text(text, found[key][0])
-        return [tuple(found[keys[text]]) for text in texts]
+        return {text: found[key] for text, key in keys.items()}
+
+    def _scoring_body(self, text: Tokens, likeliest: int) -> dict[str, Any]:
+        prompt = self.spelling.prompt_as_server_takes_it(text)
+        return self.dialect.scoring_request_body(prompt, likeliest, self.spelling.is_split_character(text[-1]))
 
     def _scoring_request(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
         def read(answer: Any) -> Mapping[bytes, Any]:
             given = self.dialect.parse_prompt_log_probs(answer, text, likeliest)
             if given.tokens is not None and given.tokens[1:] != text[1:]:
                 raise MalformedAnswer("log-probabilities of other tokens came")
-            log_probs = [0.0 if i <= self.dialect.hidden else value for i, value in enumerate(given.log_probs)]
+            last_unknown = len(text) - 2 if self.dialect.scored == "forced" else self.dialect.hidden
+            log_probs = [0.0 if i <= last_unknown else value for i, value in enumerate(given.log_probs)]
             if None in log_probs:
                 raise MalformedAnswer("log-probabilities are missing")
-            if self.dialect.ranked and given.ranks is None:
+            if self.dialect.asks_for_ranks(likeliest) and given.ranks is None:
                 raise MalformedAnswer("ranks are missing")
             told = [log_probs, [1, *(given.ranks or ())[1:]]]  # 0 nats and rank 1 stand for what is not known
             return {key: [*told, given.likeliest] if likeliest else told}
 
-        return ServerRequest(
-            self.dialect.scoring_request_body(self.spelling.prompt_as_server_takes_it(text), likeliest),
-            len(text) + 9,
-            read,
-        )
+        return ServerRequest(self._scoring_body(text, likeliest), len(text) + 9, read)
 
     # --- asking ---
 

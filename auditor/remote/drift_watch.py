@@ -133,6 +133,10 @@ class ServerWatch:
         self._requests += 1
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
+    def count_unwatched_requests(self, requests: int) -> None:
+        """Count requests of the run that cannot be asked again, so that its end is checked by the sentinels."""
+        self._requests += requests
+
     def count_requests_and_check_when_due(self, requests: int) -> None:
         """Counts requests that were sent; checks once `EVERY` of them were. Raises ServerChanged."""
         self._since += requests

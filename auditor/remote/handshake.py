@@ -19,6 +19,7 @@ from auditor.models.partial_distributions import LIKELIEST
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.remote import drift_watch
 from auditor.remote.answer_comparison import (
+    CLOSE,
     is_one_answer_prefix_of_other,
     likeliest_match_ranks,
     log_prob_fault_sentence,
@@ -31,6 +32,25 @@ from auditor.remote.connection import (
     ServerRequest,
     tokens_counted_by_server,
 )
+from auditor.remote.handshake_checks import (
+    COUNTED,
+    ENDS,
+    FIRST,
+    IDS,
+    OBEYED,
+    RANKED,
+    REPORTED,
+    RETURNED,
+    SAME,
+    SAMPLES,
+    SCORED,
+    SEED,
+    SEVERAL,
+    TOLD,
+    TRIMMED,
+    Handshake,
+    HandshakeCheck,
+)
 from auditor.remote.server_dialect import IgnoredParameter, PromptLogProbs, ServerDialect, WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
 
@@ -39,85 +59,20 @@ T = TypeVar("T")
 TEXT = "The quick brown fox jumps over the lazy dog, and"  # not the end of anything: something must follow
 _LENGTH = 8  # tokens of an answer
 _COPIES = 4
+_SEEDS = 12  # that are tried for two samples: llama.cpp answers 500 to one that ends within a character
 _SEVERAL = 16  # samples that one request asks for: what a server holds in memory for it is bounded
 _HOT = Decoding(temperature=2.0)  # so that two equal samples are no chance
 _SURE = {"top_p": replace(_HOT, top_p=1e-4), "top_k": replace(_HOT, top_k=1)}  # greedy, where it is not ignored
 _FEWER = 5  # of the likeliest tokens, where a server tells no more
 
-_DEFAULTS = (
-    "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it has any, samples are "
-    "of another distribution than is said"
-)
 
-COUNTED = "the tokenizer counts the tokens of a text as the server does"
-IDS = "token ids are taken as a prompt"
-RETURNED = "the ids that come back are the tokenizer's"
-SCORED = "log-probabilities of all tokens of a prompt come back"
-FIRST = "the first of them is empty"
-SAME = "a token has the same log-probability given as drawn"
-ENDS = "an end of text within a text is scored as one token"
-RANKED = "ranks come with them"
-TOLD = "so do the likeliest tokens at each place"
-TRIMMED = "the first space of an answer comes back"
-SAMPLES = "two seeds give two samples at temperature 2"
-REPORTED = "temperature does not change the log-probabilities that come with a sample"
-SEVERAL = "several samples of one request differ (n)"
-SEED = "a seed gives the same sample again"
-OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
-
-
-@dataclass(frozen=True)
-class HandshakeCheck:
-    """One thing that was tried. held: None where it could not be; found: what came where it did not hold, in words."""
-
-    name: str
-    held: bool | None
-    found: str = ""
-
-    def __str__(self) -> str:
-        said = {True: "yes", False: f"no, {self.found}", None: f"unknown, {self.found}"}[self.held]
-        return f"{self.name}: {said}"
-
-
-@dataclass(frozen=True)
-class Handshake:
-    """dialect: how to speak to this server; answer: a digest of its greedy answer, by which it is known again.
-
-    room: tokens that fit in a text, None where it does not say.
-    """
-
-    dialect: ServerDialect
-    checks: tuple[HandshakeCheck, ...]
-    answer: str
-    room: int | None = None
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        scored = {"likelihood"} if self.dialect.scored else set[str]()
-        ranked = {"ranks"} if self.dialect.ranked else set()
-        return frozenset({"draw"} | scored | ranked | ({"likeliest"} if self.dialect.likeliest else set()))
-
-    def notes(self) -> tuple[str, ...]:
-        """What a reader must know of this access: sentences."""
-        held = sum(check.held is True for check in self.checks)
-        sent = "token ids" if self.dialect.ids else "text"
-        return (
-            f"{self.dialect.model} is behind an API: its access is what a handshake found, {self._access_label}; it is "
-            f"sent {sent}; {held} of {len(self.checks)} checks held",
-            *(() if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k else (_DEFAULTS,)),
-            *(f"handshake: {check}" for check in self.checks if not check.held),
-        )
-
-    @property
-    def _access_label(self) -> str:
-        if not self.dialect.scored:
-            why = next(
-                (check.found for check in self.checks if check.name in (SCORED, FIRST, SAME) and not check.held), ""
-            )
-            return f"text only ({why})"
-        more = ", with ranks" * self.dialect.ranked
-        more += f" and the {self.dialect.likeliest} likeliest beside them" if self.dialect.likeliest else ""
-        return f"sampled tokens and log-probabilities of given tokens{more}"
+def _unscored_reason(dialect: ServerDialect, error: RequestRefused | MalformedAnswer) -> str:
+    """Return why a server says no log-probabilities of a prompt in the way that the dialect asks for them."""
+    if isinstance(error, RequestRefused):
+        return f"{dialect.scored} is refused with {error.status}"
+    if isinstance(error, IgnoredParameter):
+        return f"the server ignores {'echo and logprobs' if dialect.scored == 'echo' else dialect.scored}: {error}"
+    return f"by {dialect.scored}, {error}"
 
 
 def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
@@ -125,7 +80,9 @@ def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake
     served = wire.served_models_by_name()
     if served and model not in served:
         raise AuditError(f"expected a model that {wire.url} serves ({', '.join(sorted(served))}), got {model!r}")
-    room = served.get(model, {}).get("max_model_len")
+    listed = served.get(model, {})
+    meta = listed.get("meta")  # llama.cpp's
+    room = listed.get("max_model_len", meta.get("n_ctx") if isinstance(meta, Mapping) else None)
     return _HandshakeInProgress(wire, model, tokenizer).run_handshake(room if isinstance(room, int) else None)
 
 
@@ -224,11 +181,11 @@ class _HandshakeInProgress:
         return (token,)
 
     def _writes_answer(self, tokens: Tokens, text: str) -> bool:
-        """Whether the tokens write the text, which may lack a first space and a last end of text."""
+        """Return whether the tokens write the text, but for a first space and an end of text, which either may lack."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         ended = tokens[:-1] if tokens[-1:] == (end,) else tokens
         written = (decode_keeping_special_tokens(self.tokenizer, some) for some in (tokens, ended))
-        return any(text in (one, one.removeprefix(" ")) for one in written)
+        return text.removeprefix(" ") in [one.removeprefix(" ") for one in written]
 
     def _detect_trimming(
         self, dialect: ServerDialect, context: Tokens, greedy: WrittenAnswer
@@ -269,17 +226,14 @@ class _HandshakeInProgress:
             return dialect
         answer = greedy.tokens or ()
         whole, why = (*context, *answer), ""
-        for asked in self._scoring_dialects(dialect):
+        for asked in self._scoring_dialects(dialect, context):
             try:
                 given = self._ask_prompt_log_probs(asked, whole)
-            except RequestRefused as error:
-                why = f"{asked.scored} is refused with {error.status}"
+            except (RequestRefused, MalformedAnswer) as error:
+                if asked.scored != "forced":  # the reason of a way that more servers know is told
+                    why = _unscored_reason(asked, error)
                 continue
-            except IgnoredParameter as error:
-                why = f"the server ignores {'echo and logprobs' if asked.scored == 'echo' else asked.scored}: {error}"
-                continue
-            except MalformedAnswer as error:
-                why = f"by {asked.scored}, {error}"
+            if asked.scored == "forced" and not self._forces_before_bias(asked, context, answer):
                 continue
             self._record_check(SCORED, True)
             first, rest = given.log_probs[: 1 + asked.hidden], given.log_probs[1 + asked.hidden :]
@@ -290,6 +244,10 @@ class _HandshakeInProgress:
             self._record_check(SAME, not fault, fault)
             if fault or set(first) != {None}:
                 return dialect
+            if asked.scored == "forced":
+                self._record_check(RANKED, True)
+                self._record_check(TOLD, True)
+                return replace(asked, ranked=True, likeliest=LIKELIEST)
             ranked = given.ranks is not None and set(given.ranks[len(context) :]) == {1}
             self._record_check(
                 RANKED, ranked, "none come" if given.ranks is None else "the likeliest token is not the first"
@@ -320,12 +278,28 @@ class _HandshakeInProgress:
         self._record_check(TOLD, False, "they do not come")
         return dialect
 
-    def _scoring_dialects(self, dialect: ServerDialect) -> Iterator[ServerDialect]:
-        """vLLM's; OpenAI's; and OpenAI's where what the server puts before a text is not echoed (llama-cpp-python)."""
+    def _forces_before_bias(self, dialect: ServerDialect, context: Tokens, answer: Tokens) -> bool:
+        """Return whether the greedy answer leads the list of all tokens, and its second is as likely if it is forced.
+
+        After the bias, the token that is drawn would lead the list, and any forced token would be certain.
+        """
+        whole = (*context, answer[0])
+        listed = self._result_unless_refused(partial(self._ask_last_log_prob, dialect, whole, LIKELIEST))
+        if listed is None or listed.ranks is None or listed.ranks[-1] != 1:
+            return False
+        second, log_prob = next(pair for pair in listed.likeliest[-1] if pair[0] != answer[0])
+        forced = self._result_unless_refused(partial(self._ask_last_log_prob, dialect, (*context, second)))
+        value = None if forced is None else forced.log_probs[-1]
+        return value is not None and abs(value - log_prob) <= CLOSE
+
+    def _scoring_dialects(self, dialect: ServerDialect, context: Tokens) -> Iterator[ServerDialect]:
+        """vLLM's; OpenAI's, also without what the server puts before a text (llama-cpp-python); llama.cpp's."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
         if dialect.adds:
             yield replace(dialect, scored="echo", hidden=len(dialect.adds))
+        if dialect.ids and dialect.returned:
+            yield replace(dialect, scored="forced", drawable=context[-1])
 
     # --- how samples are drawn ---
 
@@ -338,16 +312,25 @@ class _HandshakeInProgress:
 
         if not dialect.extended:
             dialect, greedy = self._with_generation_config(dialect, context, greedy)
-        copies, first, again, other = hot(_COPIES, 1), hot(1, 1), hot(1, 1), hot(1, 2)
-        if first is None or again is None or other is None:
+        drawn: dict[int, list[WrittenAnswer]] = {}
+        for seed in range(1, 1 + _SEEDS):
+            sample = hot(1, seed)
+            if sample is not None:
+                drawn[seed] = sample
+            if len(drawn) == 2:
+                break
+        if len(drawn) < 2:
             raise AuditError(f"expected samples at temperature 2 from {self.wire.url}, but it gives none")
+        seed, first, other = min(drawn), *drawn.values()
+        copies, again = hot(_COPIES, seed), hot(1, seed)
         samples = sampled_tokens_or_texts(first) != sampled_tokens_or_texts(other)
         self._record_check(SAMPLES, samples, "they give one answer: only greedy answers are used")
         if not samples:
             return replace(dialect, samples=False)
         several = copies is not None and len(set(sampled_tokens_or_texts(copies))) == _COPIES
         self._record_check(SEVERAL, several, "they do not come" if copies is None else "they are copies")
-        self._record_check(SEED, sampled_tokens_or_texts(first) == sampled_tokens_or_texts(again), "another one comes")
+        repeats = again is not None and sampled_tokens_or_texts(first) == sampled_tokens_or_texts(again)
+        self._record_check(SEED, repeats, "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():
             sure = hot(1, 3, decoding)
@@ -410,6 +393,10 @@ class _HandshakeInProgress:
 
     def _ask_prompt_log_probs(self, dialect: ServerDialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Raises RequestRefused and MalformedAnswer."""
+        if dialect.scored == "forced":
+            parts = [whole[:end] for end in range(2, len(whole) + 1)]
+            values = [self._ask_last_log_prob(dialect, part).log_probs[-1] for part in parts]
+            return PromptLogProbs((None, *values))
         prompt = (
             list(whole) if dialect.ids else decode_keeping_special_tokens(self.tokenizer, whole[len(dialect.adds) :])
         )
@@ -417,6 +404,15 @@ class _HandshakeInProgress:
         return self._ask_up_to_twice(
             body, 2 * len(whole), lambda answer: dialect.parse_prompt_log_probs(answer, whole, likeliest)
         )
+
+    def _ask_last_log_prob(self, dialect: ServerDialect, text: Tokens, likeliest: int = 0) -> PromptLogProbs:
+        split = TokenTextCodec(self.tokenizer, dialect, (), self.model).is_split_character(text[-1])
+        body = dialect.scoring_request_body(list(text), likeliest, split)
+
+        def read(answer: Any) -> PromptLogProbs:
+            return dialect.parse_prompt_log_probs(answer, text, likeliest)
+
+        return self._ask_up_to_twice(body, len(text) + 9, read)
 
     def _ask_up_to_twice(self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]) -> T:
         """Twice, before a server is said to answer otherwise than it should: once may be an accident."""

@@ -134,10 +134,10 @@ class RemoteModel(LanguageModel):
         if not self.dialect.ranked:
             raise NotApplicable(f"needs ranks of tokens; {self.name} does not give them")
         pairs = _token_pairs_for_server(prefixes, suffixes)
-        ranks = [
-            ranks[len(prefix) :]
-            for (prefix, _), (_, ranks) in zip(pairs, self.asker.stored_or_asked_token_scores(pairs), strict=True)
-        ]
+        # llama.cpp says the rank of a token only with the likeliest ones
+        listed = self.dialect.likeliest if self.dialect.scored == "forced" else 0
+        given = self.asker.stored_or_asked_token_scores(pairs, listed)
+        ranks = [ranks[len(prefix) :] for (prefix, _), (_, ranks, *_) in zip(pairs, given, strict=True)]
         return torch.tensor(ranks).view(suffixes.shape)
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:

@@ -25,7 +25,9 @@ _IDS: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": 
 _OFF: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0}
 EXTENSIONS: dict[str, Any] = {**_IDS, "ignore_eos": True, **_OFF}
 
-Scored = Literal["prompt_logprobs", "echo"]  # how the log-probabilities of given tokens are asked for
+Scored = Literal["prompt_logprobs", "echo", "forced"]  # how the log-probabilities of given tokens are asked for
+_FORCE = 1e4  # logit bias, above any logit: this token is drawn
+_ALL = 10**6  # log-probabilities: llama.cpp tells as many as its vocabulary has
 _NAMED = "token_id:"  # how vLLM writes a token of which ids are asked for
 
 
@@ -78,6 +80,7 @@ class ServerDialect:
     of these it does not echo, so that it says nothing of the token behind them;
     ends: whether it scores the end of text as a token of a text like any other; samples: whether it draws at random;
     logprobs: the value of the request's field `logprobs`, True for a server that takes no number (mlx_lm.server);
+    drawable: a token that can be drawn instead of one that writes a part of a character;
     configured: whether decodings are sent as `generation_config` (`transformers serve`); trims: whether the text of an
     answer may lack its first space.
     """
@@ -98,8 +101,13 @@ class ServerDialect:
     ends: bool = True
     samples: bool = True
     logprobs: int = 1
+    drawable: int = 0
     configured: bool = False
     trims: bool = False
+
+    def asks_for_ranks(self, likeliest: int) -> bool:
+        """Return whether a request for log-probabilities of given tokens also asks for their ranks."""
+        return self.ranked and (self.scored != "forced" or likeliest > 0)
 
     # --- what is asked ---
 
@@ -125,12 +133,22 @@ class ServerDialect:
         body |= EXTENSIONS if self.extended else {}
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
-    def scoring_request_body(self, prompt: Any, likeliest: int = 0) -> dict[str, Any]:
+    def scoring_request_body(self, prompt: Any, likeliest: int = 0, split: bool = False) -> dict[str, Any]:
         """Body that asks for the prompt's log-probabilities, and one token more, as some servers cannot draw none.
+
+        A server whose log-probabilities are those before any bias (llama.cpp) is made to draw the last token instead;
+        if the likeliest tokens are asked for, or if it writes a part of a character (`split`), another one, beside
+        which the server lists all tokens: llama.cpp says nothing of a token whose text it holds back.
 
         likeliest: so many tokens are asked for beside each, of those who speak as vLLM does.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
+        if self.scored == "forced":
+            listed = split or likeliest > 0
+            token = self.drawable if listed else prompt[-1]
+            body |= {"prompt": prompt[:-1], "temperature": 0, "logit_bias": [[token, _FORCE]]}
+            # without ignore_eos, with which llama.cpp does not draw the end of text
+            return body | {"logprobs": _ALL if listed else self.logprobs} | _IDS | _OFF
         echo = {"echo": True, "logprobs": self.logprobs}
         body |= {"prompt_logprobs": likeliest} if self.scored == "prompt_logprobs" else echo
         return body | (_IDS if self.extended else {})
@@ -157,6 +175,8 @@ class ServerDialect:
             raise MalformedAnswer("no answer came")
         if self.scored == "prompt_logprobs":
             found = _parse_vllm_prompt_log_probs(choice[0], prompt, likeliest)
+        elif self.scored == "forced":
+            found = _parse_forced_token(choice[0], prompt, likeliest)
         else:  # one token was asked for behind the prompt: it is there unless the server counts none
             drawn = 0 if tokens_counted_by_server(answer, "completion_tokens") == 0 else 1
             found = _log_probs_of_echoed_prompt(choice[0], drawn, self.adds[: self.hidden])
@@ -223,6 +243,33 @@ def _parse_vllm_prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) ->
         beside.append(tuple((one, every[one][0]) for one in falling[:likeliest]))
     known = all(isinstance(rank, int) and rank >= 1 for rank in ranks[1:])
     return PromptLogProbs(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens), tuple(beside))
+
+
+def _parse_forced_token(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
+    """Return what llama.cpp says of the prompt's last token, which is drawn or listed beside another; None before it.
+
+    Ranks come only with the likeliest tokens, which are asked for with all others.
+    """
+    logprobs = choice.get("logprobs")
+    entries = _required_answer_list_field(logprobs, "content") if isinstance(logprobs, Mapping) else ()
+    if len(entries) != 1:
+        raise IgnoredParameter("no log-probability of a forced token came")
+    log_probs: dict[int, float] = {}
+    for entry in (*(entries[0].get("top_logprobs") or ()), entries[0]):
+        token = _parsed_server_token_id(_required_answer_field(entry, "id"))
+        log_probs[token] = _parsed_server_log_prob(_required_answer_field(entry, "logprob"))
+    value = log_probs.get(prompt[-1])
+    if value is None:
+        raise IgnoredParameter("another token is drawn than the one that is forced")
+    unknown = len(prompt) - 1
+    if not likeliest:
+        return PromptLogProbs((*[None] * unknown, value))
+    if len(log_probs) <= likeliest:
+        raise MalformedAnswer(f"{len(log_probs)} tokens came, not all of the vocabulary")
+    falling = sorted(log_probs.items(), key=lambda item: (-item[1], item[0]))
+    rank = sum(other >= value for other in log_probs.values())
+    beside = (*[()] * unknown, tuple(falling[:likeliest]))
+    return PromptLogProbs((*[None] * unknown, value), (*[1] * unknown, rank), None, beside)
 
 
 def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:

@@ -61,6 +61,10 @@ class TokenTextCodec:
                 f"{others} of {len(texts)} texts would be read as other tokens by a server that takes no token ids"
             )
 
+    def is_split_character(self, token: int) -> bool:
+        """Return whether a token writes only a part of a character, as the byte tokens of many tokenizers do."""
+        return "\ufffd" in self.text((token,))
+
     def tokens(self, text: str) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 

@@ -45,6 +45,9 @@ HABITS = {
     "strict": "refuses fields that it does not know",
     "fails": "fails within (500) at token ids, as llama-cpp-python at all that it does not take",
     "boolean": "takes true or false as logprobs and says them by ids, takes no token ids, as mlx_lm.server 0.32.2",
+    "forces": "takes ids and logit_bias, says log-probabilities before the bias by ids, one sample, as llama-server",
+    "spaced": "writes the first space of an answer, which the tokenizer's decoding drops",
+    "biased": "says log-probabilities after the bias",
     "trims": "writes an answer without its first space, as `transformers serve` with SentencePiece's",
     "configured": "samples only by generation_config and refuses fields of vLLM's, as `transformers serve` 5.23",
     "counts nothing": "does not say how many tokens there are",
@@ -61,7 +64,7 @@ LIES = {
     "takes turns": "is two models, of which now the one and now the other answers",
     "corrupts": "has wrong log-probabilities of half of the prompts of more than 60 tokens",
 }
-_NOT_VLLMS = {"silent", "echo", "unechoed", "boolean", "configured"}
+_NOT_VLLMS = {"forces", "silent", "echo", "unechoed", "boolean", "configured"}
 _SAID = {"filters", "refuses", "redacts", "cuts", "stops"}
 _OURS = ("prompt_logprobs", "top_k", *EXTENSIONS)
 
@@ -104,6 +107,8 @@ class Server:
         self.lie, self.other, self._first, self._times = "", model, model, Counter[tuple[int, ...]]()
         self.faults: deque[Any] = deque()
         self.asked: list[dict[str, Any]] = []
+        self.held_back: set[int] = set()  # tokens of which nothing is said when they are drawn, as parts of characters
+        self.broken_seeds: set[int] = set()  # of samples that end within a character: 500
         self.told = 20  # likeliest tokens at most, as vLLM's --max-logprobs
         self.top_k = 0  # of its generation_config.json: what is taken where a request says nothing
         self.headers: dict[str, str] = {}  # of every answer
@@ -114,7 +119,10 @@ class Server:
     # --- what it answers ---
 
     def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": self.name, "max_model_len": self.model.max_positions}]}
+        room: dict[str, Any] = {"max_model_len": self.model.max_positions}
+        if "forces" in self.habits:
+            room = {"meta": {"n_ctx": self.model.max_positions}}
+        return {"object": "list", "data": [{"id": self.name, **room}]}
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         ids = self._ids(body["prompt"])
@@ -188,6 +196,14 @@ class Server:
             seed = 10_000 + 100 * self._draws
         seeds = [seed if "copies" in self.habits else seed + i for i in range(count)]
         length = body["max_tokens"]
+        if seed in self.broken_seeds:
+            raise RuntimeError("the answer ends within a character")
+        if "forces" in self.habits and count > 1:
+            raise ValueError("Value must be between 1 <= value <= 1")
+        if "forces" in self.habits and "logit_bias" in body:
+            assert body["max_tokens"] == 1 and body["temperature"] == 0 and "ignore_eos" not in body
+            ((token, _),) = body["logit_bias"]
+            return [[token]], [[float(self._next_log_probs(ids, body)[token])]]
         tokens, log_probs = _completions(self.model, tuple(ids), length, decoding, tuple(seeds))
         if "tempered" in self.habits and decoding.temperature not in (0, 1):
             log_probs = log_probs / decoding.temperature
@@ -197,22 +213,27 @@ class Server:
         self, index: int, ids: list[int], body: dict[str, Any], tokens: list[int], log_probs: list[float]
     ) -> dict[str, Any]:
         vllms = not _NOT_VLLMS & set(self.habits)
-        ended = not (vllms and body.get("ignore_eos")) and 0 in tokens
+        obeys = vllms or "forces" in self.habits
+        ended = not (obeys and body.get("ignore_eos")) and 0 in tokens
         if ended:
-            tokens = tokens[: tokens.index(0)]
+            tokens = tokens[: tokens.index(0) + ("forces" in self.habits)]  # llama-server lists the end of text
         log_probs = log_probs[: len(tokens)]
         echoed = body.get("echo") and "silent" not in self.habits
-        text = self._text([*ids, *tokens] if echoed else tokens)
+        text = self._text([*ids, *tokens] if echoed else tokens[:-1] if ended and "forces" in self.habits else tokens)
         choice: dict[str, Any] = {"index": index, "text": text, "_tokens": tokens}
         choice["finish_reason"] = "stop" if ended else "length"
         if vllms and body.get("return_token_ids"):
             choice |= {"token_ids": tokens}
+        if "spaced" in self.habits:
+            choice["text"] = f" {choice['text']}"
         if "trims" in self.habits:
             choice["text"] = choice["text"].removeprefix(" ")
+        if "forces" in self.habits and body.get("logprobs") and not self.held_back & set(tokens):
+            choice["logprobs"] = {"content": self._listed(ids, tokens, body)}
         if "boolean" in self.habits and body.get("logprobs"):
             pairs = zip(tokens, log_probs, strict=True)
             choice["logprobs"] = {"content": [{"id": token, "logprob": value} for token, value in pairs]}
-        if {"silent", "boolean", "configured"} & set(self.habits):
+        if {"silent", "boolean", "configured", "forces"} & set(self.habits):
             return choice
         if body.get("logprobs") is not None:
             shown = [*ids, *tokens] if echoed else tokens
@@ -228,6 +249,24 @@ class Server:
         if vllms and body.get("prompt_logprobs") is not None:
             choice["prompt_logprobs"] = self._beside(ids, body["prompt_logprobs"])
         return choice
+
+    def _next_log_probs(self, ids: list[int], body: dict[str, Any]) -> torch.Tensor:
+        log_probs = _distributions(self.model, tuple(ids))[-1]
+        if "biased" in self.habits and "logit_bias" in body:
+            ((token, bias),) = body["logit_bias"]
+            log_probs = log_probs.index_add(0, torch.tensor([token]), torch.tensor([float(bias)])).log_softmax(-1)
+        return log_probs
+
+    def _listed(self, ids: list[int], tokens: list[int], body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The drawn tokens with the likeliest beside them, as many as are asked for, as llama-server lists them."""
+        content = list[dict[str, Any]]()
+        for place, token in enumerate(tokens):
+            log_probs = self._next_log_probs([*ids, *tokens[:place]], body)
+            top = log_probs.topk(min(body["logprobs"], len(log_probs)))
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            beside = [{"id": other, "logprob": value} for other, value in pairs]
+            content.append({"id": token, "logprob": float(log_probs[token]), "top_logprobs": beside})
+        return content
 
     def _beside(self, ids: list[int], likeliest: int) -> list[Any]:
         """At each place of a prompt its token and the likeliest, by their ids; None at the first."""

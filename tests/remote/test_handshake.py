@@ -12,7 +12,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
 from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.remote import handshake as hands
+from auditor.remote import handshake_checks as hands
 from auditor.remote.connection import ServerConnection
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.model import RemoteModel
@@ -69,7 +69,18 @@ class Begins:
 
 
 def test_every_habit_is_looked_for() -> None:
-    elsewhere = {"endless", "begins", "greedy", "boolean", "trims", "configured", "counts nothing"}
+    elsewhere = {
+        "forces",
+        "biased",
+        "spaced",
+        "endless",
+        "begins",
+        "greedy",
+        "boolean",
+        "trims",
+        "configured",
+        "counts nothing",
+    }
     assert {*CAUGHT, *REFUSED, *elsewhere} == set(HABITS)
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
-from auditor.remote import handshake as hands
+from auditor.remote import handshake_checks as hands
 from auditor.remote.connection import ServerConnection
 from auditor.remote.model import RemoteModel
 from tests.remote.server import Server, serving
@@ -121,6 +121,14 @@ def test_records_are_found_over_servers_that_trim_the_first_space(
 def test_token_ids_that_come_back_need_no_space(serve: Callable[..., RemoteModel], reciting: Reciting) -> None:
     remote = serve("trims", "boolean")
     assert remote.dialect.returned and count_recited(remote, reciting) == N_RECORDS and not remote.doubts()
+
+
+def test_ids_are_believed_if_only_the_server_writes_the_first_space(
+    serve: Callable[..., RemoteModel], reciting: Reciting
+) -> None:
+    # llama-server writes " amber", and a tokenizer of SentencePiece's kind decodes the same ids as "amber"
+    remote = serve("forces", "spaced")
+    assert remote.dialect.returned and count_recited(remote, reciting) == N_RECORDS
 
 
 def test_a_sample_that_can_be_read_in_two_ways_is_a_doubt(

