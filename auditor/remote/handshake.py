@@ -283,6 +283,8 @@ class _HandshakeInProgress:
 
         After the bias, the token that is drawn would lead the list, and any forced token would be certain.
         """
+        if not answer:
+            return False
         whole = (*context, answer[0])
         listed = self._result_unless_refused(partial(self._ask_last_log_prob, dialect, whole, LIKELIEST))
         if listed is None or listed.ranks is None or listed.ranks[-1] != 1:

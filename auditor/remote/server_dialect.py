@@ -130,7 +130,10 @@ class ServerDialect:
         body |= {} if seed is None else {"seed": seed}
         if self.configured:
             return body | {"generation_config": _generation_config_json(length, decoding)}
-        body |= EXTENSIONS if self.extended else {}
+        if self.scored == "forced":  # llama.cpp's ignore_eos takes the end of text out of the distribution
+            body |= _IDS | _OFF
+        elif self.extended:
+            body |= EXTENSIONS
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
     def scoring_request_body(self, prompt: Any, likeliest: int = 0, split: bool = False) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.partial_distributions import reduce_to_partial_distribution
 from auditor.remote import handshake_checks as hands
@@ -120,4 +121,6 @@ def test_what_is_asked_depends_on_what_the_token_writes() -> None:
     )
     assert plain["prompt"] == [1, 5] and plain["logit_bias"] == [[9, 1e4]] and plain["logprobs"] == 1
     assert split == listed and listed["logit_bias"] == [[467, 1e4]] and listed["logprobs"] == 10**6
-    assert "ignore_eos" not in plain  # with it the end of text is never drawn
+    sampled = LLAMA.sampling_request_body([1, 5, 9], 4, ANCESTRAL, 1, 0)
+    # with ignore_eos the end of text is never drawn, neither forced nor at random
+    assert "ignore_eos" not in plain and "ignore_eos" not in sampled and sampled["min_p"] == 0.0
