@@ -132,7 +132,9 @@ def describe_signals_of_one_kind(of_a_kind: Sequence[LeakSignal]) -> str:
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
         corrected = corrected_interval_phrase(worst)
         never += f"; {corrected}" if corrected else ""
-        return f"{describe_signal_number(worst)}{access} (not above {describe_signal_baseline(worst) or 'zero'}{never})"
+        baseline = describe_signal_baseline(worst)
+        compared = baseline if worst.baseline is None else f"not above {baseline or 'zero'}"
+        return f"{describe_signal_number(worst)}{access} ({compared}{never})"
     found = f"{worst.kind.counted[m.name]}{access}"
     return f"none of {m.n:,} {found} (up to {phrases.format_percent(m.high)}% not ruled out)"
 
