@@ -97,7 +97,7 @@ def estimate_run_cost(
         clock.seconds["probe"],
         asker.held,
         (members, len(scene.benchmark.secrets) - members),
-        _common_sample_count(selection.attacks),
+        asker.sample_counts.pop() if len(asker.sample_counts) == 1 else None,
         any(method.least_nonmembers for method in selection.methods),
     )
 
@@ -117,12 +117,6 @@ def _time_preparing(site: Site) -> list[tuple[str, float]]:
     return seconds
 
 
-def _common_sample_count(attacks: Sequence[Attack]) -> int | None:
-    """Samples a prefix, where all attacks that draw any draw equally many; else None."""
-    drawn = {recipe.samples for attack in attacks if (recipe := attack.sampling()) and recipe.search == "sample"}
-    return drawn.pop() if len(drawn) == 1 else None
-
-
 class _RunPartTimer:
     """Asks part after part; each may take its share of the time that is left."""
 
@@ -131,6 +125,7 @@ class _RunPartTimer:
         self.costs: list[RunPartCost] = []
         self.building = 0.0
         self.states: dict[str, State] = {}
+        self.sample_counts: set[int] = set()  # of each prefix, of rows that draw several
         self.device = scene.site.model.device
         on_gpu = self.device.type == "cuda"  # bytes that are held now
         self.held = int(torch.cuda.memory_allocated(self.device) if on_gpu else psutil.Process().memory_info().rss)
@@ -268,10 +263,14 @@ class _RunPartTimer:
         known = [query for query in self.scene.challenge.queries if query.id in attacked]
         queries = attack.queries(view, known)
         sampling = attack.sampling()
+        if sampling is not None:
+            sampling = replace(sampling, samples=view.sample_count(sampling))  # what the run draws
         at_once = 64 if sampling is None else view.prefix_batch_size(sampling, queries, attack.soft_prompt_rows())
         some = _fixed_random_subset(queries, n, "secrets")
-        drawn = sampling is not None and sampling.search == "sample"
-        cut = (LIMIT, SAMPLES) if drawn else (LIMIT,)
+        cut: tuple[str, ...] = (LIMIT,)
+        if sampling is not None and sampling.search == "sample" and sampling.samples > 1:
+            self.sample_counts.add(sampling.samples)
+            cut = (LIMIT, SAMPLES)
         return TimedPart(
             name, len(queries), at_once, partial(_call_and_exhaust_iterator, attack.guess, view, state, some), cut=cut
         )

@@ -226,6 +226,18 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     assert found.samples == 5 and sum(found.secrets) == part(found, "Undefended: extraction-probability (white-box)").of
 
 
+def test_a_decoding_with_one_answer_is_counted_once(given: Path) -> None:
+    greedy = {"attack": ("perplexity",), "attack_options": {"": {"temperature": 0.0}}, "setting": "white-box"}
+    found = estimate.estimate_run_cost(plan(given, **greedy), SilentReporter(), 1e6)
+    own = part(found, "Undefended: perplexity (white-box)")
+    n_secrets, suffix = sum(found.secrets), len(" 100")
+    assert own.rows == n_secrets * suffix and own.cut == ("--limit",)
+    assert found.samples is None and not any("--samples" in flag for flag in found.flags_that_halve_time)
+    both = {**greedy, "attack": ("perplexity", "zlib"), "attack_options": {"zlib": {"samples": 4}}}
+    both["attack_options"]["perplexity"] = {"temperature": 0.0}
+    assert estimate.estimate_run_cost(plan(given, **both), SilentReporter(), 1e6).samples == 4
+
+
 def test_the_command_shows_a_table_and_writes_nothing(
     given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
