@@ -16,8 +16,10 @@ from auditor.reports import escaping, figures, personal, phrases, secrets
 from auditor.reports.blocks import Block, Figure, Forest, ForestSpan, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import MEND, Topic, figures_blocks, forest_span, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row, strongest_rows_to_report_by_access
+from auditor.statistics import intervals
 
 _DOCUMENTS = 20  # documents that their table names for each row
+_SUFFIX_LENGTHS = (16, 32, 50)  # tokens, at which the next row of the table by length begins
 _POSITIONS = 400  # tokens of a suffix that the figure by place shows
 _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
@@ -38,6 +40,7 @@ def _where_it_leaks_blocks(result: AuditResult, details: SecretDetails) -> list[
     return [
         *figures_blocks(f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH),
         *figures_blocks(beside),
+        *_probability_by_suffix_length_blocks(result, details),
         *_recall_by_group_blocks(result, details, rows),
         *_worst_document_blocks(result, details, rows),
     ]
@@ -113,6 +116,29 @@ def _probability_by_position_figures(result: AuditResult, details: SecretDetails
     head, axes = ("Token", "Mean probability"), ("Token of the suffix", "Mean probability")
     figure = Figure("positions", "shares", title, text, head, tuple(groups), series=tuple(series), axes=axes)
     return [figure] if groups else []
+
+
+def _probability_by_suffix_length_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
+    """Return a table of the probability of whole suffixes by their length, if their lengths differ."""
+    groups: list[Group] = []
+    for target in result.targets:
+        suffixes = list(details.tokens.get(target.name, {}).values())
+        probabilities = np.exp([sum(suffix) for suffix in suffixes])
+        bands = np.digitize([len(suffix) for suffix in suffixes], _SUFFIX_LENGTHS)
+        rows = []
+        for band in np.unique(bands):
+            lengths = [len(suffix) for suffix, of in zip(suffixes, bands, strict=True) if of == band]
+            mean = intervals.mean_probability("extraction_probability_ancestral", probabilities[bands == band])
+            tokens = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else f"{min(lengths)}"
+            rows.append((tokens, f"{len(lengths):,}", *phrases.cells_of_measurement(mean)[:2]))
+        if len(rows) > 1:
+            groups.append(Group(target.title, tuple(rows)))
+    caption = (
+        "Probability of a whole suffix by its length, in one sample of the model's own distribution: a short suffix is "
+        "more likely than a long one, so compare only suffixes of the same length"
+    )
+    head = ("Tokens of the suffix", "Secrets", "Mean probability", "95% interval")
+    return [Table("suffix-lengths-table", caption, head, tuple(groups), frozenset({1, 2, 3}))] if groups else []
 
 
 def _plotted_mean_probability_by_position(suffixes: Iterable[Sequence[float]]) -> list[float]:
