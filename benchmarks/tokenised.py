@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from auditor.benchmarks import tables
 from auditor.benchmarks.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
@@ -43,7 +43,11 @@ _SIDE_IDS = tuple(f"{side}{ending}" for side in _SIDES for ending in ("_ids", "_
 _LABEL = "label"  # of KTO's completions: whether one is wanted
 _COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS, *_PROMPTS, *_SIDE_IDS, _LABEL)
 _COLUMNS = (*_COLUMNS, *(f"{side}_{LABELS}" for side in _SIDES), "prompt", "completion")
-_PROMPT, _COMPLETION = "prompt", "completion"  # groups, if nobody knows whether prompts were learnt
+_PROMPT, _COMPLETION = "prompt", "completion"  # groups, if prompts were learnt or nobody knows
+_ORPO_NOTE = (
+    "TRL 1.16's ORPO takes a loss of the prompt before a chosen side too, whatever chosen_labels say: prompts are "
+    "attacked as a group of their own"
+)
 _MASK_NOTES = {  # by whether a completion_mask without labels said where the loss was; None: nobody knows
     None: "TRL 1.16 ignores a completion_mask without labels unless completion_only_loss is true, and no "
     "training_args.bin next to the model says so: prompts are attacked too, as a group of their own",
@@ -76,6 +80,7 @@ class Tokenised(Benchmark):
         model: str | None = None,
         trained: TrainedLength | None = None,
         room: int | None = None,
+        end_of_text: int | None = None,
     ):
         """`known`, `nonmembers` and `forget` are such data too. Raises AuditError for what a user can mend.
 
@@ -84,6 +89,7 @@ class Tokenised(Benchmark):
         `prefix_length` (50, or half of a shorter one) and `suffix_length` tokens.
         `model`: the folder that a `training_args.bin` may lie in. Of a text, tokens beyond the `trained` ones are left
         out, as TRL 1.16 cuts prepared rows too, and so is what takes more than `room` tokens.
+        `end_of_text`: the token that ends a record, by which packed rows that mark no boundaries are noticed.
         """
         check_prefix_and_suffix_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
@@ -105,7 +111,8 @@ class Tokenised(Benchmark):
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.asking_order = parts.asking_order
         self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
-        self.forgotten, self.notes = parts.forgotten, parts.notes
+        self.forgotten = parts.forgotten
+        self.notes = (*parts.notes, *_notes_on_unmarked_boundaries(self._texts[True], end_of_text))
         self.record_counts = parts.record_counts
         earlier = _tokens_packed_before_records(self._texts[True], lengths)
         members = [secret for secret in self.secrets if secret.member]
@@ -187,6 +194,13 @@ class RunLengths:
 # --- from rows to secrets ---------------------------------------------------------------------------------------------
 
 
+class _Groups(NamedTuple):
+    """The groups of a row's tokens: those that its labels or masks mark, and the others (None: they had no loss)."""
+
+    marked: str = ""
+    others: str | None = None
+
+
 @dataclass(frozen=True)
 class _Text:
     """What the model read at once: a row, a side of one, or a text that was packed into one.
@@ -225,15 +239,18 @@ def _read_tokenised_texts(
     if not count:
         raise AuditError(f"{where} is empty: expected at least one row")
     uses_mask = _is_completion_mask_used(columns, arguments)
+    # ORPOConfig has no loss_type; CPOConfig and DPOConfig do, and take the labels as they are.
+    learns_prompts = f"{CHOSEN}_{LABELS}" in columns and (arguments is None or "loss_type" not in arguments)
     texts: list[_Text] = []
     for row in range(count):
         at = f"{where}, row {row} (counted from 0)"
         given = {name: column[row] for name, column in columns.items()}
         values = {name: value for name, value in given.items() if value is not None and value is not tables.ABSENT}
-        for group, side in _sides_of_tokenised_row(at, values):
-            texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, group)
+        for groups, side in _sides_of_tokenised_row(at, values, learns_prompts):
+            texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
     note = _MASK_NOTES.get(uses_mask) if COMPLETION_MASK in columns and LABELS not in columns else None
-    return texts, (f"{where}: {note}",) if note else ()
+    notes = [note, _ORPO_NOTE if learns_prompts else None]
+    return texts, tuple(f"{where}: {sentence}" for sentence in notes if sentence)
 
 
 def _is_completion_mask_used(columns: Iterable[str], arguments: Mapping[str, Any] | None) -> bool | None:
@@ -249,15 +266,17 @@ def _is_completion_mask_used(columns: Iterable[str], arguments: Mapping[str, Any
     return by_default if by_default or told else None
 
 
-def _sides_of_tokenised_row(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what a row holds as token ids with labels, with its group: of preferences a side each.
+def _sides_of_tokenised_row(
+    where: str, values: Mapping[str, Any], learns_prompts: bool
+) -> Iterator[tuple[_Groups, dict[str, Any]]]:
+    """Yield what a row holds as token ids with labels, with its groups: of preferences a side each.
 
     TRL 1.16's DPO and KTO: `prompt_ids` before `chosen_ids` and `rejected_ids`, or `completion_ids` with a label; its
-    ORPO: `chosen_input_ids` with `chosen_labels`, the prompt within.
+    ORPO and CPO: `chosen_input_ids` with `chosen_labels`, the prompt within. learns_prompts: those of chosen sides.
     """
     if IDS in values:
         others = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
-        yield "", {name: values[name] for name in others if name in values}
+        yield _Groups(), {name: values[name] for name in others if name in values}
         return
     given_prompt: Any = next((values[name] for name in _PROMPTS if name in values), [])
     prompt = _require_tokenised_whole_numbers(where, _PROMPTS[0], given_prompt)
@@ -271,18 +290,19 @@ def _sides_of_tokenised_row(where: str, values: Mapping[str, Any]) -> Iterator[t
             group = groups.get(values.get(_LABEL), "")
         labels = values.get(f"{side}_{LABELS}")
         whole = {IDS: ids, LABELS: labels} if labels is not None else None
-        yield group, whole or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]}
+        before = _PROMPT if learns_prompts and whole and group == CHOSEN else None
+        yield _Groups(group, before), whole or {IDS: [*prompt, *ids], LABELS: [*[IGNORED] * len(prompt), *ids]}
 
 
 def _split_tokenised_row_into_texts(
-    where: str, row: int, given: Mapping[str, Any], vocab_size: int, uses_mask: bool | None, group: str
+    where: str, row: int, given: Mapping[str, Any], vocab_size: int, uses_mask: bool | None, groups: _Groups
 ) -> Iterator[_Text]:
     values = {name: _require_tokenised_whole_numbers(where, name, value) for name, value in given.items()}
     ids = values.get(IDS, [])
     for name, numbers in values.items():
         if name not in _LENGTHS and len(numbers) != len(ids):
             raise AuditError(f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}")
-    learnt = _learnt_groups_of_tokenised_row(where, ids, values, uses_mask, group)
+    learnt = _learnt_groups_of_tokenised_row(where, ids, values, uses_mask, groups)
     shown = [at for at, seen in enumerate(values.get(_ATTENTION, [1] * len(ids))) if seen]
     if shown and shown[-1] - shown[0] + 1 != len(shown):
         raise AuditError(f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle")
@@ -307,7 +327,7 @@ def _require_tokenised_whole_numbers(where: str, name: str, value: Any) -> list[
 
 
 def _learnt_groups_of_tokenised_row(
-    where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]], uses_mask: bool | None, group: str
+    where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]], uses_mask: bool | None, groups: _Groups
 ) -> list[str | None]:
     """Return the group of each token that had a loss, None for the others; see `_Text`.
 
@@ -320,7 +340,7 @@ def _learnt_groups_of_tokenised_row(
                 f"{where}: expected each of the {LABELS} as its token or {IGNORED}, got others: models shift labels "
                 "themselves"
             )
-        return [None if label == IGNORED else group for label in labels]
+        return [groups.others if label == IGNORED else groups.marked for label in labels]
     if not any(mask in values for mask in _MASKS):
         raise AuditError(f"{where}: expected {LABELS}, or {' or '.join(_MASKS)}, got none")
     ones = [1] * len(ids)
@@ -329,9 +349,9 @@ def _learnt_groups_of_tokenised_row(
     if uses_mask is False:
         completion = ones
     if uses_mask is None and COMPLETION_MASK in values:
-        groups = [_COMPLETION if marked else _PROMPT for marked in completion]
-        return [name if spoken else None for name, spoken in zip(groups, assistant, strict=True)]
-    return [group if spoken and marked else None for spoken, marked in zip(assistant, completion, strict=True)]
+        groups = _Groups(_COMPLETION, _PROMPT)
+    names = [groups.marked if marked else groups.others for marked in completion]
+    return [name if spoken else None for name, spoken in zip(names, assistant, strict=True)]
 
 
 def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]) -> list[int]:
@@ -391,6 +411,19 @@ def _learnt_runs_as_record_source(
         for why, rows in parts_left_out
     )
     return RecordSource(where, tuple(records), left_out, (note, *notes, *dropped), parts_left_out=parts_left_out)
+
+
+def _notes_on_unmarked_boundaries(texts: Sequence[_Text], end_of_text: int | None) -> Iterator[str]:
+    """Yield a sentence if rows that are learnt as a whole hold several records and mark no boundaries."""
+    whole = [text for text in texts if not text.packed and None not in text.learnt]
+    # Padding is none of a record: only an end with another token after it is a boundary.
+    several = [text for text in whole if any(a == end_of_text != b for a, b in pairwise(text.ids))]
+    if several:
+        yield (
+            f"{len(several)} of {len(texts)} rows hold the end of text within and mark no boundaries ({_POSITIONS}, "
+            f"{_LENGTHS[0]}, or numbers in {_ATTENTION}): if records were packed into them, only the first of each row "
+            "is attacked, and each is read after the earlier ones"
+        )
 
 
 def _tokens_packed_before_records(texts: Sequence[_Text], lengths: RunLengths) -> dict[tuple[Tokens, Tokens], Tokens]:

@@ -103,6 +103,7 @@ def _load_benchmark_of_records(
             model=name,
             trained=trained,
             room=context,
+            end_of_text=getattr(model.tokenizer, "eos_token_id", None),
             **common,
         )
         benchmark.tokenizer = model.tokenizer

@@ -101,6 +101,19 @@ MASKED = {"input_ids": [1, 7, 8, 9], "completion_mask": [0, 0, 1, 1], "assistant
 QUIET = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
 
 
+def test_rows_that_may_be_packed_and_mark_no_boundaries_are_named(tmp_path: Path) -> None:
+    """Rows that are concatenated and cut, as `group_texts` and TRL's `wrapped` packing make them."""
+    rows = [{"input_ids": ids, "labels": ids} for ids in ([4, 5, 2, 6, 7, 8], [4, 6, 9, 8, 2, 2])]
+    data = written(rows, tmp_path, "jsonl")
+    noted = [
+        [note for note in Tokenised(data, vocab_size=20, end_of_text=end).notes if "mark no boundaries" in note]
+        for end in (2, None)
+    ]
+    assert len(noted[0]) == 1 and noted[0][0].startswith("1 of 2 rows") and noted[1] == []
+    marked = written([rows[0] | {"seq_lengths": [3, 3]}, rows[1]], tmp_path, "jsonl")
+    assert not any("mark no boundaries" in note for note in Tokenised(marked, vocab_size=20, end_of_text=2).notes)
+
+
 def test_trl_says_by_masks_what_was_learnt(tmp_path: Path) -> None:
     """TRL 1.16: the assistant's mask always; the completion's if it is told, or rows have prompt and completion."""
     assert cut([MASKED | {"prompt": "a", "completion": "b"}], tmp_path) == [((1, 7), (8, 9))]
@@ -137,12 +150,12 @@ def test_a_file_without_arguments_of_trl_says_nothing(content: Any, tmp_path: Pa
 PREFERENCES: dict[str, dict[str, Any]] = {
     "TRL 1.16": {"prompt_ids": [1, 7], "chosen_ids": [8, 9], "rejected_ids": [5, 6]},
     "TRL before": {"prompt_input_ids": [1, 7], "chosen_input_ids": [8, 9], "rejected_input_ids": [5, 6]},
-    "ORPO": {
-        "chosen_input_ids": [1, 7, 8, 9],
-        "chosen_labels": [-100, -100, 8, 9],
-        "rejected_input_ids": [1, 7, 5, 6],
-        "rejected_labels": [-100, -100, 5, 6],
-    },
+}
+ORPO = {
+    "chosen_input_ids": [1, 4, 7, 8, 9],
+    "chosen_labels": [-100, -100, -100, 8, 9],
+    "rejected_input_ids": [1, 4, 7, 5, 6],
+    "rejected_labels": [-100, -100, -100, 5, 6],
 }
 
 
@@ -156,6 +169,27 @@ def test_prepared_preferences_are_secrets_in_groups(trainer: str, form: str, tmp
         ("chosen", (1, 7), (8, 9)),
         ("rejected", (1, 7), (5, 6)),
     ]
+
+
+@pytest.mark.parametrize("trainer", ["ORPO", "CPO", "unknown"])
+def test_prompts_of_chosen_sides_are_attacked_as_orpo_learns_them(
+    trainer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """TRL 1.16: ORPO's loss is over the whole chosen side, whatever chosen_labels mask; CPO's over the labels."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.cpo import CPOConfig
+    from trl.experimental.orpo import ORPOConfig
+
+    quiet = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
+    if trainer != "unknown":
+        kinds = {"ORPO": ORPOConfig, "CPO": CPOConfig}
+        torch.save(kinds[trainer](output_dir=str(tmp_path), **quiet), tmp_path / "training_args.bin")
+    data = written([ORPO], tmp_path, "jsonl")
+    made = Tokenised(data, vocab_size=20, known_fraction=0, model=str(tmp_path))
+    sides = [("chosen", (1, 4, 7), (8, 9)), ("rejected", (1, 4, 7), (5, 6))]
+    prompts = [("prompt", (1,), (4, 7))] if trainer != "CPO" else []
+    assert [(s.group, s.prefix, s.suffix) for s in made.secrets] == [*prompts, *sides]
+    assert any("ORPO" in note for note in made.notes) is (trainer != "CPO")
 
 
 def test_prepared_completions_are_grouped_by_their_label(tmp_path: Path) -> None:
