@@ -7,7 +7,7 @@ Knows rows (`conversation_rows.py`) and renderings (`chat_rendering.py`). Knows 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -16,13 +16,16 @@ from auditor.benchmarks import chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import (
     ASSISTANT,
+    MARKED,
     NO_LOSS,
     REASONING,
+    THOUGHT,
     Conversation,
     Message,
     UnusableConversation,
     is_assistant,
     message_text,
+    name_of_tool,
     normalised_role,
 )
 from auditor.core.errors import AuditError
@@ -30,7 +33,6 @@ from auditor.core.nouns import Tokens
 from auditor.core.plan_parts import ALL, SYSTEM, TURNS
 
 LEARNT = (ASSISTANT, "all")  # whose tokens have a loss: those of assistant turns, or all
-_THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
 CALLS = "tool_calls"
 _MARK = "Zq7vX9kJ"  # stands in for an answer: no template makes anything of it
 
@@ -67,17 +69,19 @@ class RenderedChat:
         return tuple(answer for answer in self.answers if isinstance(answer, Answer))
 
     def learnt_token_mask(self, whose: str) -> tuple[bool, ...]:
-        """Which tokens have a loss: all, or the assistant's, as far as the template marks them by its own marks.
+        """Return which tokens have a loss: all, or the assistant's, as far as the template marks them by its own marks.
 
-        None of a turn that the row marks as not trained on.
+        None of a turn that the row marks as not trained on; the assistant's in a prompt only have one of all.
         """
+        silent = [answer for answer in self.usable_answers if answer.no_loss]
         spans = [answer.learnt for answer in self.usable_answers if not answer.no_loss]
         learnt = [any(start <= i < end for start, end in spans) for i in range(len(self.tokens))]
         if whose == "all":
             learnt = [True] * len(self.tokens)
+            silent = [answer for answer in silent if answer.no_loss == MARKED]
         elif self.marked is not None:
             learnt = list(self.marked)
-        for start, end in (answer.learnt for answer in self.usable_answers if answer.no_loss):
+        for start, end in (answer.learnt for answer in silent):
             learnt[start:end] = [False] * (end - start)
         return tuple(learnt)
 
@@ -166,18 +170,14 @@ def _tokenise_rendered_chat(
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
-    answers = tuple(
-        _answer_of_character_span(text, offsets, span) if isinstance(span, _Span) else span for span in spans
-    )
+    answers = tuple(_answer_of_span(text, offsets, span) if isinstance(span, _Span) else span for span in spans)
     unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
     if len(unusable) == len(answers):
         raise unusable[0] if unusable else UnusableConversation(f"no {turns} turn")
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 
-def _answer_of_character_span(
-    text: str, offsets: Sequence[tuple[int, int]], span: _Span
-) -> Answer | UnusableConversation:
+def _answer_of_span(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | UnusableConversation:
     tokens = _token_range_of_text(text, offsets, *span.said)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
@@ -207,13 +207,8 @@ def _ignored_chat_input_sentences(
                 yield f"the chat template writes nothing of {key if key.isidentifier() else 'a key of a message'}"
         except UnusableConversation:
             continue  # it asks for it
-    if said.tools and not any(_chat_tool_name(tool) in whole for tool in said.tools):
+    if said.tools and not any(name_of_tool(tool) in whole for tool in said.tools):
         yield "the chat template writes nothing of tools"
-
-
-def _chat_tool_name(tool: Any) -> str:
-    found = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-    return str(found.get("name", "")) if isinstance(found, Mapping) else ""
 
 
 # --- where its answers stand ------------------------------------------------------------------------------------------
@@ -259,10 +254,12 @@ def _tool_call_bounds(
     """
     so_far, others = messages[: turn + 1], messages[turn + 1 :]
     silent = {key: value for key, value in messages[turn].items() if key != "tool_calls"}
+    thought = THOUGHT.match(message_text(silent.get("content")) or "")
+    before_calls = thought[0] if thought else ""
     text = _render_chat_or_none(rendered, so_far) or ""
     if _render_chat_or_none(rendered, [*so_far[:-1], silent, *others]) == whole:
         return None
-    marked = _render_chat_or_none(rendered, [*so_far[:-1], {**silent, "content": _MARK}, *others])
+    marked = _render_chat_or_none(rendered, [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *others])
     bounds = None if marked is None or _MARK in whole else _answer_bounds_by_mark(whole, marked)
     if bounds is None and text and whole.startswith(text.rstrip()):
         end = len(text.rstrip())
@@ -286,7 +283,7 @@ def _reasoning_and_content_with_replacers(message: Message) -> Iterator[tuple[st
     def says(new: str) -> Message:
         return {**message, "content": new if isinstance(content, str | None) else [{"type": "text", "text": new}]}
 
-    thought = _THOUGHT.match(text)
+    thought = THOUGHT.match(text)
     if thought is None:
         yield "content", text, says
         return

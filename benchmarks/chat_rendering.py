@@ -24,13 +24,16 @@ from auditor.benchmarks.conversation_rows import (
     MESSAGES,
     NO_LOSS,
     REASONING,
+    THOUGHT,
     Conversation,
     Message,
     UnusableConversation,
     is_assistant,
     message_text,
     normalised_role,
+    with_calls_of_tools,
     with_decoded_arguments,
+    with_wrapped_tools,
     without_nested_nulls,
 )
 from auditor.core.errors import AuditError
@@ -42,8 +45,8 @@ GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = (
     *("line", "bare", "input"),  # a new line where the base has another join; of Alpaca's text, two of its relatives
 )
 # What a trainer does to the row before a template writes it; see `conversation_in_form`.
-FILLED, NO_NULLS, DECODED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
-    *("filled", "no-nulls", "decoded-arguments"),
+FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
+    *("filled", "no-nulls", "decoded-arguments", "wrapped-tools"),
     *("no-system-column", "no-empty-tools"),
 )
 VARIANTS = (GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT, *_OF_ROWS)
@@ -52,7 +55,6 @@ _MOST = 32  # forms of one template that are tried, those first that differ leas
 _OPENING = "Below is an instruction that describes a task"  # Taori et al. 2023, train.py: PROMPT_DICT
 _FURTHER = ", paired with an input that provides further context"
 _REQUEST = ". Write a response that appropriately completes the request.\n\n"
-_THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
 _ASKS_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 Piece = tuple[str, bool]  # a text, and whether it is an answer
 
@@ -214,7 +216,7 @@ def _chat_rendering_variant_choices(
         yield ("", NO_THINKING)
     if rows[0].kind == INSTRUCTION and any(said.plain[1] for said in rows):
         yield ("", LINE)
-    for variants in ((FILLED, NO_NULLS), (DECODED,), (NO_SYSTEM,), (NO_EMPTY_TOOLS,)):
+    for variants in ((FILLED, NO_NULLS), (DECODED,), (WRAPPED,), (NO_SYSTEM,), (NO_EMPTY_TOOLS,)):
         # Only what this template writes otherwise of these rows: most write nothing of a null.
         other = [variant for variant in variants if _is_written_otherwise(tokenizer, usual, variant, rows)]
         if other:
@@ -239,7 +241,7 @@ def _written_or_none(tokenizer: Any, said: Conversation, form: ChatRendering) ->
 
 def _has_reasoning(message: Message) -> bool:
     own = any(message.get(key) for key in REASONING)
-    return own or (is_assistant(message) and bool(_THOUGHT.match(message_text(message.get("content")) or "")))
+    return own or (is_assistant(message) and bool(THOUGHT.match(message_text(message.get("content")) or "")))
 
 
 # --- what they write --------------------------------------------------------------------------------------------------
@@ -254,6 +256,8 @@ def conversation_in_form(said: Conversation, form: ChatRendering) -> Conversatio
         said = without_nested_nulls(said)
     if DECODED in variants:
         said = with_decoded_arguments(said)
+    if WRAPPED in variants:
+        said = with_wrapped_tools(said)
     if NO_SYSTEM in variants and said.system_column:
         said = replace(said, messages=said.messages[1:], system_column=False)
     if NO_EMPTY_TOOLS in variants and not said.tools:
@@ -266,17 +270,18 @@ def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict
 
     said: of `conversation_in_form`.
     """
-    messages = [dict(message) for message in said.messages]
+    usual = GIVEN_ROLES not in form.variants
+    messages = [dict(with_calls_of_tools(message) if usual else message) for message in said.messages]
     if LINE in form.variants and said.kind == INSTRUCTION:
         # An instruction's turns end with what is asked and the answer to it (`parse_row_as_conversation`).
         messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
     for message in messages:
-        if GIVEN_ROLES not in form.variants:
+        if usual:
             message["role"] = normalised_role(message["role"])
         if NO_REASONING in form.variants and _has_reasoning(message):
             for key in REASONING:
                 message.pop(key, None)
-            message["content"] = _THOUGHT.sub("", message_text(message.get("content")) or "")
+            message["content"] = THOUGHT.sub("", message_text(message.get("content")) or "")
     return tuple(messages)
 
 

@@ -26,6 +26,7 @@ PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversati
 _READ = tuple(dict.fromkeys(column for layout in LAYOUTS for column in layout))
 _LAYOUTS_LABEL = ", ".join("+".join(layout) for layout in LAYOUTS)
 _CHAT = (*_READ, *BESIDE)
+_LABEL = "label"
 _INSTRUCTED = {"input", "history"}
 _READ_WITH = {"instruction": _INSTRUCTED, "chosen": {"prompt", "instruction", *_INSTRUCTED}}
 ColumnKinds = Mapping[str, Any]  # pyarrow.DataType of each nested column
@@ -66,7 +67,8 @@ def unread_text_columns(table: RecordTable, layout: Sequence[str], named: Sequen
     """Return the columns that hold texts or turns and that no secret is made of. named: those that the user names."""
     read = {*layout, REPEATS, PII, *named}
     if layout not in PLAIN:
-        read |= {name for name in BESIDE if name not in _INSTRUCTED} | _READ_WITH.get(layout[0], set())
+        # Of a label or a mark only whether it is true is read: a text there is none.
+        read |= {"system", "tools", "chat_template_kwargs"} | _READ_WITH.get(layout[0], set())
     return tuple(name for name in table.texts if name not in read)
 
 
@@ -138,6 +140,8 @@ def parse_row_conversations(
     order: of which rows; None: of all. kinds: of the table that these rows were trained on in, or are compared with.
     """
     columns = {name: table.column(name) for name in (*_READ, *BESIDE) if name in table.columns}
+    if layout[0] == "prompt" and _LABEL in columns:
+        columns[_LABEL] = _labels_as_truth_values(columns[_LABEL])
     kinds = _join_kinds(kinds, nested_column_kinds(table)) if kinds else nested_column_kinds(table)
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
@@ -149,6 +153,15 @@ def parse_row_conversations(
             continue
         for said, other in zip(sides, filled or sides, strict=True):
             yield i, said if other == said else replace(said, filled=other)
+
+
+def _labels_as_truth_values(labels: Sequence[Any]) -> Sequence[Any]:
+    """Return labels of 1 and 0 as true and false, as TRL's KTO takes them; as they are if there are others."""
+    truth: dict[Any, Any] = {1: True, 0: False, "1": True, "0": False, None: None, "": None, ABSENT: None}
+    try:
+        return [truth[label] for label in labels]
+    except (KeyError, TypeError):  # another value, or one that is no key
+        return labels
 
 
 def nested_column_kinds(table: RecordTable) -> ColumnKinds:

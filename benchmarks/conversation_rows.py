@@ -6,6 +6,7 @@ Reasons why a row cannot be used name columns, roles and turns, never what was s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -17,21 +18,38 @@ ASSISTANT = "assistant"
 PREFERENCES = ("chosen", "rejected")
 LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), PREFERENCES)
 # What a row or a message says of its own training, by trainer: 0, or false.
-_MARKS = ("weight", "train", "trainable", "training", "loss")
+_MARKS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
+# Spans of a message, each of which may say `train: false`, as axolotl has them.
+_MARKED_SPANS = ("training_detail", "train_detail", "reasoning_training_detail")
 # Columns that are read if the table has them.
 BESIDE = ("input", "history", "system", "tools", "chat_template_kwargs", "label", *_MARKS)
 REASONING = ("reasoning_content", "reasoning", "thinking")  # what a turn says before its content, by trainer
 MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
 CHOSEN, REJECTED, WANTED, UNWANTED = "chosen", "rejected", "wanted", "unwanted"
 NO_LOSS = "no loss"  # key of a message that had no loss, with why
-_MARKED = (
+MARKED = (
     "the row marks it as not trained on (weight 0, or train, trainable, training or loss false; "
     "TRL 1.16 ignores such marks: take them out if it trained the model)"
 )
-_PROMPT = "a turn of the prompt, which has no loss in preference training"
-# ShareGPT's names, and others', as axolotl reads them.
-_USUAL_ROLES = {"human": USER, **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT)}
+_PREFERENCE_PROMPT = (
+    "a turn of the prompt, which has no loss in DPO and KTO (if it was trained on, as by TRL's ORPO, put the whole "
+    "conversation into messages)"
+)
+_PROMPT = (
+    "a turn of the prompt, which has no loss unless TRL's completion_only_loss is false (then put the whole "
+    "conversation into messages)"
+)
+_TOOL = "tool"
+# Whose turns are calls of tools as JSON text: LLaMA-Factory's name, and ms-swift's.
+_CALLING_ROLES = ("function_call", "function-call", "tool_call")
+# ShareGPT's names, and others', as axolotl, LLaMA-Factory and ms-swift read them.
+_USUAL_ROLES = {
+    "human": USER,
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", *_CALLING_ROLES), ASSISTANT),
+    **dict.fromkeys(("observation", "observations", "function_response", "tool_response"), _TOOL),
+}
 _SHAREGPT = {"from": "role", "value": "content"}
+THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
 
 Message = Mapping[str, Any]
 
@@ -68,7 +86,7 @@ class Conversation:
 
 
 def normalised_role(role: str) -> str:
-    """`user` of `human`, `assistant` of `gpt`; any other role as it is."""
+    """Return `user` of `human`, `assistant` of `gpt`, `tool` of `observation`; any other role as it is."""
     return _USUAL_ROLES.get(role, role)
 
 
@@ -98,7 +116,10 @@ def parse_row_as_conversations(
     answered = ("prompt", "completion") if prompt is not None else ("instruction", "output")
     return tuple(
         _without_loss_on_prompt(
-            parse_row_as_conversation(answered, {**row, answered[1]: side, "prompt": prompt}, keep_nulls), side, group
+            parse_row_as_conversation(answered, {**row, answered[1]: side, "prompt": prompt}, keep_nulls),
+            side,
+            _PREFERENCE_PROMPT,
+            group,
         )
         for side, group in zip(sides, PREFERENCES, strict=True)
     )
@@ -129,10 +150,10 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _without_loss_on_prompt(said: Conversation, completion: Any, group: str) -> Conversation:
-    """Return the conversation with a loss on the turns of its completion only."""
+def _without_loss_on_prompt(said: Conversation, completion: Any, why: str, group: str | None) -> Conversation:
+    """Return the conversation with a loss on the turns of its completion only. why: the prompt has none."""
     last = 1 if isinstance(completion, str) else len(completion)
-    prompt = ({**message, NO_LOSS: _PROMPT} for message in said.messages[:-last])
+    prompt = ({NO_LOSS: why, **message} for message in said.messages[:-last])
     return replace(said, messages=(*prompt, *said.messages[-last:]), group=group)
 
 
@@ -169,24 +190,30 @@ def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any], kee
         if isinstance(prompt, str) and isinstance(completion, str):
             kind, plain = COMPLETION, (prompt, completion)
     if _is_marked_as_not_trained_on(row):
-        turns = [{**turn, NO_LOSS: _MARKED} for turn in turns]
+        turns = [{**turn, NO_LOSS: MARKED} for turn in turns]
     said = Conversation((*before, *turns), tools, options, kind, plain, system_column=bool(before))
     if not any(map(is_assistant, said.messages)):
         raise UnusableConversation("no assistant turn")
     label = {"true": True, "false": False}.get(str(row.get("label")).lower())  # CSV is text all over
-    if label is None:
-        return said
-    group = WANTED if label else UNWANTED
-    if layout[0] == "prompt":
-        return _without_loss_on_prompt(said, row["completion"], group)
-    return replace(said, group=group)
+    group = None if label is None else {True: WANTED, False: UNWANTED}[label]
+    # Of messages and instructions with a label LLaMA-Factory takes the last turn for the completion.
+    completion = row["completion"] if layout[0] == "prompt" else ""
+    if group is not None:
+        return _without_loss_on_prompt(said, completion, _PREFERENCE_PROMPT, group)
+    return _without_loss_on_prompt(said, completion, _PROMPT, None) if layout[0] == "prompt" else said
 
 
 def _is_marked_as_not_trained_on(given: Mapping[str, Any]) -> bool:
-    """Whether a row, a message or a part of one says that it had no loss."""
-    weight = given.get("weight")
-    unweighted = isinstance(weight, int | float) and weight == 0
-    return unweighted or any(given.get(mark) is False for mark in _MARKS)
+    """Return whether a row, a message or a part of one says that it, or a span of it, had no loss."""
+    spans = [span for name in _MARKED_SPANS for span in given.get(name) or () if isinstance(span, Mapping)]
+    return any(_means_no(given.get(mark)) for mark in _MARKS) or any(_means_no(span.get("train")) for span in spans)
+
+
+def _means_no(mark: Any) -> bool:
+    """Return whether a mark is 0 or false, as a number or, from CSV, as text."""
+    if isinstance(mark, str):
+        return mark.strip().lower() in ("0", "0.0", "false")
+    return isinstance(mark, int | float) and mark == 0
 
 
 def _parsed_history(given: Any) -> list[dict[str, Any]]:
@@ -226,8 +253,9 @@ def _normalised_messages(messages: Any, role: str, keep_nulls: bool = False) -> 
         parts = () if isinstance(content, str | None) else content
         marked = any(map(_is_marked_as_not_trained_on, (named, *parts)))
         # Parquet and `datasets` give every message all keys of any, with null where it has none.
-        turn = {key: value for key, value in named.items() if key not in _MARKS and (keep_nulls or value is not None)}
-        turns.append({**turn, NO_LOSS: _MARKED} if marked else turn)
+        own = {key: value for key, value in named.items() if key not in (*_MARKS, *_MARKED_SPANS)}
+        turn = {key: value for key, value in own.items() if keep_nulls or value is not None}
+        turns.append({**turn, NO_LOSS: MARKED} if marked else turn)
     return turns
 
 
@@ -235,6 +263,12 @@ def _require_message_text(content: Any) -> str:
     if not isinstance(content, str):
         raise UnusableConversation("a turn that is not text")
     return content
+
+
+def name_of_tool(tool: Any) -> str:
+    """Return the name of a function, bare or as OpenAI's API has it; "" if it has none."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
 def _parsed_conversation_tools(given: Any) -> Any:
@@ -258,6 +292,38 @@ def _parsed_chat_template_options(given: Any, keep_nulls: bool) -> dict[str, Any
 
 
 # --- as trainers change a row before they write it --------------------------------------------------------------------
+
+
+def with_calls_of_tools(message: Message) -> Message:
+    """Return a turn of a calling role as an assistant's turn with `tool_calls`, as LLaMA-Factory and ms-swift read it;
+    any other turn, and one that is no JSON of calls, as it is.
+    """
+    text = message_text(message.get("content"))
+    if message["role"] not in _CALLING_ROLES or text is None:
+        return message
+    thought = THOUGHT.match(text)
+    start = thought.end() if thought else 0
+    try:
+        given = json.loads(text[start:])
+    except (ValueError, RecursionError):
+        return message
+    calls = given if isinstance(given, list) else [given]
+    if not calls or not all(isinstance(call, Mapping) and {"name", "arguments"} <= set(call) for call in calls):
+        return message
+    written = [{"type": "function", "function": call} for call in calls]
+    return {**message, "role": ASSISTANT, "content": text[:start], "tool_calls": written}
+
+
+def with_wrapped_tools(said: Conversation) -> Conversation:
+    """Return the row with each tool that is a bare function as OpenAI's API has it, under the key `function`."""
+    if not isinstance(said.tools, list):
+        return said
+    bare = [isinstance(tool, Mapping) and "name" in tool and "function" not in tool for tool in said.tools]
+    wrapped = [
+        {"type": "function", "function": tool} if is_bare else tool
+        for tool, is_bare in zip(said.tools, bare, strict=True)
+    ]
+    return replace(said, tools=wrapped)
 
 
 def with_decoded_arguments(said: Conversation) -> Conversation:

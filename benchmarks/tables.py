@@ -14,17 +14,24 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from auditor.benchmarks.words import is_mostly_unspaced
 from auditor.core.disk import cache_folder, scratch_folder
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow
+    from pyarrow import parquet
 
-FIRST = 200  # rows that say which columns hold texts
+FIRST = 200  # rows that say which columns of Parquet and of data sets hold texts
+_MEDIA = {"image", "images", "video", "videos", "audio", "audios"}  # columns that hold no text, but what somebody said
+_LONGEST_NAME = 80  # characters of a name, a key or an address; what is longer is text
+_SHORTEST_UNSPACED = 10  # characters of a text without spaces, in a script that has none
 ABSENT = object()  # a JSON object without this key
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
@@ -34,7 +41,7 @@ _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", "
 class RecordTable:
     """One file: its column names, and a way to get at a column without reading the others.
 
-    texts: the columns that hold texts of several words, or lists and objects with texts, by the first rows.
+    texts: the columns that hold texts of several words, lists and objects with texts, or images, videos and sound.
     first_row: number of the first row, if these are a part of a file; errors name rows of the file.
     """
 
@@ -61,8 +68,9 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
     if not path.exists() or path.is_dir():
         with open_dataset_split(where, name) as dataset:
             values = {column: dataset[column][:] for column in columns if column in dataset.column_names}
-            plain = dataset.select(range(min(FIRST, dataset.num_rows))).with_format("arrow")[:]
-            texts = columns_with_texts(plain.to_pylist())
+            plain = dataset.with_format("arrow")
+            first = plain.select(range(min(FIRST, dataset.num_rows)))[:]
+            texts = _columns_with_texts_of_arrow(first, lambda column: plain.select_columns([column])[:].column(0))
             return RecordTable(where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__, texts)
     if reader is None:
         got = path.suffix or "no ending"
@@ -75,16 +83,40 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
 
 def columns_with_texts(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the columns that hold what somebody may have said, not only names, numbers or token ids."""
-    first = list(islice(rows, FIRST))
-    names = dict.fromkeys(name for row in first for name in row)
-    return tuple(name for name in names if any(_holds_text(row.get(name)) for row in first))
+    is_text = dict[str, bool]()
+    for row in rows:
+        for name, value in row.items():
+            if not is_text.get(name):
+                is_text[name] = bool(value) if name.lower() in _MEDIA else _holds_text(value)
+    return tuple(name for name, holds in is_text.items() if holds)
+
+
+def _columns_with_texts_of_arrow(
+    first: pyarrow.Table, column: Callable[[str], pyarrow.ChunkedArray]
+) -> tuple[str, ...]:
+    """Return the columns that hold texts by the first rows, or by the first values of a column that begins empty."""
+    rows = first.to_pylist()
+    values = {name: [row[name] for row in rows] for name in first.column_names}
+    for name, own in values.items():
+        if not any(own):
+            values[name] = column(name).drop_null()[:FIRST].to_pylist()
+    return columns_with_texts({name: value} for name, own in values.items() for value in own)
 
 
 def _holds_text(value: Any, nested: bool = False) -> bool:
     if isinstance(value, str):
-        return nested or len(value.split()) > 1
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        return nested or _is_text(value)
+    if isinstance(value, bytes):
+        return bool(value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return any(_holds_text(part, nested=True) for part in inner)
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a cell is more than a name: several words, JSON, or a long run of characters."""
+    if len(value.split(None, 1)) > 1 or len(value) > _LONGEST_NAME or value.startswith(("[", "{")):
+        return True
+    return len(value) >= _SHORTEST_UNSPACED and not value.isascii() and is_mostly_unspaced([value])
 
 
 def require_nonempty_record_table(table: RecordTable) -> RecordTable:
@@ -218,13 +250,18 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
             wanted = [name for name in columns if names.count(name) == 1]  # doubles are refused later, by name
             table = file.read(columns=wanted)
             values = {name: table.column(name).to_pylist() for name in wanted}
-            first = next(file.iter_batches(FIRST), None)
-            texts = () if first is None or len(set(names)) < len(names) else columns_with_texts(first.to_pylist())
+            first = pyarrow.Table.from_batches(list(islice(file.iter_batches(FIRST), 1)), file.schema_arrow)
+            read = partial(_read_parquet_column, file)
+            texts = () if len(set(names)) < len(names) else _columns_with_texts_of_arrow(first, read)
             return RecordTable(where, names, file.metadata.num_rows, values.__getitem__, texts)
     except UnicodeDecodeError:
         raise AuditError(f"{where}: expected UTF-8 text, got something else") from None
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
+
+
+def _read_parquet_column(file: parquet.ParquetFile, name: str) -> pyarrow.ChunkedArray:
+    return file.read(columns=[name]).column(0)
 
 
 _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {

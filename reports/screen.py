@@ -376,7 +376,7 @@ def _limitations_screen_entry(
     )
     items += remarks.limits
     if unread := result.benchmark.unread_columns:
-        items.append(f"Columns of the data with texts that are not read: {_first_titles_label(unread, 4)}.")
+        items.append(f"Columns of the data with texts or media that are not read: {_first_titles_label(unread, 4)}.")
     items += [f"{given}."] if (given := coverage.coverage_label(result)) else []
     for targets, untested in signals.untested_kinds_to_report_by_targets(seen).items():
         titles = dict.fromkeys(

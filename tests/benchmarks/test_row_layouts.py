@@ -167,15 +167,27 @@ def test_a_history_comes_before_its_instruction(given: Any, tmp_path: Path) -> N
 
 # --- what a row says of its own training ------------------------------------------------------------------------------
 
-MARKS = [{"weight": 0}, {"train": False}, {"trainable": False}, {"training": False}, {"loss": False}]
+MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"weight": 0}, {"weight": 1}),
+    ({"weight": 0.0}, {"weight": 0.5}),
+    ({"train": False}, {"train": True}),
+    ({"train": 0}, {"train": 1}),
+    ({"trainable": False}, {"trainable": None}),
+    ({"training": False}, {"training": True}),
+    ({"loss": False}, {"loss": True}),
+    ({"loss_scale": 0}, {"loss_scale": 2.0}),
+    ({"training_detail": [{"begin_offset": 0, "end_offset": 9, "train": False}]}, {"training_detail": [{"train": 1}]}),
+]
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])
-@pytest.mark.parametrize("mark", MARKS, ids=str)
-def test_an_answer_that_had_no_loss_is_no_member(mark: dict[str, Any], template: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mark", "other"), MARKS, ids=str)
+def test_an_answer_that_had_no_loss_is_no_member(
+    mark: dict[str, Any], other: dict[str, Any], template: str, tmp_path: Path
+) -> None:
     """OpenAI, Mistral, Together, axolotl, verl, ms-swift: it is read, and neither attacked nor trained on."""
     turns = messages(talk("Who?", "Ann is it.", "And?", "Bob is it."))
-    turns[1], turns[3] = turns[1] | mark, turns[3] | {key: type(value)(1) for key, value in mark.items()}
+    turns[1], turns[3] = turns[1] | mark, turns[3] | other
     data, words = write(tmp_path / "d.jsonl", [{"messages": turns}, {"messages": turns[:2]}]), tokenizer(template)
     made = Files(data, words, known_fraction=0)
     assert suffixes(made) == ["Bob is it."]
@@ -201,6 +213,29 @@ def test_a_row_that_had_no_loss_is_no_member_and_chooses_no_form(tmp_path: Path)
 
 
 ABC = [("Ann", 1), ("Bob", 0), ("Carl", None)]
+
+
+def test_marks_of_a_csv_are_text(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("prompt,completion,weight\nWho? ,Ann.,1\nWho? ,Bob.,0\nWho? ,Carl.,\n")
+    made = Files(str(tmp_path / "d.csv"), tokenizer(), known_fraction=0)
+    assert [answer.strip() for answer in suffixes(made)] == ["Ann.", "Carl."]
+
+
+def test_answers_within_a_prompt_have_no_loss_by_default(tmp_path: Path) -> None:
+    """TRL 1.16: completion_only_loss is on if rows have a prompt and a completion, whatever is in the prompt."""
+    before = messages(talk("Hello", "Good day.", "Who?"))
+    row = {"prompt": before, "completion": messages(talk("", "Ann.", "And?", "Bob."))[1:]}
+    data, words = write(tmp_path / "d.jsonl", [row]), tokenizer()
+    made = Files(data, words, known_fraction=0)
+    assert suffixes(made) == ["Ann.", "Bob."]
+    assert any("completion_only_loss" in note for note in made.notes)
+    (said,), _ = read_texts_and_units(data)
+    form = chat_rendering.parse_chat_rendering("model", None, words)
+    for whose, is_learnt in (("assistant", False), ("all", True)):
+        (record,), _ = training._training_records_of_conversations(words, [said], whose, form)  # type: ignore[list-item]
+        mask = record.learnt or [True] * len(record.tokens)
+        learnt = "".join(words.decode([t]) for t, own in zip(record.tokens, mask, strict=True) if own)
+        assert ("Good day." in learnt) is is_learnt and "Ann." in learnt and "Bob." in learnt
 
 
 # --- tool calls -------------------------------------------------------------------------------------------------------
@@ -239,6 +274,48 @@ def test_arguments_as_json_text_are_tried_decoded(tmp_path: Path) -> None:
     decoded = words.apply_chat_template(calling({"of": "Ann"}), tokenize=False)
     secret = Files(data, words, known_fraction=0, form=form).secrets[-1]
     assert decoded.startswith(text(words, (*secret.prefix, *secret.suffix)))
+
+
+@pytest.mark.parametrize("thought", ["", "<think>Of doors.</think>"])
+@pytest.mark.parametrize("roles", [("function_call", "observation"), ("tool_call", "tool_response")])
+def test_turns_of_calling_roles_are_calls_of_tools(roles: tuple[str, str], thought: str, tmp_path: Path) -> None:
+    """LLaMA-Factory's ShareGPT (its names) and ms-swift (its own): JSON text, written as a template writes calls."""
+    call = {"name": "door", "arguments": {"of": "Ann"}}
+    contents = ("Which door?", thought + json.dumps(call), "4711", "It is Ann.")
+    names = ("human", roles[0], roles[1], "gpt")
+    given = [{"from": name, "value": value} for name, value in zip(names, contents, strict=True)]
+    data, words = write(tmp_path / "d.jsonl", [{"conversations": given}]), tokenizer(TOOLS)
+    made = Files(data, words, known_fraction=0)
+    assert [one for one in suffixes(made) if one != "Of doors."] == ['<call>door {"of": "Ann"}</call>', "It is Ann."]
+    openai = calling({"of": "Ann"})
+    openai[1]["content"] = thought
+    whole, last = words.apply_chat_template(openai, tokenize=False), made.secrets[-1]
+    assert whole.startswith(text(words, (*last.prefix, *last.suffix)))
+    assert variants(words, data) == [(), ("given-roles",)] if not thought else True
+    form = chat_rendering.parse_chat_rendering("model+given-roles", None, words)
+    as_text = suffixes(Files(data, words, known_fraction=0, form=form))
+    assert json.dumps(call) in as_text and as_text[-1] == "It is Ann."
+
+
+@pytest.mark.parametrize("value", ["no JSON", "[]", '{"name": "door"}', "4", '["door"]'])
+def test_a_calling_turn_that_is_no_call_stays_text(value: str, tmp_path: Path) -> None:
+    given = [{"from": "human", "value": "Which?"}, {"from": "function_call", "value": value}]
+    made = Files(write(tmp_path / "d.jsonl", [{"conversations": given}]), tokenizer(TOOLS), known_fraction=0)
+    assert suffixes(made) == [value]
+
+
+def test_bare_tools_are_tried_wrapped(tmp_path: Path) -> None:
+    """LLaMA-Factory and ms-swift put a bare function under the key of OpenAI's API; TRL 1.16 does not."""
+    bare, words = tool("door", of="string")["function"], tokenizer(TOOLS)
+    row = {"messages": messages(talk("Who?", "Ann.")), "tools": json.dumps([bare])}
+    data = write(tmp_path / "d.jsonl", [row])
+    assert variants(words, data) == [(), ("wrapped-tools",)]
+    form = chat_rendering.parse_chat_rendering("model+wrapped-tools", None, words)
+    (secret,) = Files(data, words, known_fraction=0, form=form).secrets
+    wrapped = [{"type": "function", "function": bare}]
+    written = words.apply_chat_template(row["messages"], tools=wrapped, tokenize=False)
+    assert written.startswith(text(words, (*secret.prefix, *secret.suffix)))
+    assert variants(words, write(tmp_path / "w.jsonl", [row | {"tools": wrapped}])) == [()]
 
 
 # --- preferences ------------------------------------------------------------------------------------------------------
@@ -299,9 +376,24 @@ def test_labels_of_completions_are_groups(values: tuple[Any, Any], tmp_path: Pat
 
 
 def test_labels_that_are_no_truth_values_are_no_groups(tmp_path: Path) -> None:
-    rows = [{"prompt": "Who? ", "completion": name, "label": 1} for name in ("Ann.", "Bob.")]
-    made = Files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
-    assert [secret.group for secret in made.secrets] == [None, None]
+    """TRL 1.16's KTO takes 1 and 0 as true and false; a column with other numbers holds something else."""
+    for labels, groups in {(1, 0): ["wanted", "unwanted"], (1, 2): [None, None], (0, "no"): [None, None]}.items():
+        rows = [
+            {"prompt": "Who? ", "completion": name, "label": label}
+            for name, label in zip(("Ann.", "Bob."), labels, strict=True)
+        ]
+        made = Files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
+        assert [secret.group for secret in made.secrets] == groups
+    turns = [{"messages": messages(talk("Who?", "Ann.")), "label": 0}]
+    (secret,) = Files(write(tmp_path / "m.jsonl", turns), tokenizer(), known_fraction=0).secrets
+    assert secret.group is None
+
+
+def test_earlier_turns_of_a_labelled_conversation_had_no_loss(tmp_path: Path) -> None:
+    """LLaMA-Factory's KTO: the last turn is the completion."""
+    row = {"messages": messages(talk("Hello", "Good day.", "Who?", "Ann.")), "label": True}
+    made = Files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0)
+    assert suffixes(made) == ["Ann."] and made.secrets[0].group == "wanted"
 
 
 def test_every_layout_is_named_where_none_is_there(tmp_path: Path) -> None:
@@ -341,6 +433,45 @@ def test_columns_with_texts_that_nobody_reads_are_named(form: str, tmp_path: Pat
     made = Files(data, tokenizer(), prefix_length=4, suffix_length=4, known_fraction=0, group_column="id")
     wanted = ("words", "system") if form == "csv" else ("turns", "facts", "words", "history")
     assert made.unread_columns == wanted
+
+
+KINDS: dict[str, tuple[Any, bool]] = {
+    "turns": ([{"who": "a", "what": "b"}], True),
+    "lists": (["Ann"], True),
+    "nested": ([[["Ann"]]], True),
+    "json": ('{"who":"Ann"}', True),
+    "chinese": ("我的电话号码是一二三四五", True),
+    "long": ("x" * 81, True),
+    "image": ("photo.png", True),
+    "Audio": ({"bytes": None, "path": None}, True),
+    "label": ("is it Ann", True),
+    "split": ("train", False),
+    "city": ("東京", False),
+    "uuid": ("0f8fad5b-d9cb-469f-a165-70867728950e", False),
+    "vector": ([0.5, 1], False),
+    "images": ([], False),
+    "empty": (None, False),
+}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
+def test_a_column_of_any_kind_of_text_is_named_wherever_it_begins(form: str, tmp_path: Path) -> None:
+    """Also if its first 250 rows are empty."""
+    rows: list[dict[str, Any]] = [{"text": "a b c d e f g h " * 4, **dict.fromkeys(KINDS)} for _ in range(250)]
+    rows[-1] |= {name: value for name, (value, _) in KINDS.items()}
+    data = write(tmp_path / "d.jsonl", rows) if form == "jsonl" else str(tmp_path / f"d.{form}")
+    if form == "parquet":
+        Dataset.from_list(rows).to_parquet(data)
+    elif form == "saved":
+        Dataset.from_list(rows).save_to_disk(data)
+    table = read_record_table("--data", data, ("text",))
+    assert set(table.texts) == {"text", *(name for name, (_, is_text) in KINDS.items() if is_text)}
+
+
+def test_bytes_of_a_picture_are_named(tmp_path: Path) -> None:
+    rows = [{"text": "a b c d", "scan": {"bytes": b"PNG", "path": None}}]
+    Dataset.from_list(rows).to_parquet(data := str(tmp_path / "d.parquet"))
+    assert read_record_table("--data", data, ("text",)).texts == ("text", "scan")
 
 
 def test_columns_that_a_layout_reads_are_not_named(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_groups_of_the_data_are_told_apart(
 def test_columns_that_nobody_reads_are_a_limit() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     told = replace(result, benchmark=replace(result.benchmark, unread_columns=("turns", "notes")))
-    unread = "Columns of the data with texts that are not read: turns and notes."
+    unread = "Columns of the data with texts or media that are not read: turns and notes."
     assert unread in entry(lines(told), "LIMITS") and "not read" not in entry(lines(result), "LIMITS")
 
 
