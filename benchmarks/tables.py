@@ -260,6 +260,21 @@ def _read_parquet_table(where: str, path: Path, columns: Sequence[str]) -> Recor
         raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
 
 
+def read_arrow_columns(where: str, path: Path, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+    """Return these columns of a file of Arrow's, as a stream (which is what `datasets` writes) or with a footer."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as held:
+            try:
+                table = pyarrow.ipc.open_stream(held).read_all()
+            except pyarrow.ArrowInvalid:
+                table = pyarrow.ipc.open_file(held).read_all()
+            return {key: table.column(key).to_pylist() for key in names if key in table.column_names}
+    except (pyarrow.ArrowException, OSError) as error:
+        raise AuditError(f"{where}: not an Arrow file that can be read ({type(error).__name__})") from None
+
+
 def _read_parquet_column(file: parquet.ParquetFile, name: str) -> pyarrow.ChunkedArray:
     return file.read(columns=[name]).column(0)
 

@@ -134,7 +134,7 @@ def is_tokenised_data(name: str) -> bool:
             return _has_token_ids(found.column_names)
     ending = path.suffix.lower() if path.is_file() else ""
     if ending == ".arrow":
-        return _has_token_ids(_read_arrow_columns(where, path))
+        return _has_token_ids(tables.read_arrow_columns(where, path, _COLUMNS))
     if ending == ".parquet":
         return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
@@ -146,21 +146,6 @@ def is_tokenised_data(name: str) -> bool:
 
 def _has_token_ids(columns: Iterable[str]) -> bool:
     return bool({IDS, *_SIDE_IDS} & set(columns))
-
-
-def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
-    """A file of Arrow's, as a stream (which is what `datasets` writes) or with a footer."""
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(path)) as held:
-            try:
-                table = pyarrow.ipc.open_stream(held).read_all()
-            except pyarrow.ArrowInvalid:
-                table = pyarrow.ipc.open_file(held).read_all()
-            return {key: table.column(key).to_pylist() for key in _COLUMNS if key in table.column_names}
-    except (pyarrow.ArrowException, OSError) as error:
-        raise AuditError(f"{where}: not an Arrow file that can be read ({type(error).__name__})") from None
 
 
 @dataclass(frozen=True)
@@ -225,7 +210,7 @@ def _read_tokenised_texts(
     """
     path, where = Path(name), f"{flag} {name!r}"
     if path.suffix.lower() == ".arrow" and path.is_file():
-        columns = _read_arrow_columns(where, path)
+        columns = tables.read_arrow_columns(where, path, _COLUMNS)
         count = len(next(iter(columns.values()), ()))
     else:
         table = tables.read_record_table(flag, name, _COLUMNS)

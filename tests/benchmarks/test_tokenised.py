@@ -180,10 +180,9 @@ def test_prompts_of_chosen_sides_are_attacked_as_orpo_learns_them(
     from trl.experimental.cpo import CPOConfig
     from trl.experimental.orpo import ORPOConfig
 
-    quiet = {"report_to": [], "use_cpu": True, "bf16": False, "gradient_checkpointing": None}
     if trainer != "unknown":
         kinds = {"ORPO": ORPOConfig, "CPO": CPOConfig}
-        torch.save(kinds[trainer](output_dir=str(tmp_path), **quiet), tmp_path / "training_args.bin")
+        torch.save(kinds[trainer](output_dir=str(tmp_path), **QUIET), tmp_path / "training_args.bin")
     data = written([ORPO], tmp_path, "jsonl")
     made = Tokenised(data, vocab_size=20, known_fraction=0, model=str(tmp_path))
     sides = [("chosen", (1, 4, 7), (8, 9)), ("rejected", (1, 4, 7), (5, 6))]
