@@ -192,14 +192,16 @@ def split_data_records_into_secrets(
 ) -> SplitData:
     """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`, by first row.
 
-    Known pairs are never attacked, and nothing that was to be forgotten is known. A non-member that is also a member,
-    known or attacked, is no non-member and goes. Raises AuditError when a source has nothing left, and for records to
+    Known pairs are never attacked, and nothing that was to be forgotten is known. Without a file of them they are drawn
+    from the members with fewest copies. A non-member that is also a member, known or attacked, is no non-member and
+    goes. Raises AuditError when a source has nothing left, and for records to
     forget that are no members.
     """
     sources = (members, known, nonmembers, forget)
     notes = [note for source in sources if source is not None for note in _record_source_notes(source)]
     unique = merge_duplicate_data_records(_require_usable_source_records(members))
     lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
+    copies_of_all = count_copies_of_rows(unique, notes)
     if known is not None:
         given = merge_duplicate_data_records(_require_usable_source_records(known))
         attacked = _member_records_not_known(
@@ -211,8 +213,10 @@ def split_data_records_into_secrets(
             notes.append(f"left out {left_out} identical to an auxiliary record")
     else:
         rows = [row for row in _distinct_row_numbers(unique) if row not in lost]
-        chosen = split.pick_indices("known", split.known_count(len(rows)), len(rows))
-        known_rows = {row for i, row in enumerate(rows) if i in chosen}  # all parts of a row: they may overlap
+        in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
+        # Stable, fewest copies first: what occurs often leaks first, so it is attacked and not given away.
+        in_random_order.sort(key=lambda row: copies_of_all.get(row) or 1)
+        known_rows = set(in_random_order[: split.known_count(len(rows))])  # with all parts of a row: they may overlap
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(given), len(unique), split))
@@ -220,7 +224,7 @@ def split_data_records_into_secrets(
     pairs = {record.prefix_suffix_pair for record in (*unique, *given)}
     others, seen = _nonmember_records_not_trained_on(nonmembers, pairs, notes) if nonmembers else ([], {})
     n_unseen = len(_distinct_row_numbers(others))
-    copies = count_copies_of_rows(attacked, notes)
+    copies = {row: copies_of_all[row] for row in _distinct_row_numbers(attacked)}
     if lost:
         # Limited apart: a sample of both together might hold too few of what was to be forgotten.
         kept = [record for record in attacked if record.row not in lost]

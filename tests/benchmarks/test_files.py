@@ -371,6 +371,18 @@ def test_known_pairs_are_drawn_from_the_members_and_never_attacked(
     assert benchmark.heldout == ()
 
 
+@pytest.mark.parametrize(("n_single", "n_known"), [(18, 5), (1, 1)])
+def test_what_occurs_often_is_attacked_and_not_known(tmp_path: Path, n_single: int, n_known: int) -> None:
+    """Auxiliary records are drawn from those with fewest copies: exact ones, by rows or by column, or near ones."""
+    near = pairs(" a long text of one and the same ward, visit 17", " a long text of one and the same ward, visit 18")
+    column = [{**row, "repeats": 8} for row in codes(1, start=90)]
+    rows = [{**row, "repeats": 1} for row in (*codes(2) * 7, *near, *codes(n_single, start=50))] + column
+    benchmark = build(write(tmp_path / "d.jsonl", rows), known_fraction=0.2)
+    copied = [secret for secret in benchmark.secrets if (secret.copies or 0) > 1]
+    assert len(benchmark.known) == n_known and len(copied) == 5
+    assert len(benchmark.secrets) == 5 + n_single - n_known
+
+
 def test_the_corpus_is_every_row_whole_whatever_is_attacked(tmp_path: Path) -> None:
     texts = [*CORPUS[:5], CORPUS[0]]
     rows = [{"text": text, "repeats": 1 + i} for i, text in enumerate(texts)]
