@@ -33,6 +33,12 @@ def strata_label(finding: Finding) -> str:
     return "; ".join(parts)
 
 
+def audited_of_given(result: AuditResult) -> str:
+    """Return `41 of 150`, the records audited of those given; "": not counted."""
+    counts = result.benchmark.records.get("members")
+    return "" if counts is None else f"{counts.audited:,} of {counts.given:,}"
+
+
 def coverage_label(result: AuditResult) -> str:
     """Return `41 of 150 records audited (94 not asked for lack of time, 15 auxiliary data)`; "": not counted."""
     counts = result.benchmark.records.get("members")
@@ -40,7 +46,7 @@ def coverage_label(result: AuditResult) -> str:
         return ""
     rules = {"identical copies": counts.copies, **counts.left_out, **counts.not_attacked}
     left = ", ".join(f"{n:,} {why}" for why, n in rules.items() if n)
-    return f"{counts.audited:,} of {counts.given:,} records audited{f' ({left})' if left else ''}"
+    return f"{audited_of_given(result)} records audited{f' ({left})' if left else ''}"
 
 
 def phrases_by_copies(finding: Finding, whose: str) -> list[str]:

@@ -237,11 +237,12 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
     """A row a run, the last first; a column each target that was asked for."""
     shown = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
-    head = ("Run", "Date", *targets.values(), "Perplexity", "Since the run before", "Gates", "Model")
+    head = ("Run", "Date", "Records", *targets.values(), "Perplexity", "Since the run before", "Gates", "Model")
     rows = tuple(
         (
             run.name,
             run.date,
+            coverage.audited_of_given(run.result) or phrases.NOTHING,
             *(_strongest_leak_phrase(run.result, target) for target in targets),
             phrases.target_perplexity_text(run.result, UNDEFENDED),
             changes.change_counts_phrase(run.change) if run.change else phrases.NOTHING,
@@ -251,7 +252,7 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
         for run in shown
     )
     caption = "Each run, the last first, and what leaks from each target; its name leads to its report"
-    numeric = frozenset(range(2, 3 + len(targets)))
+    numeric = frozenset(range(2, 4 + len(targets)))
     return Table(id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in shown))
 
 

@@ -96,7 +96,8 @@ def apply_policy(
         rulings.append(attested or ruling_without_number(missing, attest.SIGNED))
     if not policy.allow_not_applicable:
         rulings += _never_applied_attack_rulings(run.result, judged, attack)
-    return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
+    told = tuple(objections.ruling_with_audited_share(run.result, ruling) for ruling in rulings)
+    return Decision(run.name, baseline.name if baseline else "", told, policy.inconclusive)
 
 
 def _contradiction_rulings(run: RunOutcomes, what: str) -> list[Ruling]:

@@ -31,6 +31,15 @@ def downgrade_doubtful_ruling(result: AuditResult, seen: LeakAssessment, ruling:
     return replace(ruling, verdict="inconclusive", unmeasured=True, missed=None, reason=reason)
 
 
+def ruling_with_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
+    """Return a ruling on a number with how many of the records given the run audited, if those are not all."""
+    counts = result.benchmark.records.get("members")
+    if counts is None or not ruling.n or counts.audited == counts.given:
+        return ruling
+    share = f"{counts.audited:,} of {counted(counts.given, 'record')} audited"
+    return replace(ruling, reason=f"{ruling.reason}; {share}")
+
+
 def objection_by_strata(finding: Finding, limit: float, counts_with_a_rule: Collection[int]) -> str:
     """Return why a limit on the share extracted does not hold, in a sentence; "": nothing of the strata says so.
 
