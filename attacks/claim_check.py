@@ -64,6 +64,11 @@ class ClaimCheck(Probe):
         """Ancestral draws, whatever the setting: no claim is about another decoding."""
         return Sampling(1, ANCESTRAL)
 
+    def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
+        for secret in secrets[:1]:
+            contexts = torch.tensor([secret.prefix + secret.suffix[:1]], device=view.target.device)
+            view.target.divergence_checks(contexts, 1, [0], self.order)  # refuses if nothing is claimed
+
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required_capabilities)
         model, longest = view.target, max((len(secret.suffix) for secret in secrets), default=1)

@@ -71,12 +71,17 @@ class EpsilonAudit(Probe):
 
     # --- what is seen of each canary ---
 
-    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required_capabilities)
+    def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
             raise NotApplicable(
                 "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
             )
+        if not self.draws_samples and self.score == "difference" and view.reference is None:
+            raise NotApplicable("needs a reference model for score=difference: --reference or --public")
+
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
+        self.check_inputs(view, secrets)
         yield from (self._observe_agreement_with_canary if self.draws_samples else self._observe_canary_losses)(
             view, secrets
         )
@@ -86,8 +91,6 @@ class EpsilonAudit(Probe):
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
             models["reference_nll"] = view.reference
-        elif self.score == "difference":
-            raise NotApplicable("needs a reference model for score=difference: --reference or --public")
         for start in range(0, len(secrets), _AT_ONCE):
             some = secrets[start : start + _AT_ONCE]
             pairs = [(secret.prefix, secret.suffix) for secret in some]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.attacks.likelihood_ranking import scores_against_reference_model
+from auditor.attacks.likelihood_ranking import require_reference_model, scores_against_reference_model
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
 from auditor.core.secret_randomness import keyed_random_generator
@@ -125,6 +125,12 @@ class Ethicist(SamplingAttack):
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
         return state.get("prompt")
+
+    def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
+        if self.confidence == "reference":
+            require_reference_model(view)
+        if self.choose_tuning_model_label(view) != "none":
+            split_prompt_tuning_and_validation_pairs(known, self.validation, view.seed)
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """The tuned prompt (P, d) of the best epoch, with the losses that chose it; none without a model to tune."""
@@ -286,7 +292,8 @@ def split_prompt_tuning_and_validation_pairs(
     """Known pairs at random into train and validation, at least one of each."""
     if len(known) < 2:
         raise NotApplicable(
-            f"needs at least 2 auxiliary records to tune a prompt (train and validation), got {len(known)}"
+            f"needs at least 2 auxiliary records to tune a prompt (train and validation), got {len(known)}: give "
+            "--known FILE or --known-fraction, or -A ethicist.tune_on=none"
         )
     # Keyed by the seed alone: whatever a prompt is tuned on is validated on the same pairs.
     order = keyed_random_generator(seed, "known", "split").permutation(len(known))

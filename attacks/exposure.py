@@ -63,19 +63,15 @@ class Exposure(Probe):
         """The recipe whose distribution is looked at: nothing is cut off."""
         return Sampling(1, ANCESTRAL)
 
-    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required_capabilities)
+    def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: canaries are text")
-        spaces: dict[CanarySpace, list[Secret]] = {}
-        for secret in secrets:
-            if (space := _canary_of_secret(secret).space) is None:
-                raise NotApplicable(
-                    "exposure is a rank among all that a canary could have been, and these have no space of texts on "
-                    "record"
-                )
-            spaces.setdefault(space, []).append(secret)
-        for space, group in spaces.items():
+        _secrets_by_canary_space(secrets)
+
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
+        self.check_inputs(view, secrets)
+        for space, group in _secrets_by_canary_space(secrets).items():
             yield from _CanarySpaceRanking(self, view, space).observe_canary_exposures(group)
 
     def add_joint_values(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
@@ -160,6 +156,18 @@ class Exposure(Probe):
     ) -> NDArray[np.bool_]:
         p_values = [o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member]
         return np.array(p_values) <= self.alpha
+
+
+def _secrets_by_canary_space(secrets: Sequence[Secret]) -> dict[CanarySpace, list[Secret]]:
+    """Return the canaries by what else each could have been. Raise NotApplicable if that is not known of one."""
+    spaces: dict[CanarySpace, list[Secret]] = {}
+    for secret in secrets:
+        if (space := _canary_of_secret(secret).space) is None:
+            raise NotApplicable(
+                "exposure is a rank among all that a canary could have been, and these have no space of texts on record"
+            )
+        spaces.setdefault(space, []).append(secret)
+    return spaces
 
 
 _QUICKER = "an estimate, -A exposure.enumerate=0"

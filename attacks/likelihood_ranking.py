@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Tokens
+from auditor.core.nouns import Pair, Tokens
 from auditor.generation.search import TreeLeaves
+from auditor.models.base import LanguageModel
 from auditor.plugins.attack import (
     SamplingAttack,
     candidate_suffixes_as_tuples,
@@ -73,9 +74,12 @@ class ZlibRanking(SamplingAttack):
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
     text: Literal["suffix", "all"] = "suffix"
 
-    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
         if view.tokenizer is None:
             raise NotApplicable("needs a tokenizer to turn tokens into text, and the model came without one")
+
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
+        self.check_inputs(view, ())
         result = []
         for query, candidates in batch:
             head = query.prefix if self.text == "all" else ()
@@ -109,9 +113,12 @@ class LowercaseRanking(SamplingAttack):
     name: ClassVar[str] = "lowercase"
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
 
-    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
+    def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
         if view.tokenizer is None:
             raise NotApplicable("needs a tokenizer to lower-case text, and the model came without one")
+
+    def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
+        self.check_inputs(view, ())
         pairs = [(query.prefix, suffix) for query, some in batch for suffix in candidate_suffixes_as_tuples(some)]
         nll = torch.cat([mean_nll_of_candidates(candidates) for _, candidates in batch]).tolist()
         scores = candidate_values_tensor(scores_against_lower_case(view, pairs, nll))
@@ -163,22 +170,31 @@ class ReferenceModelRanking(SamplingAttack):
     needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
     form: Literal["ratio", "difference", "perplexity-ratio"] = "ratio"
 
+    def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
+        require_reference_model(view)
+
     def candidate_scores(self, view: View, batch: Batch) -> list[Tensor]:
         return scores_against_reference_model(view, batch, self.form)
 
 
-def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
-    """The scores of each query's candidates, (distinct,), higher surer. NotApplicable without a reference model."""
+def require_reference_model(view: View) -> LanguageModel:
+    """Return the reference model. Raise NotApplicable if there is none."""
     if view.reference is None:
         raise NotApplicable("needs a reference model: give --reference MODEL")
+    return view.reference
+
+
+def scores_against_reference_model(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
+    """The scores of each query's candidates, (distinct,), higher surer. NotApplicable without a reference model."""
+    below = require_reference_model(view)
     pairs = [
         (query.prefix, suffix) for query, candidates in batch for suffix in candidate_suffixes_as_tuples(candidates)
     ]
     sizes = [len(candidates.counts) for _, candidates in batch]
     # All candidates in one call: what those of one prefix share is read once.
-    reference = candidate_values_tensor(view.mean_nll(view.reference, pairs)).split(sizes)
+    reference = candidate_values_tensor(view.mean_nll(below, pairs)).split(sizes)
     own = [mean_nll_of_candidates(candidates) for _, candidates in batch]
-    return [score_against_reference_nll(nll, below, form) for nll, below in zip(own, reference, strict=True)]
+    return [score_against_reference_nll(nll, other, form) for nll, other in zip(own, reference, strict=True)]
 
 
 def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Tensor:

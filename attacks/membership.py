@@ -99,11 +99,15 @@ class Membership(Probe):
 
     # --- one secret at a time -----------------------------------------------------------------------------------------
 
-    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required_capabilities)
-        reference = self._usable_reference_model(view)
+    def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
+        self._usable_reference_model(view)
         if self.references and view.references is None:
             raise NotApplicable("there are no reference models here")
+
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
+        self.check_inputs(view, secrets)
+        reference = self._usable_reference_model(view)
         references = view.references(self.references) if self.references and view.references else None
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
@@ -132,11 +136,9 @@ class Membership(Probe):
         """The reference model, None where it is unfit or there is none. NotApplicable where the main score needs it."""
         found = None if view.reference_fault else view.reference
         if found is None and self.score in _OF_REFERENCE:
-            raise NotApplicable(
-                view.reference_fault
-                or f"{SCORES[self.score]} needs a model that saw no private data: give --reference MODEL, or choose a "
-                "score that needs none (-A membership.score=min_k_plus)"
-            )
+            why = view.reference_fault or f"{SCORES[self.score]} needs a model that saw no private data"
+            way_out = "give --reference MODEL, or choose a score that needs none (-A membership.score=min_k_plus)"
+            raise NotApplicable(f"{why}: {way_out}")
         return found
 
     def _scores_from_token_readings(self, own: TokenReadings, below: TokenReadings | None) -> dict[str, float]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.attacks.claim_check import evenly_spaced_suffix_positions
-from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.errors import AuditError, TargetLacks
 from auditor.core.nouns import Claim, Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
@@ -95,11 +95,19 @@ class PredictionAudit(Probe):
     # --- where to ask: what each secret's contexts would give away ---
 
     @torch.no_grad()
-    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        view.require_capability(*self.required_capabilities)
+    def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
         if "distribution" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
             wanted = "the distribution that tokens are scored by"
-            raise NotApplicable(f"needs {wanted}, which {view.target.name} does not give")
+            raise TargetLacks(f"needs {wanted}, which {view.target.name} does not give")
+        self._game_terms(view.claim)
+        for secret in secrets[:1]:
+            contexts = torch.tensor([secret.prefix + secret.suffix[:1]], device=view.target.device)
+            self._neighbours_to_play_against(view, contexts, 1, [0])
+
+    @torch.no_grad()
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        view.require_capability(*self.required_capabilities)
+        self.check_inputs(view, secrets)
         terms = self._game_terms(view.claim)
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         # what the model says of each place, and of each part at the places that are looked at
@@ -134,7 +142,7 @@ class PredictionAudit(Probe):
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
         """What is played for: tokens and number of the games, delta, and the epsilon claimed by its relation."""
         if claim is not None and claim.any_access:
-            raise NotApplicable("its claim is about how it was trained, not about drawn tokens: see epsilon-audit")
+            raise TargetLacks("its claim is about how it was trained, not about drawn tokens: see epsilon-audit")
         covered = self.tokens if claim is None or claim.queries is None else min(self.tokens, max(1, claim.queries))
         delta = self.delta or (DELTA if claim is None else claim.delta)
         terms = {"tokens": covered, "games": self.games or max(FEWEST, _DRAWS // covered), "delta": delta}
@@ -156,11 +164,11 @@ class PredictionAudit(Probe):
         stand_in = not offered
         if stand_in:
             if view.public is None:
-                raise NotApplicable("needs a neighbour of the target, or --public for a model to stand in its place")
+                raise TargetLacks("needs a neighbour of the target, or --public for a model to stand in its place")
             offered = [Neighbours(PUBLIC, view.public.log_probs(contexts, last)[:, at].unsqueeze(-2))]
         names = [neighbours.relation for neighbours in offered]
         if self.relation and self.relation not in names:
-            raise NotApplicable(f"its neighbours are by {' or '.join(names)}, not by {self.relation}")
+            raise TargetLacks(f"its neighbours are by {' or '.join(names)}, not by {self.relation}")
         wanted = self.relation or (view.claim.relation if view.claim is not None else "")
         return [one for one in offered if one.relation == wanted] or offered, stand_in
 

@@ -16,7 +16,7 @@ from auditor.attacks.likelihood_ranking import (
     scores_against_reference_model,
 )
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Guesses, Query, Tokens
+from auditor.core.nouns import Guesses, Pair, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
 from auditor.plugins.attack import CorpusAttack, candidate_values_tensor, rank_candidates_as_guesses
 from auditor.plugins.options import require_options_at_least
@@ -71,6 +71,9 @@ class Untargeted(CorpusAttack):
         raise NotApplicable(
             "nothing stands before a text's first token: give --prefix-token, or -A untargeted.prompts=FILE"
         )
+
+    def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
+        self.generation_beginnings(view)
 
     def user_chosen_beginnings(self, view: View) -> list[Tokens]:
         return self.generation_beginnings(view) if self.prompts else []

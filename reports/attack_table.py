@@ -33,12 +33,18 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class AttackRow:
-    """One attack on one target. main: None if it did not run, and `why` says why; base: what `difference` is from."""
+    """One attack on one target. main: None if it did not run; base: what `difference` is from; is_own: a plug-in's."""
 
     finding: Finding
     main: Measurement | None
     difference: Measurement | None = None
     base: str = ""
+    is_own: bool = False
+
+    @property
+    def title(self) -> str:
+        """`perplexity`, `tail-loss (yours)`."""
+        return f"{self.finding.attack} (yours)" if self.is_own else self.finding.attack
 
     @property
     def number_text(self) -> str:
@@ -77,7 +83,8 @@ def compare_attacks(result: AuditResult, rows: Rows, target: str, setting: str) 
             difference = _paired_difference(main.name, rows.get(finding.cell_key), rows.get(base.cell_key))
         if finding.stopped or (base is not None and base.stopped):
             difference = None  # who was asked was decided by what was found: no interval of a fixed size holds
-        found.append(AttackRow(finding, main, difference, base.attack if base else ""))
+        is_own = finding.attack in result.own_methods
+        found.append(AttackRow(finding, main, difference, base.attack if base else "", is_own))
     return found
 
 
@@ -138,7 +145,7 @@ def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
 
 def _attack_table_rows(compared: Sequence[AttackRow]) -> Iterator[tuple[str, ...]]:
     for row in compared:
-        yield row.finding.attack, row.number_text, row.difference_text
+        yield row.title, row.number_text, row.difference_text
 
 
 def _span_of(m: Measurement | None) -> ForestSpan | None:
@@ -150,20 +157,21 @@ def _span_of(m: Measurement | None) -> ForestSpan | None:
 def attack_lines_for_screen(result: AuditResult, rows: Rows, most: int) -> list[str]:
     """Return a heading, and a line for each attack on the target and at the setting at which most of them ran.
 
-    Nothing if there is one attack or no room for two.
+    Nothing if there is one attack that ran, or no room for two.
     """
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.findings_in_report_order(result))
     tables = [compare_attacks(result, rows, *cell) for cell in cells]
     compared = max(tables, key=lambda table: sum(row.main is not None for row in table), default=[])
-    if len(compared) < 2 or most < 3:
+    # A single attack is in the table above, unless it did not run.
+    if len(compared) < 1 + all(row.main is not None for row in compared) or most < 3:
         return []
     shown = compared if len(compared) < most else compared[: most - 2]
-    names = max(len(row.finding.attack) for row in shown)
+    names = max(len(row.title) for row in shown)
     first = shown[0].finding
     lines = [f"{phrases.target_title(result, first.target)}, {first.setting}; differences are paired by record"]
     for row in shown:
         differs = "" if row.difference is None else f"; {row.difference_text}"
-        lines.append(f"{row.finding.attack:<{names}}  {row.number_text}{differs}")
+        lines.append(f"{row.title:<{names}}  {row.number_text}{differs}")
     left = len(compared) - len(shown)
     return [*lines, f"and {counted(left, 'more attack')} in the report"] if left else lines
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import secret_details as detailed
 from auditor.records.claims import CONTRADICTED
 from auditor.records.leak_readings import PERSONAL, VERBATIM
+from auditor.records.remarks import CommandRemarks, read_command_remarks
 from auditor.records.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
 from auditor.reports import (
     advice,
@@ -46,19 +46,10 @@ _LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
 _GROUPS = 4  # of secrets that the screen tells apart
 
 
-@dataclass(frozen=True)
-class CommandRemarks:
-    """What a command adds of its own. limits: sentences; deeper: the next command where nothing was found; your_own:
-    the next command of a demonstration, whatever was found."""
-
-    limits: tuple[str, ...] = ()
-    deeper: str = ""
-    your_own: str = ""
-
-
-def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks: CommandRemarks | None = None) -> Text:
-    """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
-    remarks = remarks or CommandRemarks()
+def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
+    """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave, and
+    which holds what its command remarks."""
+    remarks = read_command_remarks(folder)
     result, width = phrases.result_with_printable_strings(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_secret_details(folder)
     doubt = ScreenEntry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
@@ -245,7 +236,8 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) 
     """`of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`"""
     used = {s.row for s in found}
     # An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts.
-    named = {f.cell_key: f"{f.attack}{', greedy decoding' if f.decodes_greedily else ''}" for f in result.findings}
+    greedily = {True: ", greedy, one sample", False: ""}
+    named = {f.cell_key: f"{f.attack}{greedily[f.decodes_greedily]}" for f in result.findings}
     attacks = ", ".join(dict.fromkeys(name for key, name in named.items() if key in used))
     how = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]

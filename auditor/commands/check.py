@@ -163,7 +163,7 @@ def _audit_into_new_folder_and_print(
 ) -> None:
     """until: when the check began (`time.perf_counter`), and its minutes; None: all is asked."""
     from auditor.records.folder import RunFolder, remove_latest_link
-    from auditor.reports.screen import CommandRemarks
+    from auditor.records.remarks import CommandRemarks
     from auditor.runs.asking import TimeLimit
 
     # as `audit run`: if this one is refused below, no older run passes for it

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from auditor.gate.policy import Policy
     from auditor.records.folder import RunFolder
     from auditor.records.outcomes import RunOutcomes
-    from auditor.reports.screen import CommandRemarks
+    from auditor.records.remarks import CommandRemarks
     from auditor.runs.asking import TimeLimit
     from auditor.runs.plan_grid import GridPoint
     from auditor.runs.sweep_cache import SweepCache
@@ -266,7 +266,7 @@ def _run_plan_held_to_flags(
     if policy is not None:
         check_ruled_rows_exist(policy, selection.cell_keys_in_order())
         # a plug-in may measure what the table of metrics does not know: then only the finished run can tell
-        if selection.has_only_builtin_methods:
+        if not selection.own_methods:
             check_rule_metrics(policy.rules)
     folder = RunFolder.create(out, plan.run_folder_title, plan.to_json()) if isinstance(asked, Plan) else asked
     audit_plan_and_print_result(plan, folder, single.reveal, verbose, held_to=held_to)
@@ -290,9 +290,11 @@ def audit_plan_and_print_result(
 ) -> None:
     """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for it before.
 
-    held_to: the policy and the baseline of the gate that will follow. limit: until when records are asked, the worst
+    remarks: what the command adds to the first screen, which the folder keeps. held_to: the policy and the baseline of
+    the gate that will follow. limit: until when records are asked, the worst
     first, with a line and the numbers of what there is meanwhile. resume: the command that goes on with a folder.
     """
+    from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
     from auditor.runs import quick_check
     from auditor.runs.run import run_audit as audit
@@ -304,6 +306,8 @@ def audit_plan_and_print_result(
         shlex.quote(str(folder.path)),
         *options.RisksNamedOnCommandLine.from_plan_values(plan.values_by_field_name()).risk_flags_as_typed(),
     ]
+    if remarks is not None:
+        write_command_remarks(folder.path, remarks)
     kept = f"finished secrets are kept. Continue with: {' '.join(again)}"
 
     def publish(meanwhile: AuditResult) -> None:
@@ -321,7 +325,7 @@ def audit_plan_and_print_result(
             # not at Ctrl-C: --resume goes on with the folder
             folder.discard_if_empty()
             raise
-    print_result_screen(result, folder.path, verbose, remarks)
+    print_result_screen(result, folder.path, verbose)
     if reveal:
         print_private_text_warning(folder.path)
     if plan.output.submission is not None:

@@ -9,7 +9,6 @@ import typer
 
 if TYPE_CHECKING:
     from auditor.core.result import AuditResult
-    from auditor.reports.screen import CommandRemarks
 
 
 def show(
@@ -26,13 +25,13 @@ def show(
     """
     from auditor.records.result_file import read_result
 
+    if folder.is_symlink():  # runs/latest: named as the run named itself
+        folder = folder.parent / folder.readlink()
     print_result_screen(read_result(folder), folder, verbose)
 
 
-def print_result_screen(
-    result: AuditResult, folder: Path, verbose: bool, remarks: CommandRemarks | None = None
-) -> None:
-    """Print the first screen of a run, or every table of it. remarks: what the command that ran it adds."""
+def print_result_screen(result: AuditResult, folder: Path, verbose: bool) -> None:
+    """Print the first screen of a run, or every table of it."""
     from rich.console import Console
 
     from auditor.reports.screen import WIDTH, first_screen
@@ -43,4 +42,4 @@ def print_result_screen(
         out.print(terminal_run_summary(result, folder))
     else:
         width = out.width if out.is_terminal else WIDTH
-        out.print(first_screen(result, folder, width, remarks), soft_wrap=True)
+        out.print(first_screen(result, folder, width), soft_wrap=True)

@@ -18,6 +18,10 @@ class NotApplicable(Exception):
     """This attack cannot run at this access. It becomes a row "not applicable: why", never a zero."""
 
 
+class TargetLacks(NotApplicable):
+    """The target does not give what the attack needs. Another target of the run may give it."""
+
+
 def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
     """The refusal of an unknown name, with the nearest known one, or all of them where none is near."""
     names = sorted(known)

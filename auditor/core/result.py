@@ -386,6 +386,7 @@ class AuditResult:
     unlearning: tuple[Unlearning, ...] = ()
     methods: dict[str, str] = field(default_factory=dict)  # what each attack and probe there was declares to measure
     metrics: dict[str, str] = field(default_factory=dict)  # titles of the numbers that plug-ins declare as their own
+    own_methods: tuple[str, ...] = ()  # attacks and probes that are the user's plug-ins
     sections: dict[str, OwnSection] = field(default_factory=dict)  # what plug-ins add to the reports, by their names
     schema_version: int = SCHEMA_VERSION
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.errors import AuditError, NotApplicable, TargetLacks
 from auditor.core.result import Doubt
 from auditor.models.decoding import ANCESTRAL, Decoding, index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
@@ -323,7 +323,7 @@ class LanguageModel(ABC):
         divergences depend on the private data: they are for the auditor alone. Raises NotApplicable where nothing is
         claimed, AuditError for an order that is not controlled.
         """
-        raise NotApplicable(f"{self.name} makes no claim about single answers")
+        raise TargetLacks(f"{self.name} makes no claim about single answers")
 
     def neighbour_distributions(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """The distributions of the neighbours that its claim is about, at the positions `at` among the last `last`.

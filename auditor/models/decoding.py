@@ -13,6 +13,7 @@ from auditor.core.errors import AuditError
 
 NEAR_BOUNDARY = 1e-6  # a draw this close to a CDF boundary may fall on the other side under float noise
 
+_POINT_TOP_P = 1e-6  # the likeliest of fewer than a million tokens has more mass, so it is the nucleus
 _NUCLEUS_GUESSES = (16, 128, 1024)  # tokens tried for a top-p nucleus; rows that need more are sorted in full
 _SORTED_AT_ONCE = 2**22  # entries: on the way each takes some 60 bytes, results of a row do not depend on it
 
@@ -47,12 +48,12 @@ class Decoding:
     @property
     def is_point(self) -> bool:
         """Whether every draw after one prefix is the same: all mass is on the likeliest token."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature == 0 or self.top_k == 1 or self.top_p <= _POINT_TOP_P
 
     def __str__(self) -> str:
         if self.is_ancestral:
             return "ancestral"
-        if self.temperature == 0:
+        if self.is_point:
             return "greedy"
         parts = (
             (f"top-k {self.top_k}", self.top_k > 0),

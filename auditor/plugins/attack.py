@@ -40,6 +40,12 @@ class Attack(Method):
         """Rows of the longest soft prompt that it puts before a prefix."""
         return 0
 
+    def check_inputs(self, view: View, known: Sequence[Pair]) -> None:
+        """Raise NotApplicable for what this run does not give it, before any record is asked; capabilities aside.
+
+        known: the auxiliary data.
+        """
+
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """Tune on the known pairs. The state (tensors and JSON values) is kept in the run folder; most need none."""
         return {}

@@ -65,6 +65,9 @@ class Probe(Method):
     def check_secrets(self, secrets: Sequence[Secret]) -> None:
         """Refuses secrets that it can say nothing of, before any model is asked. Raises AuditError."""
 
+    def check_inputs(self, view: View, secrets: Sequence[Secret]) -> None:
+        """Raise NotApplicable for what this run does not give it, before any record is asked; capabilities aside."""
+
     def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """Observes the secrets one by one. What is seen of a secret depends on it alone, not on its neighbours."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.errors import NotApplicable
+from auditor.core.errors import NotApplicable, TargetLacks
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.secret_randomness import CHANNELS, secret_uniform_draws
 from auditor.generation.sample import (
@@ -130,7 +130,7 @@ class View:
             if not implies_capability(self.setting.capabilities, capability):
                 raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
             if not implies_capability(self._available_capabilities, capability):
-                raise NotApplicable(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
+                raise TargetLacks(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
 
     def has_capability(self, capability: str) -> bool:
         return all(

@@ -23,6 +23,7 @@ from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import file_digests
 from auditor.records.attacked_secrets import PLAN, SECRETS
 from auditor.records.journal import GUESSES, OBSERVATIONS, TOKENS, journals_of_run_folder
+from auditor.records.remarks import REMARKS
 
 _RUNS, _LATEST = Path("runs"), "latest"
 _SECRETS, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "weights.json", "prefix_token.json"
@@ -96,7 +97,7 @@ class RunFolder:
             latest.unlink()  # nor does it point at the run before, which would be taken for this one
         (self.path / "state").rmdir()
         (self.path / PLAN).unlink()
-        for name in (_SECRETS, _WEIGHTS, _PREFIX_TOKEN, _TEXT_FORM, _STOPS, SECRETS, TOKENS, locks.LOCK):
+        for name in (_SECRETS, _WEIGHTS, _PREFIX_TOKEN, _TEXT_FORM, _STOPS, SECRETS, TOKENS, REMARKS, locks.LOCK):
             (self.path / name).unlink(missing_ok=True)
         if self._ours:
             with contextlib.suppress(OSError):  # somebody may have put other things there

@@ -14,11 +14,11 @@ from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Query,
 from auditor.core.result import Finding, Measurement, Stratum
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
-from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
+from auditor.runs.applicability import check_method_applies_to_target, secrets_to_probe
 from auditor.runs.audit import Audit
 from auditor.runs.cell_work import Answer, Asked, CellWork, CellWorkResult, Workplace
 from auditor.runs.per_secret_results import (
@@ -28,7 +28,6 @@ from auditor.runs.per_secret_results import (
     per_secret_row_of_observations,
     per_secret_row_of_outcome,
 )
-from auditor.runs.selection import reason_method_is_skipped
 from auditor.runs.target import Target
 from auditor.runs.tuned_states import State
 from auditor.statistics import documents, extraction, judging
@@ -69,7 +68,7 @@ class Cell(TargetRun, ABC):
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
         start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
-            check_method_applies_to_target(self.method, self.target, self.view)
+            check_method_applies_to_target(self.method, self.target, self.view, self.audit)
             finding = self._measure_and_fill_in_finding(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
@@ -139,7 +138,7 @@ class AttackCell(Cell):
     method: Attack
 
     def ask_ahead(self) -> None:
-        check_method_applies_to_target(self.method, self.target, self.view)
+        check_method_applies_to_target(self.method, self.target, self.view, self.audit)
         self._guess_remaining_secrets(self.audit.load_or_fit_attack_state(self.target, self.view, self.method))
 
     def _measure_and_fill_in_finding(self, blank: Finding) -> Finding:
@@ -302,7 +301,7 @@ class ProbeCell(Cell):
     method: Probe
 
     def ask_ahead(self) -> None:
-        check_method_applies_to_target(self.method, self.target, self.view)
+        check_method_applies_to_target(self.method, self.target, self.view, self.audit)
         secrets = secrets_to_probe(self.method, self.target, self.audit.benchmark, self.view)
         self._observe_missing_secrets(secrets, {})
 
@@ -380,32 +379,6 @@ class ProbeCell(Cell):
             f"{self.setting.name} {self.method.name}", key, lambda: ({}, {})
         )
         return held
-
-
-def check_method_applies_to_target(method: Attack | Probe, target: Target, view: View) -> None:
-    """Raises NotApplicable where the method asks this target nothing, or the view lacks what it requires."""
-    if refused := reason_method_is_skipped(method, target.defense):
-        raise NotApplicable(refused)
-    view.require_capability(*method.required_capabilities)
-
-
-def secrets_to_probe(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
-    """The secrets or canaries that the probe looks at. Raises NotApplicable where there are none of the kind."""
-    if probe.of == "secrets":
-        return target.secrets
-    if probe.of == "own":
-        return probe.textless_subjects(view)
-    if not benchmark.canaries:
-        raise NotApplicable("the data hold no canaries: give --canaries MANIFEST (see `audit canaries`)")
-    coins = probe.of == "coins"
-    chosen = tuple(
-        one for one in benchmark.canaries if (one.canary is not None and one.canary.coin is not None) == coins
-    )
-    if not chosen and coins:
-        raise NotApplicable("no coin decided which of these canaries went in: make them by canaries make --audit")
-    if not chosen:
-        raise NotApplicable("these canaries are of an audit: what else each could have been is not known of them")
-    return chosen
 
 
 def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:

@@ -27,8 +27,8 @@ from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.runs import machine, scoring
+from auditor.runs.applicability import check_method_applies_to_target, secrets_to_probe
 from auditor.runs.audit import RunContext, longest_context_token_count, resolve_prefix_token_of_site
-from auditor.runs.cells import check_method_applies_to_target, secrets_to_probe
 from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
 from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Reporter, StageClock
@@ -247,7 +247,7 @@ class _RunPartTimer:
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
-                check_method_applies_to_target(method, target, view)
+                check_method_applies_to_target(method, target, view, self.scene)
                 if isinstance(method, Probe):
                     yield self.probing_part_to_time(method, target, view, name, n)
                 else:

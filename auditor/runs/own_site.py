@@ -80,6 +80,8 @@ class OwnSite(Site):
 
     @property
     def names_reference_model(self) -> bool:
+        if "reference_model" in self.__dict__:  # it was loaded: an adapter's base may be unfit
+            return self.reference_model is not None
         if {"reference", "public"} & self.models.live.keys():
             return True
         if self.target.reference is not None:

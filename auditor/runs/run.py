@@ -28,6 +28,7 @@ from auditor.records.frontier import build_leakage_frontiers_of_models, frontier
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.unlearning import summarise_unlearning_of_run
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
+from auditor.runs.applicability import refuse_methods_that_cannot_run
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, kept_greedy_guesses
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context_token_count
 from auditor.runs.cell_work import PieceTraining, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
@@ -80,8 +81,9 @@ def run_audit(
             engine.set_work_context(None, WorkerStart().enter_folder_checking_version)
         with clock.timed_stage("prepare"):
             settle = stack.enter_context(later_models_trained_in_background(plan, site, selection))
-            audit = replace(_prepare_audit(plan, site, selection, folder), stops=stops)
+            audit = replace(_prepare_audit(plan, site, selection, folder, objects), stops=stops)
         targets = Targets(audit)
+        refuse_methods_that_cannot_run(audit, targets.undefended)
         targets.check_claims_of_defenses()
         audit.check_corpus_attacks_feasible(targets.undefended)
         loaded = plan_weights.weight_digests_of_plan_and_site(plan, site)  # again: the hub may just have sent them
@@ -141,6 +143,7 @@ def _ask_and_measure(
             for name, kind in {**registry.attacks_and_probes_by_name(), **selection.methods_by_name}.items()
         },
         metrics=selection.declared_metric_titles,
+        own_methods=selection.own_methods,
         sections=_plugin_report_sections(selection, findings),
     )
     metrics.declare_plugin_metric_titles(
@@ -182,9 +185,12 @@ def check_plan_and_select_plugins(
     return selection
 
 
-def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder) -> Audit:
+def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: RunFolder, objects: Objects) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
+    if site.attacked_adapter_base_name and site.reference_model is None:
+        # Only now is it known that an adapter's base is no reference: options for that are set.
+        selection = select_and_check_plugins(plan, site, objects)
     prefix_token = choose_prefix_token(
         site, longest_context_token_count(benchmark, selection.longest_soft_prompt_row_count), folder
     )

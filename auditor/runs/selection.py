@@ -57,9 +57,9 @@ class PluginSelection:
         return tuple(attack for attack in self.attacks if not reason_method_is_skipped(attack, defense))
 
     @property
-    def has_only_builtin_methods(self) -> bool:
-        """Whether no attack and no probe is a plug-in's, which may measure what the table of metrics does not have."""
-        return all(type(method).__module__.startswith("auditor.") for method in self.methods)
+    def own_methods(self) -> tuple[str, ...]:
+        """Names of attacks and probes of the user's, which may measure what the table of metrics does not have."""
+        return tuple(method.name for method in self.methods if not type(method).__module__.startswith("auditor."))
 
     @property
     def declared_metric_titles(self) -> dict[str, str]:

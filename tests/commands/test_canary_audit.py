@@ -61,7 +61,7 @@ def run(folder: Path, model: str, out: Path, *more: str, manifest: str = "audit.
 
 @pytest.fixture(scope="module")
 def finished(world: Path) -> Path:
-    more = ["--public", f"{world}/base", "--defense", "public", "--attack", "epsilon-audit", "--attack", "exposure"]
+    more = ["--public", f"{world}/base", "--defense", "public", "--attack", "epsilon-audit"]
     assert run(world, "model", world / "run", *more) == 0
     return world / "run"
 
@@ -81,20 +81,14 @@ def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(world: P
     assert "epsilon" in shown.lower() and not any(text in shown for text in texts)
 
 
-def test_exposure_of_such_canaries_does_not_apply_and_the_other_way_round(
-    world: Path, finished: Path, capsys: Said
-) -> None:
-    rows = [
-        f for f in result_file.read_result(finished).findings if f.attack == "exposure" and f.setting == "white-box"
-    ]
-    assert rows and all("what else each could have been is not known" in row.not_applicable for row in rows)
+def test_exposure_of_such_canaries_is_refused_and_the_other_way_round(world: Path, capsys: Said) -> None:
+    assert run(world, "base", world / "exposed", "--attack", "exposure") == 2
+    assert "--attack exposure cannot run: these canaries are of an audit" in capsys.readouterr().err
     assert (
         run_command_line(["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]) == 0
     )
-    assert run(world, "base", world / "reverse", manifest="exposure.json") == 0
-    (row, *_) = [f for f in result_file.read_result(world / "reverse").findings if f.setting == "white-box"]
-    assert row.not_applicable.startswith("no coin decided which of these canaries went in")
-    capsys.readouterr()
+    assert run(world, "base", world / "reverse", manifest="exposure.json") == 2
+    assert "cannot run: no coin decided which of these canaries went in" in capsys.readouterr().err
     assert run_command_line(["canaries", "score", f"{world}/audit.json", f"{world}/base"]) == 2
     assert "got those of an audit" in capsys.readouterr().err
 

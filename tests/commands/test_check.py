@@ -59,6 +59,7 @@ def test_a_model_of_ones_own_is_told_of_on_one_screen_and_one_page(given: Path, 
     assert len(lines) <= 25 and max(map(len, lines)) <= 100
     assert next(line.split()[0] for line in lines if line[:1].isalpha()) == "RESULT"
     assert "LIMITS" in printed and "NEXT" in printed
+    assert run_command_line(["show"]) == 0 and capsys.readouterr().out == printed
     folder = Path("runs/latest")
     assert fits_schema(folder) and (folder / "report.html").is_file()
     found = result()
@@ -74,7 +75,9 @@ def test_a_model_of_ones_own_is_told_of_on_one_screen_and_one_page(given: Path, 
 
 def test_what_cannot_be_known_without_non_members_is_said(given: Path, capsys: Said) -> None:
     assert check(given, fresh="") == 0
-    assert "membership cannot be known" in screen(capsys)
+    printed = screen(capsys)
+    assert "membership cannot be known" in printed
+    assert run_command_line(["show", "runs/latest"]) == 0 and screen(capsys) == printed
     assert "membership" not in {finding["attack"] for finding in result()["findings"]}
     assert check(given, fresh="three") == 0
     assert "Membership takes 4 members and 4 non-members, got 18 and 3" in screen(capsys)

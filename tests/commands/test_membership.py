@@ -114,15 +114,15 @@ def test_the_lab_trains_a_number_of_references(asked: str, capsys: Said) -> None
         parse_reference_model_count(asked)
 
 
-def test_a_reference_that_was_trained_on_the_records_is_none(given: Path, tmp_path: Path) -> None:
-    """As its own folder says; the scores that need no reference are measured all the same."""
+def test_a_reference_that_was_trained_on_the_records_is_refused(given: Path, tmp_path: Path, capsys: Said) -> None:
+    """As its own folder says; a score that needs no reference is measured all the same."""
     save_tiny(tmp_path / "seen", kind="gpt2")
     write_shard_record_list(tmp_path / "seen", MEMBERS[:3])
-    assert run(given, "runs/a", "--reference", str(tmp_path / "seen")) == 0
-    (finding,) = json.loads((tmp_path / "runs" / "a" / "result.json").read_text())["findings"]
-    assert finding["not_applicable"] == (
-        "the reference has seen private data: its shard.json names 3 of the attacked records"
-    )
+    assert run(given, "runs/a", "--reference", str(tmp_path / "seen")) == 2
+    why = "the reference has seen private data: its shard.json names 3 of the attacked records: give --reference MODEL"
+    assert why in capsys.readouterr().err and not (tmp_path / "runs" / "a").exists()
+    own = ["-A", "membership.score=min_k_plus"]
+    assert run(given, "runs/b", "--reference", str(tmp_path / "seen"), *own) == 0
 
 
 def test_the_gate_and_the_record_go_by_the_strongest_score_and_by_copies(given: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.remote.server import Server
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 KEY = "sk-planted-4711"
-ATTACKS = ["perplexity", "lowercase", "reference", "ethicist", "exact", "extraction-probability"]
+ATTACKS = ["perplexity", "lowercase", "reference", "ethicist", "extraction-probability"]
 FLAGS = [word for name in ATTACKS for word in ("--attack", name)]
 FLAGS += ["-A", "ethicist.tune_on=none", "-A", "ethicist.prompt_length=4"]
 OPTIONS = ["-A", "temperature=1", "-A", "top_p=1", "--samples", "4", "--prefix-length", "8", "--suffix-length", "4"]
@@ -75,7 +75,9 @@ def value(row: Any, name: str) -> float:
 Serve = Callable[..., tuple[Server, str]]
 
 
-def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Serve, folder: Path) -> None:
+def test_an_audit_over_http_finds_what_one_at_hand_finds(
+    world: Path, served: Serve, folder: Path, capsys: Said
+) -> None:
     server, url = served(key="")
     save(world / "other", seed=5)
     assert run_command_line([*arguments(url, folder, *FLAGS, "--reference", "other", "-o", "far")]) == 0
@@ -98,7 +100,6 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Se
             "ranks",
             "likeliest",
         ]
-    assert "every next token; openai:tiny does not give them" in mine["white-box", "exact"]["not_applicable"]
     assert "only sampled tokens" in mine["text-only", "perplexity"]["not_applicable"]
     notes = far["targets"][0]["notes"]
     paid = next(note for note in notes if note.startswith("this run paid for"))
@@ -106,6 +107,10 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(world: Path, served: Se
     assert said and int(said[2].replace(",", "")) == len(server.asked)
     assert any("with ranks" in note for note in far["benchmark"]["notes"])
     assert "behind an API" in (world / "far" / "report.md").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert run_command_line(arguments(url, folder, "--attack", "exact", "-o", "refused")) == 2
+    why = "--attack exact cannot run: needs log-probabilities of every next token; openai:tiny does not give them"
+    assert why in capsys.readouterr().err
 
 
 def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, folder: Path) -> None:
@@ -128,9 +133,12 @@ def test_python_audits_over_http_too(world: Path, served: Serve, folder: Path) -
         audit(str(folder), str(folder), data="data.jsonl", **lengths)
 
 
-def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder: Path) -> None:
+def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder: Path, capsys: Said) -> None:
     _, url = served("silent")
-    assert run_command_line(arguments(url, folder, *FLAGS, "-o", "run")) == 0
+    assert run_command_line(arguments(url, folder, *FLAGS, "-o", "refused")) == 2
+    assert "--attack perplexity cannot run: needs log-probabilities" in capsys.readouterr().err
+    ethicist = ["--attack", "ethicist", *FLAGS[2 * len(ATTACKS) :]]
+    assert run_command_line(arguments(url, folder, *ethicist, "-o", "run")) == 0
     found = result(world / "run")
     applicable = {key for key, row in rows(found).items() if not row["not_applicable"]}
     assert applicable == {("text-only", "ethicist"), ("white-box", "ethicist")}

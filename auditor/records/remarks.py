@@ -1,0 +1,36 @@
+"""What the command that ran an audit adds to its first screen; the run folder keeps it, to be shown again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from auditor.core import disk
+from auditor.core.jsonable import from_json, read_json_object, to_json
+
+REMARKS = "remarks.json"
+
+
+@dataclass(frozen=True)
+class CommandRemarks:
+    """limits: sentences; deeper: the next command if nothing was found; your_own: the next command of a demonstration,
+    whatever was found."""
+
+    limits: tuple[str, ...] = ()
+    deeper: str = ""
+    your_own: str = ""
+
+
+def write_command_remarks(folder: Path, remarks: CommandRemarks) -> None:
+    """Keep the remarks in the run folder."""
+    disk.replace_atomically(folder / REMARKS, json.dumps(to_json(remarks)))
+
+
+def read_command_remarks(folder: Path) -> CommandRemarks:
+    """Return the remarks that the run folder holds; a run without them has none."""
+    path = folder / REMARKS
+    if not path.is_file():
+        return CommandRemarks()
+    remarks: CommandRemarks = from_json(CommandRemarks, read_json_object(path, "the remarks of a run"), str(path))
+    return remarks

@@ -1,0 +1,82 @@
+"""What was asked for by name is measured or refused before any record is asked; it never disappears from a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.core.errors import AuditError
+from auditor.plugins import registry
+from auditor.records.folder import RunFolder
+from auditor.runs.reporter import SilentReporter
+from auditor.runs.run import run_audit
+from auditor.runs.sweep_cache import SweepCache
+from tests.runs.test_site import Live, plan
+
+QUICK: dict[str, dict[str, Any]] = {
+    "ethicist": {"prompt_length": 2, "epochs": 1, "samples": 2},
+    "untargeted": {"generations": 2, "length": 4},
+    "prediction-audit": {"games": 64, "tokens": 2},
+    "near-verbatim": {"beams": 2},
+}
+# What this place lacks: a reference, a public model, a tokenizer, canaries, a claim, a training that kept gradients.
+LACKING = {
+    "zlib": "tokenizer",
+    "lowercase": "tokenizer",
+    "reference": "--reference MODEL",
+    "exposure": "--canaries MANIFEST",
+    "epsilon-audit": "--canaries MANIFEST",
+    "claim-check": "makes no claim",
+    "prediction-audit": "--public",
+    "gradient-audit": "gradient_canaries",
+}
+IN_TEXT_ONLY = ("perplexity", "exact", "membership", "extraction-probability", "near-verbatim")
+
+
+def run(tmp_path: Path, **fields: object) -> Any:
+    asked = plan(samples=None, **fields)
+    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.model_and_secrets_fields
+    folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
+    return run_audit(asked, Live(*parts, SilentReporter(), SweepCache()), folder)
+
+
+@pytest.mark.parametrize("setting", ["text-only", "white-box"])
+@pytest.mark.parametrize("name", sorted(registry.attacks_and_probes_by_name()))
+def test_each_attack_by_name_is_measured_or_refused(tmp_path: Path, name: str, setting: str) -> None:
+    why = LACKING.get(name, "only sampled tokens come back" if setting == "text-only" and name in IN_TEXT_ONLY else "")
+    options = {name: QUICK[name]} if name in QUICK else {}
+    fields = {"attack": [name], "attack_options": options, "setting": setting}
+    if not why:
+        (row,) = run(tmp_path, **fields).findings
+        assert row.measurements and not row.not_applicable
+        return
+    with pytest.raises(AuditError, match=f"--attack {name} cannot run: ") as refused:
+        run(tmp_path, **fields)
+    alternatives = (why, "only sampled tokens come back") if setting == "text-only" else (why,)
+    assert any(phrase in str(refused.value) for phrase in alternatives)
+    assert not (tmp_path / "run" / "guesses.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("membership", {"score": "ez_mia"}, "-A membership.score=min_k_plus"),
+        ("membership", {"score": "reference"}, "give --reference MODEL"),
+        ("ethicist", {"tune_on": "public"}, "give --public MODEL"),
+        ("ethicist", {"tune_on": "none", "confidence": "reference"}, "give --reference MODEL"),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_refused(tmp_path: Path, name: str, options: Any, why: str) -> None:
+    asked = {**QUICK.get(name, {}), **options}
+    with pytest.raises(AuditError, match=f"--attack {name} cannot run: .*{why}"):
+        run(tmp_path, attack=[name, "perplexity"], attack_options={name: asked})
+
+
+def test_what_a_defended_target_may_give_is_not_refused_and_what_no_target_gives_is(tmp_path: Path) -> None:
+    defended = {"defense": ["uniform-mixing"], "defense_options": {"uniform-mixing": {"weight": 0.5}}}
+    rows = run(tmp_path / "a", attack=["claim-check"], **defended).findings
+    assert {row.target for row in rows if row.measurements} == {"uniform-mixing"}
+    with pytest.raises(AuditError, match="--attack reference cannot run"):
+        run(tmp_path / "b", attack=["reference"], **defended)
