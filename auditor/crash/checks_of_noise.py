@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
+from auditor.crash.reaches import whiten_step
 from auditor.crash.verdicts import (
+    COUNTED,
+    NO_FAULT,
     PLANTED,
     POWER,
     SHARE,
@@ -24,7 +28,7 @@ from auditor.crash.verdicts import (
     standard_errors_a_loop_check_detects,
     unbounded_loop_epsilon,
 )
-from auditor.crash.watch import ObservedStep
+from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import epsilon_between_noise_scales
 
 # Dimensions outside the span of a step's records: noise that is mere rounding in so many is missing, not small by
@@ -33,37 +37,65 @@ _SURELY_SILENT = 3
 
 
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
-    """Every tensor has as much noise as the others: what is released of one without noise is hidden by nothing."""
-    name = "noise in every tensor"
-    free = max(1, 8 * len(runs.steps))  # of a tensor of 16 numbers 8 are those that a batch's records leave to noise
-    # As in `check_poisson_batch_sizes`, for one of 16 tensors; the root, as noise is told by its standard deviation.
-    caught = math.sqrt(stats.chi2.ppf(SHARE / 16, free) / stats.chi2.ppf(POWER, free))
-    would = f"a tensor of 16 numbers with {100 * (1 - caught):.0f}% less noise"
+    """Every tensor has noise. How much is its own matter: reaches are told in units of each tensor's noise."""
+    name, would = "noise in every tensor", "a tensor without noise"
     if not runs.steps_with_noise:
         said = "no noise at all in any gradient that reached the optimizer"
         return broken_loop_check_without_chance(name, said, would, _zero_noise_violation(runs, runs.steps[0]), math.inf)
     names = {name for step in runs.steps_with_noise for name in step.shapes}
-    silent = {
-        name
-        for step in runs.steps_with_noise
-        for name, (one, free) in step.scales.items()
-        if not one and free >= _SURELY_SILENT
-    }
+    silent = _find_tensors_without_noise(runs)
     if silent:
         said = f"no noise on {len(silent)} of {len(names)} tensors: {', '.join(sorted(silent)[:3])}"
         shown = _zero_noise_violation(runs, runs.steps_with_noise[0], min(silent))
         return broken_loop_check_without_chance(name, said, would, shown, math.inf)
-    shares = {name: _relative_noise_variance_and_freedom(runs.steps_with_noise, name) for name in sorted(names)}
+    shares = runs.noise_shares
+    least, most = min(shares, key=shares.__getitem__), max(shares.values())
+    said = f"every one of {len(names)} tensors has noise (least: {least}, {shares[least]:.2f} times that of all)"
+    if runs.whitened_shares is not None:
+        said = f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: reaches are in units of each's"
+    return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
+
+
+def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
+    """Return the tensors with no noise in a step that would show it, or in any of their steps."""
+    found = set()
+    largest: dict[str, float] = {}
+    freedoms: dict[str, int] = {}
+    for step in runs.steps_with_noise:
+        for name, (scale, free) in step.scales.items():
+            largest[name] = max(scale, largest.get(name, 0.0))
+            freedoms[name] = freedoms.get(name, 0) + free
+            if not scale and free >= _SURELY_SILENT:
+                found.add(name)
+    return found | {name for name, scale in largest.items() if not scale and freedoms[name] >= _SURELY_SILENT}
+
+
+def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
+    """Return the trainings with each tensor in units of its own noise, if some tensor has less than the others.
+
+    Equal noise is left as it is: shares of a few degrees of freedom would add their own errors.
+    """
+    shares = runs.noise_shares
+    if not _has_unequal_noise(runs, shares):
+        return runs
+
+    def whiten(trace: TrainingTrace) -> TrainingTrace:
+        return replace(trace, steps=[whiten_step(step, shares) for step in trace.steps])
+
+    traces = tuple(whiten(trace) for trace in runs.traces)
+    return replace(runs, traces=traces, few=runs.few and whiten(runs.few), whitened_shares=shares)
+
+
+def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool:
+    if _find_tensors_without_noise(runs):  # a fault, and no unit to measure in
+        return False
+    freedoms = dict.fromkeys(shares, 0)
+    for step in runs.steps_with_noise:
+        for name, (_, free) in step.scales.items():
+            freedoms[name] += free
     # What all tensors have counts as known: it has far more degrees of freedom than one of them.
-    ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
-    worst = min(ps, key=ps.__getitem__)
-    least = math.sqrt(shares[worst][0])
-    return loop_check_from_p_value(
-        name, min(1.0, ps[worst] * len(ps)),
-        f"{worst} has {least:.2f} times the noise of the others",
-        f"every one of {len(ps)} tensors has its noise (least: {least:.2f} times the mean)", would,
-        lambda: WorstViolation(f"{least:.3f} times the noise of all tensors", "1 times", tensor=worst),
-    )  # fmt: skip
+    ps = [float(stats.chi2.cdf(shares[name] ** 2 * free, free)) for name, free in freedoms.items() if free]
+    return bool(ps) and min(ps) * len(ps) < SHARE
 
 
 def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
@@ -86,14 +118,6 @@ def _zero_noise_violation(runs: WatchedTrainings, step: ObservedStep, tensor: st
     training, at = runs.training_and_step_index(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
     return WorstViolation("noise of standard deviation 0", expected, training, at, tensor=tensor)
-
-
-def _relative_noise_variance_and_freedom(steps: Sequence[ObservedStep], name: str) -> tuple[float, int]:
-    """A tensor's noise variance over that of all, and its degrees of freedom."""
-    held = [(step.scales[name], step.scale) for step in steps if name in step.scales]
-    free = sum(free for (_, free), _ in held)
-    # Each step in units of its own noise, which a schedule may change; pooled by degrees of freedom.
-    return (sum((one / scale) ** 2 * free for (one, free), scale in held) / free if free else 1.0), free
 
 
 def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
@@ -233,8 +257,9 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     name, a, b = "number of records", runs.first_training, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
-    free = round(sum(map(_noise_degrees_of_freedom, a.steps)))
-    error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio: each errs sqrt(pi / 2) times a mean
+    # Of the mean over steps of two scales' log ratio: each logarithm has the variance 1 / (2 degrees of freedom).
+    frees = [_noise_degrees_of_freedom(step) for step in a.steps]
+    error = math.sqrt(sum(1 / free for free in frees if free)) / len(frees)
     would = f"noise whose size differs by {100 * standard_errors_a_loop_check_detects(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
@@ -248,18 +273,58 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         return broken_loop_check_without_chance(
             name, said, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf
         )
-    one, other = (float(np.median([step.scale for step in trace.steps])) for trace in (a, b))
-    if not one or not other:
+    ratios = [math.log(y.scale / x.scale) for x, y in zip(a.steps, b.steps, strict=True) if x.scale and y.scale]
+    if not ratios:
         return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
-    p = 2 * float(stats.norm.sf(abs(math.log(one / other)) / error))
+    if not _is_noise_size_public(runs):
+        return LoopCheck(name, UNKNOWN, "the noise's size follows no public schedule: see that check", would)
+    ratio = math.exp(math.fsum(ratios) / len(ratios))
+    p = 2 * float(stats.norm.sf(abs(math.log(ratio)) / error))
     return loop_check_from_p_value(
         name, p,
-        f"the noise is {other / one:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
+        f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
         f"noise, steps and rates are the same with {a.n} and {b.n} records", would,
-        lambda: WorstViolation(f"noise of {other:.4g} with {b.n} records, {one:.4g} with {a.n}",
-                        f"a ratio of 1 ± {1.96 * error:.4f}"),
-        lambda: epsilon_between_noise_scales(free, one, other, runs.claim.delta),
+        lambda: WorstViolation(f"noise of {ratio:.4g} times with {b.n} records", f"a ratio of 1 ± {1.96 * error:.4f}"),
+        lambda: epsilon_between_noise_scales(round(sum(frees)), 1.0, ratio, runs.claim.delta),
     )  # fmt: skip
+
+
+def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
+    """The noise's size is a public schedule: at each step the same in all trainings on as many records.
+
+    A size that differs follows chance, as with adaptive clipping, or the records: the test does not tell which.
+    """
+    name, would = "noise by a schedule", "noise whose size differs between trainings"
+    if len(runs.traces) < 2 or not runs.steps_with_noise:
+        return LoopCheck(name, UNKNOWN if runs.steps_with_noise else NO_FAULT, "no two trainings with noise", would)
+    if _is_noise_size_public(runs):
+        return LoopCheck(name, NO_FAULT, "at each step the noise has one size in all trainings", would)
+    logs = [np.ptp([math.log(step.scale) for step in steps]) for steps in _steps_at_one_place(runs)]
+    said = (
+        f"at one step the noise is up to {math.exp(max(logs)):.2f} times as large in one training as in another on as "
+        "many records: it follows chance, as adaptive clipping's does, or the records; this test does not tell which"
+    )
+    return LoopCheck(name, UNKNOWN, said, would)
+
+
+def _steps_at_one_place(runs: WatchedTrainings) -> list[list[ObservedStep]]:
+    """Return the steps with noise by their place in a training, of places that two trainings or more have."""
+    by_place = itertools.zip_longest(*(trace.steps for trace in runs.traces))
+    places = [[step for step in steps if step is not None and step.scale] for steps in by_place]
+    return [steps for steps in places if len(steps) > 1]
+
+
+def _is_noise_size_public(runs: WatchedTrainings) -> bool:
+    """Return whether scales at one place differ by no more than their errors: a log has variance 1 / (2 freedom)."""
+    total, freedom = 0.0, 0
+    for steps in _steps_at_one_place(runs):
+        weights = np.array([2 * _noise_degrees_of_freedom(step) for step in steps])
+        logs = np.log([step.scale for step in steps])
+        if not weights.sum():
+            continue
+        total += float(weights @ (logs - np.average(logs, weights=weights)) ** 2)
+        freedom += len(steps) - 1
+    return not freedom or float(stats.chi2.sf(total, freedom)) >= SHARE
 
 
 def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:

@@ -8,6 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import stats
 
+from auditor.crash.reaches import (
+    ChooseRecords,
+    estimate_mean_reach,
+    estimate_reach_of_tensors_together,
+    rank_norms_in_training,
+)
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
 from auditor.crash.verdicts import (
     UNKNOWN,
@@ -32,7 +38,11 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     kinds = len(SPECIMENS)
     # Trainings take the models by turns (`specimen_for_training`): the steps of each model by itself.
     turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
-    found = [one for steps in (runs.steps, *turns) if (one := estimate_mean_sensitivity_and_error(steps))]
+    samples = [runs.steps, *turns]
+    estimates = [estimate_mean_reach(steps) for steps in samples]
+    estimates += [estimate_reach_of_tensors_together(steps, runs.noise_shares) for steps in samples]
+    estimates.append(_estimate_reach_of_ranks(runs))
+    found = [estimate for estimate in estimates if estimate]
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
@@ -41,7 +51,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
         max(one[0] + standard_errors_a_loop_check_detects() * one[1] for one in found) / promised,
     )
     would = f"a reach of {1 + standard_errors_a_loop_check_detects(len(found)) * found[0][1] / promised:.2f} times"
-    if least < 1:  # another way of clipping, whose bound this fit of equal reaches does not show
+    if least < 1:  # another way of clipping, whose bound no estimate reaches
         said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
         return LoopCheck(name, UNKNOWN, said, would)
     return loop_check_from_p_value(
@@ -54,12 +64,36 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
 
 
 def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, float, float] | None:
-    """The observed noise multiplier (one over the mean reach) and its 95% interval's ends; None: no reach was seen."""
-    found = estimate_mean_sensitivity_and_error(runs.steps)
-    if found is None or found[0] <= 1.96 * found[1]:
+    """Return the observed noise multiplier, one over the reach, and its 95% interval's ends; None if no bound is seen.
+
+    A mean is no bound where gradients are shorter than that: the reach is that of the records whose gradients are so
+    long that longer ones reach no farther. It is not seen if the longest quarter still reaches farther than the
+    quarter below it, or less far than claimed.
+    """
+    shares = (0.0, 0.5, 0.75)
+    estimates = [_estimate_reach_of_ranks(runs, share) for share in shares]
+    estimate = estimates[0]
+    for longer in estimates[1:]:
+        if estimate and longer and longer[0] - estimate[0] > 1.64 * math.hypot(longer[1], estimate[1]):
+            estimate = longer
+    if estimate is estimates[-1] and estimate is not None:
+        below = _estimate_reach_of_ranks(runs, 0.5, 0.75)
+        if below is None or estimate[0] - below[0] > 2.5 * math.hypot(estimate[1], below[1]):
+            return None
+    if estimate is None or estimate[0] <= 1.96 * estimate[1]:
         return None
-    mean, error = found
+    mean, error = estimate
+    if mean + standard_errors_a_loop_check_detects() * error < 1 / runs.claim.noise_multiplier:
+        return None
     return 1 / mean, 1 / (mean + 1.96 * error), 1 / (mean - 1.96 * error)
+
+
+def _estimate_reach_of_ranks(
+    runs: WatchedTrainings, above: float = 0.75, below: float = 1.0
+) -> tuple[float, float] | None:
+    """Estimate the mean reach of the records whose norms rank so among those of their training so far."""
+    ranks = rank_norms_in_training(runs.traces)
+    return estimate_mean_reach(runs.steps, lambda step: (ranks[id(step)] >= above) & (ranks[id(step)] < below))
 
 
 def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
@@ -69,7 +103,7 @@ def check_sensitivity_by_record_kind(runs: WatchedTrainings) -> LoopCheck:
     found = {
         kind: one
         for kind, chosen in _KINDS.items()
-        if (one := _first_sensitivity_coefficient_and_error(steps, _make_record_kind_columns(chosen)))
+        if (one := estimate_mean_reach(steps, _make_record_kind_choice(chosen)))
     }
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
@@ -123,7 +157,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     shares = {what: _sensitivity_rise_with_gradient_share(runs.steps, parts) for what, parts in _COMPANY.items()}
     found = {
         what: one
-        for what, one in {_NORM: _sensitivity_rise_with_gradient_norm(runs.steps, promised), **shares}.items()
+        for what, one in {_NORM: _sensitivity_rise_with_gradient_norm(runs, promised), **shares}.items()
         if one
     }
     if not found:
@@ -154,23 +188,23 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     )  # fmt: skip
 
 
-def _sensitivity_rise_with_gradient_norm(steps: Sequence[ObservedStep], promised: float) -> tuple[float, float] | None:
+def _sensitivity_rise_with_gradient_norm(runs: WatchedTrainings, promised: float) -> tuple[float, float] | None:
     """Whether reach rises with the gradient's norm, and goes beyond the bound where that norm is largest.
 
     (estimate, standard error) of the slope, or of the largest quarter's reach less the bound: the less significant of
     the two. Below the bound a reach may rise, as gradients shorter than the clipping norm are left as they are.
     """
-    norms = [step.norms for step in steps if step.scale and step.records]
-    large = float(np.quantile(np.concatenate(norms), 0.75)) if norms else math.inf
-    slope = _first_sensitivity_coefficient_and_error(
-        steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1)
-    )
-    top = _first_sensitivity_coefficient_and_error(
-        steps, lambda step: np.stack([step.norms >= large, step.norms < large], 1).astype(float)
-    )
+    slope = _sensitivity_slope_with_log_norm(runs.steps)
+    top = _estimate_reach_of_ranks(runs)
     if slope is None or top is None:
         return None
     return min(slope, (top[0] - promised, top[1]), key=lambda one: one[0] / one[1])
+
+
+def _sensitivity_slope_with_log_norm(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
+    return _first_sensitivity_coefficient_and_error(
+        steps, lambda step: np.stack([np.log(np.maximum(step.norms, 1e-300)), np.ones(len(step.norms))], 1)
+    )
 
 
 _NORM = "the logarithm of its gradient's norm"
@@ -231,28 +265,11 @@ def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequen
     return found
 
 
-def _make_record_kind_columns(chosen: _Chosen) -> _Columns:
-    def columns(step: ObservedStep) -> Array:
-        held = np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
-        return np.stack([held, 1 - held], axis=1)
+def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
+    def choose(step: ObservedStep) -> Array:
+        return np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
 
-    return columns
-
-
-def estimate_mean_sensitivity_and_error(steps: Sequence[ObservedStep]) -> tuple[float, float] | None:
-    """The reach that all records have in common -> (estimate, its standard error); None: no noise to measure it by.
-
-    A step's released gradient has length |u| * reach along u, the sum of its records' unit gradients, and noise of
-    standard deviation 1 there, whatever the steps before did to u. So the sum over T steps of (length - |u| * reach) is
-    normal with variance T, exactly. Least squares would weigh noise by |u|, which earlier noise moves.
-    """
-    # u @ u, and u @ the gradient that the reaches are the least squares fit of
-    held = [(step.gram.sum(), step.gram.sum(0) @ step.reaches) for step in steps if step.scale and step.records]
-    lengths = [(math.sqrt(square), along / math.sqrt(square)) for square, along in held if square > 0]
-    if not lengths:
-        return None
-    whole = sum(length for length, _ in lengths)
-    return float(sum(along for _, along in lengths) / whole), math.sqrt(len(lengths)) / float(whole)
+    return choose
 
 
 def _first_sensitivity_coefficient_and_error(

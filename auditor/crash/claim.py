@@ -12,7 +12,7 @@ from typing import Any, Self
 from auditor.core.errors import AuditError
 from auditor.privacy import gaussian
 
-SAMPLING = ("poisson", "shuffled")
+SAMPLING = ("poisson", "shuffled", "allocation")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class LoopClaim:
 
     noise_multiplier: the noise's standard deviation over the clipping norm; max_grad_norm: the clipping norm of one
     record's gradient; sample_rate: the probability that a step reads a given record; steps: updates of the weights;
-    epsilon: at delta, what is told to others; None: whatever follows from the rest. sampling: how a batch is drawn.
+    epsilon: at delta, what is told to others; None: whatever follows from the rest. sampling: how a batch is drawn;
+    `allocation`: each record in so many steps of a pass as the rate says, chosen at random for it alone.
     public_size: the number of records is no secret (epsilon then holds for one record replaced by an empty one).
     """
 
@@ -86,6 +87,7 @@ class LoopClaim:
         """The epsilon that the claim's own noise, rate, steps and sampling give at its delta. quick: some 10% above it.
 
         Shuffled batches hide no record among the others: each pass over the data is one step that reads all of it.
+        So does allocation here, though it hides more than that: this is then an upper bound of what follows.
         """
         rate, steps = self.sample_rate, self.steps
         if self.sampling != "poisson":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 RECORDS = 48  # many batch sizes divide it, so one record fewer shows where a loop divides by the number of records
 _WORDS = 24  # token ids of all records; those above are one record's own
 _LENGTHS = (12, 4, 8, 6)  # long, short and between
+_COMPANY_LENGTHS = (24, 1, 1, 2, 1, 1, 2, 1)  # one record of many tokens among records of few
+_COMPANY_SHARE = 0.8  # of the clipping norm: the median gradient's norm where company is looked at
 _STEEP = 12.0  # the last norm's weight: gradients far above any usual clipping norm, so clipping always acts
 PAD = 0
 
@@ -26,12 +29,13 @@ class Specimen:
     scales: what the weights whose names end so are multiplied by, so that much of a gradient lies in some tensors: one
     that is left out of the clipped norm shows there. alike: records of one text, whose gradients point one way, so a
     batch moves as far as its records together may. one_hot: 88% of a squared gradient lies in one number, which a norm
-    of some of the numbers alone does not see.
+    of some of the numbers alone does not see. lengths: of the records' texts by turns, in tokens.
     """
 
     scales: tuple[tuple[str, float], ...] = ()
     alike: bool = True
     one_hot: bool = False
+    lengths: tuple[int, ...] = _LENGTHS
 
     def build_crash_test_model(self, seed: int = 0) -> GPTNeoXForCausalLM:
         made = build_tiny_specimen_model(seed)
@@ -46,7 +50,7 @@ class Specimen:
         return made
 
     def make_crash_test_records(self, n: int = RECORDS) -> list[Record]:
-        return make_crash_records_with_own_first_token(0, n, self.alike)
+        return make_crash_records_with_own_first_token(0, n, self.alike, self.lengths)
 
 
 _IN, _POST, _FINAL = "input_layernorm.weight", "post_attention_layernorm.weight", "final_layer_norm.weight"
@@ -94,16 +98,43 @@ def build_tiny_specimen_model(seed: int) -> GPTNeoXForCausalLM:
     return made.train()
 
 
-def make_crash_records_with_own_first_token(seed: int, n: int = RECORDS, alike: bool = False) -> list[Record]:
+def make_company_specimen(clipping_norm: float) -> Specimen:
+    """Return one whose gradients are mostly shorter than the clipping norm, and whose texts differ much in length.
+
+    Clipping then leaves gradients as they are, so what other records do to a record's gradient shows.
+    """
+    low, high = -12.0, 4.0  # of the logarithm of what the last norm and the last layer are multiplied by
+    for _ in range(24):
+        middle = (low + high) / 2
+        specimen = Specimen(((_FINAL, math.exp(middle)), (_HEAD, math.exp(middle))), False, False, _COMPANY_LENGTHS)
+        if _median_gradient_norm(specimen) > _COMPANY_SHARE * clipping_norm:
+            high = middle
+        else:
+            low = middle
+    return specimen
+
+
+def _median_gradient_norm(specimen: Specimen) -> float:
+    model = specimen.build_crash_test_model()
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    records = specimen.make_crash_test_records(len(_COMPANY_LENGTHS))
+    gradients = SpecimenRecordGradients(model, records)
+    parts = gradients.record_gradients_at_weights(weights, list(range(len(records))), list(weights))
+    return float(torch.cat([part.flatten(1) for part in parts.values()], 1).norm(dim=1).median())
+
+
+def make_crash_records_with_own_first_token(
+    seed: int, n: int = RECORDS, alike: bool = False, lengths: tuple[int, ...] = _LENGTHS
+) -> list[Record]:
     """Records of token ids, each with a first token that is its own: it names the record wherever it is read.
 
-    alike: the rest is the beginning of one text, the same for all.
+    alike: the rest is the beginning of one text, the same for all. lengths: of the rest, by turns.
     """
     generator = torch.Generator().manual_seed(seed)
-    text = torch.randint(1, _WORDS, (max(_LENGTHS),), generator=generator).tolist()
+    text = torch.randint(1, _WORDS, (max(lengths),), generator=generator).tolist()
     found = []
     for i in range(n):
-        length = _LENGTHS[i % len(_LENGTHS)]
+        length = lengths[i % len(lengths)]
         words = text[:length] if alike else torch.randint(1, _WORDS, (length,), generator=generator).tolist()
         found.append({"input_ids": [_WORDS + i, *words]})
     return found

@@ -13,17 +13,21 @@ import numpy as np
 from auditor.core.errors import AuditError
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
 from auditor.crash.checks import run_all_crash_test_checks
+from auditor.crash.checks_of_noise import whiten_unequal_noise
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
 from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_training
 from auditor.statistics.audited import audit_epsilon_bounds
 
+_IN_COMPANY = 2  # trainings that look for what other records do to a record's gradient
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
 _NEEDED = (
     "one record's reach",
     "weights follow the steps",
     "rows are records",
+    "noise by a schedule",
 )  # if one of these cannot tell, the whole test cannot
+_OF_EPSILON = ("one record's reach", "rows are records")  # if one of these cannot tell, no epsilon was observed
 _LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for them
 
 
@@ -135,6 +139,7 @@ def crash_test(
     few, few_claimed, few_error = _training_on_few_records(
         train, claim, first, seed_of_watched_training(seed, _MOST + 1), until
     )
+    company = _train_in_company(train, read, seed, until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
     # At least two: whether noise is fresh shows between trainings as well.
@@ -148,7 +153,7 @@ def crash_test(
         traces.append(
             run_watched_training(train, seed_of_watched_training(seed, at), training_specimen.RECORDS, until, at)[0]
         )
-    runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed)
+    runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, few_error, other_seed, company)
     checks = tuple(run_all_crash_test_checks(runs))
     bound = None
     if _has_time_for_another_training(begun, until):
@@ -158,7 +163,7 @@ def crash_test(
         checks=checks,
         remarks=(),
         seconds=time.monotonic() - begun,
-        seen=observed_loop_of_watched_trainings(runs, checks),
+        seen=observed_loop_of_watched_trainings(whiten_unequal_noise(runs), checks),
         seed=seed,
         one_run=bound,
     )
@@ -192,6 +197,17 @@ def _replay_training_without_last_record(
     return fewer, run_watched_training(train, seed, training_specimen.RECORDS, until, replayed=first.released)[0]
 
 
+def _train_in_company(train: Train, claim: LoopClaim, seed: int, until: float) -> tuple[TrainingTrace, ...]:
+    """Train on gradients that are shorter than the claimed clipping norm, one long text among short ones."""
+    if not claim.max_grad_norm:
+        return ()
+    specimen = training_specimen.make_company_specimen(claim.max_grad_norm)
+    seeds = [seed_of_watched_training(seed, _MOST + 2 + at) for at in range(_IN_COMPANY)]
+    return tuple(
+        run_watched_training(train, each, training_specimen.RECORDS, until, specimen=specimen)[0] for each in seeds
+    )
+
+
 def _training_on_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None, str]:
@@ -204,7 +220,7 @@ def _training_on_few_records(
     if n > training_specimen.RECORDS // 2:
         return None, None, ""
     try:
-        few, returned = run_watched_training(train, seed, n, until)
+        few, returned = run_watched_training(train, seed, n, until, empty_draws=True)
         return few, None if stated is not None else LoopClaim.from_stated_claim(returned).steps, ""
     except Exception as error:
         if time.monotonic() > until:
@@ -232,7 +248,7 @@ def seed_of_watched_training(seed: int, training: int) -> int:
 
     No two tests share one: another seed is another draw of all of them.
     """
-    return (seed * (_MOST + 2) + training + 1) * 2654435769 % 2**32  # an odd factor: one to one
+    return (seed * (_MOST + 2 + _IN_COMPANY) + training + 1) * 2654435769 % 2**32  # an odd factor: one to one
 
 
 def observed_loop_of_watched_trainings(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> ObservedLoop:
@@ -243,9 +259,8 @@ def observed_loop_of_watched_trainings(runs: WatchedTrainings, checks: tuple[Loo
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
     noise = checks_of_sensitivity.estimate_noise_multiplier_interval(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
-    reach_unseen = any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach")
-    if reach_unseen and runs.steps_with_noise:
-        noise = None  # a reach below the bound, which is not seen, says nothing of the noise
+    if runs.steps_with_noise and any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON):
+        noise = None  # of a bound that is not seen, and of parts of records, no epsilon follows
     if any(check.epsilon == math.inf for check in broken.values()):
         return ObservedLoop(noise and noise[0], runs.observed_sampling_rate, steps, math.inf, math.inf, math.inf)
     if noise is None:

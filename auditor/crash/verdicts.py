@@ -19,7 +19,7 @@ from auditor.crash.claim import LoopClaim
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
 LEVEL = 0.05  # of calling an honest training broken, over all checks
-SHARE = LEVEL / 14  # of each check; those that count, without chance, need none
+SHARE = LEVEL / 15  # of each check; those that count, without chance, need none
 POWER = 0.8
 BROKEN, NO_FAULT, UNKNOWN = "broken", "no fault seen", "cannot tell"
 STATISTIC, COUNTED, PLANTED = "by its statistic", "counted, without chance", "by a planted fault"
@@ -38,6 +38,8 @@ class WatchedTrainings:
     few_claimed: int | None = None  # the steps that this one claims
     few_error: str = ""  # why this one raised an exception
     other_seed: ObservedStep | None = None  # the first step under a seed whose lowest 32 bits are the first one's
+    company: tuple[TrainingTrace, ...] = ()  # on gradients shorter than the clipping norm, and texts of other lengths
+    whitened_shares: dict[str, float] | None = None  # of the noise that each tensor was divided by; None: by nothing
 
     @property
     def first_training(self) -> TrainingTrace:
@@ -55,6 +57,24 @@ class WatchedTrainings:
     @property
     def steps_with_noise(self) -> list[ObservedStep]:
         return [step for step in self.steps if step.scale]
+
+    @property
+    def noise_shares(self) -> dict[str, float]:
+        """Each tensor's noise over that of all tensors, as it was released, pooled by degrees of freedom."""
+        if self.whitened_shares is not None:
+            return self.whitened_shares
+        squares: dict[str, float] = {}
+        freedoms: dict[str, int] = {}
+        for step in self.steps_with_noise:
+            for name, (scale, free) in step.scales.items():
+                # Each step in units of its own noise, which a schedule may change.
+                squares[name] = squares.get(name, 0.0) + (scale / step.scale) ** 2 * free
+                freedoms[name] = freedoms.get(name, 0) + free
+        names = {name for step in self.steps_with_noise for name in step.shapes}
+        return {
+            name: math.sqrt(squares[name] / freedoms[name]) if freedoms.get(name) and squares[name] else 1.0
+            for name in sorted(names)
+        }
 
     @property
     def observed_sampling_rate(self) -> float:
@@ -77,7 +97,7 @@ class WatchedTrainings:
         )
 
     def epsilon_with_noise_multiplier(self, noise: float, quick: bool = False, **more: int | float | str) -> float:
-        """The claim's epsilon at this noise multiplier and the the observed rate and steps, or those in `more`."""
+        """The claim's epsilon at this noise multiplier and the observed rate and steps, or those in `more`."""
         seen = {"sample_rate": self.observed_sampling_rate, "steps": len(self.first_training.steps), **more}
         return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(quick)  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -61,6 +62,10 @@ class ObservedStep:
     spread: _Array  # (d,) each element's standard deviation over that of the noise: less than 1 near the records' span
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> its elements in `noise`
     foreign: int = 0  # rows with tokens that the model read since the step before and that are no record of ours
+    # (tensors, records, records) inner products of the gradients, and (tensors, records) theirs with the released
+    # gradient over `scale`, both tensor by tensor in the order of `shapes`: what whitening and groups are made from.
+    tensor_grams: _Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    tensor_products: _Array = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 @dataclass
@@ -246,14 +251,20 @@ class StepWatch:
         # Pooled over tensors: variances weighted by their degrees of freedom.
         whole = sum(dimensions for _, dimensions in scales.values())
         scale = (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
-        reaches, gram, norms = _least_squares_record_sensitivities(released, own)
+        unit = scale or 1.0
+        parts_by_tensor = own.split(sizes)
+        grams = torch.stack([part.T @ part for part in parts_by_tensor])
+        products = torch.stack(
+            [part.T @ value / unit for part, value in zip(parts_by_tensor, released.split(sizes), strict=True)]
+        )
+        reaches, gram, norms = fit_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
         if len(norms) and not norms.any() and not self.trace.overflowed:
             raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
-        unit = scale or 1.0
         return ObservedStep(
             records=read, passes=passes, rate=rate, scale=scale, scales=scales,
-            reaches=reaches / unit, gram=gram, norms=norms,
+            reaches=reaches, gram=gram, norms=norms,
             noise=left.numpy(), spread=spread.numpy(), shapes=shapes, foreign=foreign,
+            tensor_grams=grams.numpy(), tensor_products=products.numpy(),
         )  # fmt: skip
 
 
@@ -298,14 +309,16 @@ def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
-def _least_squares_record_sensitivities(gradient: Tensor, own: Tensor) -> tuple[_Array, _Array, _Array]:
-    """gradient: (d,), own: (d, k) -> least squares on the unit gradients, their Gram matrix, norms."""
-    norms = own.norm(dim=0)
-    units = own / norms.clamp(min=1e-300)
-    gram = units.T @ units
+def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
+    """Fit a gradient on unit gradients by least squares -> coefficients, Gram matrix of unit gradients, norms.
+
+    inner_products: (records, records) of the gradients; products: (records,) theirs with the gradient that is fitted.
+    """
+    norms = np.sqrt(np.diag(inner_products))
+    lengths = np.maximum(norms, 1e-300)
+    gram = inner_products / np.outer(lengths, lengths)
     # pinv: records of one text may have the same gradient.
-    found = torch.linalg.pinv(gram, hermitian=True) @ (units.T @ gradient)
-    return found.numpy(), gram.numpy(), norms.numpy()
+    return np.linalg.pinv(gram, hermitian=True) @ (products / lengths), gram, norms
 
 
 Train = Callable[..., Any]
@@ -314,17 +327,19 @@ Train = Callable[..., Any]
 def run_watched_training(
     train: Train, seed: int, n: int, until: float, training: int = 0, chosen: Sequence[int] | None = None,
     most: int | None = None, replayed: Sequence[dict[str, Tensor]] = (), other_last: bool = False,
+    specimen: training_specimen.Specimen | None = None, empty_draws: bool = False,
 ) -> tuple[TrainingTrace, Any]:  # fmt: skip
     """One training under the given seed on n of our records -> its trace, and what it returned.
 
     training: how many came before it, which says which of our models and records it gets.
     chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps, after which it is
     ended, and returns None. replayed: as in `StepWatch`. other_last: the last record has its words in another order.
+    specimen: the model and records it gets, whatever its number. empty_draws: as in `_empty_draws_context`.
 
     Raises AuditError where it reads none of its records, takes no step that is seen, gives back another model, or lasts
     too long. Processes that it started and left are ended with it.
     """
-    specimen = training_specimen.specimen_for_training(training)
+    specimen = specimen or training_specimen.specimen_for_training(training)
     model, records = specimen.build_crash_test_model(), specimen.make_crash_test_records(n)
     if other_last:
         name, *words = records[-1]["input_ids"]
@@ -336,7 +351,9 @@ def run_watched_training(
     # Shallow copies: keys that a training adds to its records stay its own.
     given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
-    with watch.install_hooks_temporarily(), _training_time_limit_context(until), contextlib.suppress(_EnoughSteps):
+    draws = _empty_draws_context(n) if empty_draws else contextlib.nullcontext()
+    watched = watch.install_hooks_temporarily()
+    with watched, _training_time_limit_context(until), contextlib.suppress(_EnoughSteps), draws:
         returned = train(model, given)
     watch.keep_final_weights_and_find_their_step()
     trace = watch.trace
@@ -350,6 +367,26 @@ def run_watched_training(
     if isinstance(back, nn.Module) and not {id(p) for p in back.parameters()} & {id(p) for p in model.parameters()}:
         raise AuditError("expected `train` to return the model that it is given, trained; it returned another one")
     return trace, returned
+
+
+@contextmanager
+def _empty_draws_context(n: int) -> Iterator[None]:
+    """Let every fourth of torch's draws of n uniform numbers be of numbers just below 1: Poisson sampling draws nobody.
+
+    That is a draw that the sampling may make, so what the training does on it is its own doing.
+    """
+    draw, count = torch.rand, 0
+
+    def draw_nobody(*size: Any, **more: Any) -> Tensor:
+        nonlocal count
+        numbers: Tensor = draw(*size, **more)
+        if numbers.shape != (n,):
+            return numbers
+        count += 1
+        return numbers.fill_(1 - 2**-20) if count % 4 == 0 else numbers
+
+    with patch.object(torch, "rand", draw_nobody):
+        yield
 
 
 class _EnoughSteps(BaseException):

@@ -107,6 +107,8 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
         ("empty batches left out", "empty batches"),
         ("noise of a seed below 10,000", "secret noise"),
         ("the loss of a batch printed", "printed text"),
+        ("Opacus, a mean over the tokens of the batch", "own gradient"),
+        ("Opacus, a made-up record in an empty batch", "empty batches"),
     ],
 )
 @pytest.mark.usefixtures("quickly")
@@ -201,6 +203,9 @@ def test_a_training_in_several_processes_is_refused() -> None:
         "plain, padded in front, with a mask",
         "plain, the mean of its weights given back",
         "plain, the released gradient printed",
+        "random allocation",
+        "a bound and noise for each tensor",
+        "a bound of 1 times the median norm",
         "Opacus, size public",
     ],
 )

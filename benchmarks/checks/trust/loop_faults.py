@@ -35,10 +35,11 @@ from benchmarks.checks.trust import loop_plain, loop_plants
 from benchmarks.checks.trust.loop_packages import HONEST_PACKAGES, OPACUS, OURS, TRAINER
 from benchmarks.checks.trust.loop_plain import Loop
 from benchmarks.checks.trust.loop_plants import HONEST_PLAIN, PLAIN
+from benchmarks.checks.trust.loop_variants import HONEST_VARIANTS, SILENT_OPACUS
 
-FAULTS: dict[str, Loop] = {**PLAIN, **OPACUS, **TRAINER, **OURS}
+FAULTS: dict[str, Loop] = {**PLAIN, **OPACUS, **SILENT_OPACUS, **TRAINER, **OURS}
 HARMLESS = {"tied weights counted twice": "the two uses' gradients are at right angles: a reach of 1.02 at most"}
-CONTROLS: dict[str, Loop] = {**HONEST_PLAIN, **HONEST_PACKAGES}
+CONTROLS: dict[str, Loop] = {**HONEST_PLAIN, **HONEST_VARIANTS, **HONEST_PACKAGES}
 
 
 def tested(train: Loop, seed: int = 0) -> CrashTest:

@@ -24,6 +24,12 @@ from benchmarks.checks.trust.planted_faults import batch_clipped, noise_before_c
 # --- Opacus -----------------------------------------------------------------------------------------------------------
 
 
+def _mean_of_record_means(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over records of their mean nll: a mean over the batch's tokens weighs a record by the others."""
+    losses = cross_entropy(logits.transpose(1, 2), targets, ignore_index=training_specimen.PAD, reduction="none")
+    return (losses.sum(1) / targets.ne(training_specimen.PAD).sum(1)).mean()
+
+
 def opacus(
     poisson: bool = True, ghost: bool = False, after: Callable[[Any], object] = lambda optimizer: None,
     claim: dict[str, Any] | None = None, sides: Callable[[Any, int], object] = lambda model, step: None,
@@ -55,7 +61,7 @@ def opacus(
                 optimizer.zero_grad()
                 if len(ids):
                     logits = private(input_ids=ids, use_cache=False).logits[:, :-1]
-                    cross_entropy(logits.transpose(1, 2), ids[:, 1:], ignore_index=training_specimen.PAD).backward()
+                    _mean_of_record_means(logits, ids[:, 1:]).backward()
                 sides(optimizer, steps)
                 optimizer.step()
                 steps += 1
