@@ -315,7 +315,7 @@ def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Arra
     inner_products: (records, records) of the gradients; products: (records,) theirs with the gradient that is fitted.
     """
     norms = np.sqrt(np.diag(inner_products))
-    lengths = np.maximum(norms, 1e-300)
+    lengths = np.where(norms > 0, norms, 1.0)  # a gradient of 0, as of LoRA's first matrix at first, stays 0
     gram = inner_products / np.outer(lengths, lengths)
     # pinv: records of one text may have the same gradient.
     return np.linalg.pinv(gram, hermitian=True) @ (products / lengths), gram, norms

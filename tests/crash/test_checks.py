@@ -355,21 +355,20 @@ def bounded(seed: int, bound: float) -> WatchedTrainings:
     return WatchedTrainings(CLAIM, traces, traces[0])
 
 
-@pytest.mark.parametrize("bound", [10.0, 20.0, 30.0])
-def test_a_bound_about_as_large_as_the_gradients_is_neither_broken_nor_missed(bound: float) -> None:
-    """Of 40 trainings at most three alarms, and six intervals of the noise multiplier that miss the true one."""
+def test_a_bound_about_as_large_as_the_gradients_is_neither_broken_nor_missed() -> None:
+    """Of 24 trainings at most two alarms, and four intervals of the noise multiplier that miss the true one."""
     asked = (
         checks_of_sensitivity.check_record_sensitivity,
         checks_of_sensitivity.check_sensitivity_by_record_kind,
         checks_of_sensitivity.check_per_record_clipping,
     )
     alarms = missed = 0
-    for seed in range(40):
-        given = bounded(seed, bound)
+    for seed in range(24):
+        given = bounded(seed, 20.0)
         alarms += any(check(given).verdict == BROKEN for check in asked)
         interval = checks_of_sensitivity.estimate_noise_multiplier_interval(given)
         missed += interval is not None and not interval[1] <= 1 <= interval[2]
-    assert alarms <= 3 and missed <= 6
+    assert alarms <= 2 and missed <= 4
 
 
 def test_parts_of_records_leave_no_epsilon() -> None:
