@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import datetime
 import re
+import unicodedata
 from collections.abc import Iterator
 
 # CLDR's names of the months in the languages above, wide and abbreviated, by themselves and in a date: Babel 2.19,
 # Locale(language).months["format" and "stand-alone"]["wide" and "abbreviated"]. No name is two months'.
 _MONTH_NAMES = (
-    "ene enero gen gennaio jan janeiro januar januari january janv janvier sty styczeń stycznia tammi tammikuu "
+    "ene enero gen gennaio jan jän jänner janeiro januar januari january janv janvier "
+    "sty styczeń stycznia tammi tammikuu "
     "tammikuuta",
     "feb febbraio febrero februar februari february fev fevereiro févr février helmi helmikuu helmikuuta lut lutego "
     "luty",
@@ -30,24 +32,40 @@ _MONTH_NAMES = (
     "dec december des desember dez dezember dezembro dic dicembre diciembre déc décembre gru grudnia grudzień joulu "
     "joulukuu joulukuuta",
 )
-_MONTHS = {name: month for month, names in enumerate(_MONTH_NAMES, 1) for name in names.split()}
+
+
+def _written_forms(name: str) -> set[str]:
+    """Return a name composed, decomposed and without accents."""
+    decomposed = unicodedata.normalize("NFD", name)
+    return {name, decomposed, "".join(sign for sign in decomposed if not unicodedata.combining(sign))}
+
+
+_MONTHS = {
+    form: month
+    for month, names in enumerate(_MONTH_NAMES, 1)
+    for name in names.split()
+    for form in _written_forms(name)
+}
 
 # Said of a person: no part of a longer word.
 _BORN = (
-    r"born|d\.\s?o\.\s?b\.?|geboren|geb\.|née?|né\(e\)|né·e|nacid[oa]|nacid[oa]\(a\)|nació|nat[oa]|nascid[oa]|nasceu|född"
-    r"|født|syntynyt|urodzon[yaeą]|urodził(?:a)? się|ur\."
+    r"born|d\.\s?o\.\s?b\.?|geboren(?: wurden?(?: (?:er|sie|ich|wir))?)?|geb\.|née?|né\(e\)|né·e"
+    r"|nacid[oa]|nacid[oa]\(a\)|naci[óo]|nat[oa]|nascid[oa]|nasceu|född"
+    r"|født|synty(?:nyt|i)|urodzon[yaeą]|urodził(?:a)? się|ur\."
 )
 # Of a field, which may be a part of a name as patientBirthDate or patient_dob.
 _FIELD = (
-    r"dob|birth(?:[ _-]?(?:day|date))?|date[ _-]?of[ _-]?birth|geburts(?:datum|tag)|(?:date|lieu et date) de naissance"
-    r"|fecha[ _]de[ _]nacimiento|f\. ?nac\.|data[ _]di[ _]nascita|data[ _]de[ _]nascimento|geboortedatum"
-    r"|födelse(?:datum|dag)|fødsels(?:dato|dag)|syntymäaika|data[ _]urodzenia"
+    r"dob|birth(?:[ _-]?(?:day|date))?|date[ _-]?of[ _-]?birth|geb(?:urts|\.?[ -]?)datum"
+    r"|geburtstag|(?:date|lieu et date) de naissance"
+    r"|fecha[ _](?:de[ _])?nacimiento|f\. ?nac(?:\.|imiento)|nascimento(?= ?:)"
+    r"|data[ _]di[ _]nascita|data[ _]de[ _]nascimento|geboortedatum"
+    r"|födelse(?:datum|dag)|fødsels(?:dato|dag)|syntymä(?:aika|päivä)|data[ _]urodzenia"
     r"|出生(?:日期|年月日|于|於)?|生日|生于|生於|生年月日|誕生日|생년월일|생일|출생(?:일)?"
 )
 _DAY, _YEAR = r"(?:0?[1-9]|[12][0-9]|3[01])", r"(?:19|20)[0-9]{2}"
 _NUMBER = r"[0-9]{1,2}"
 _NAME = rf"(?:{'|'.join(sorted(_MONTHS, key=len, reverse=True))})(?![^\W\d_])\.?"
-_ORDINAL = r"(?:st|nd|rd|th|er|º|ª|\.|:na|:e)?"
+_ORDINAL = r"(?:st|nd|rd|th|er|\.?[º°ª]|\.|:na|:e)?"
 # Year, month and day, numbered by the way of writing them; a and b are day and month in either order.
 _DATE = (
     rf"(?P<date>(?P<y1>{_YEAR})(?P<s1>[-/.] ?)(?P<m1>{_NUMBER})[-/.] ?(?P<d1>{_DAY})"
@@ -55,16 +73,20 @@ _DATE = (
     rf"|(?P<a>{_NUMBER})(?P<s3>[-/. ]|\. )(?P<b>{_NUMBER})(?P=s3)(?P<y3>{_YEAR}|[0-9]{{2}})"
     rf"|(?P<d4>{_DAY}){_ORDINAL}(?: (?:of|de|di)|,)?[ -]?(?P<m4>{_NAME})(?:,? (?:de |del |do )?|-)(?P<y4>{_YEAR})"
     rf"|(?P<m5>{_NAME}) (?P<d5>{_DAY}){_ORDINAL},? (?P<y5>{_YEAR})"
-    rf"|(?P<y6>{_YEAR}) ?[年년] ?(?P<m6>{_NUMBER}) ?[月월] ?(?P<d6>{_DAY}) ?[日일号]?)(?![0-9])"
+    rf"|(?P<y6>{_YEAR}) ?[年년] ?(?P<m6>{_NUMBER}) ?[月월] ?(?P<d6>{_DAY}) ?[日일号號]?)(?![0-9])"
 )
 _PLACE = r"(?:in|à|en|a|em|te|i|w) (?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*(?:[ -](?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*){0,2},? "
-_JOINED = r"(?:(?:in|on|am|op|den|le|el|il|em|a|i|is|was|the|dnia|w dniu)(?!\w)[\W_]{0,3}|[于於は은는이] ?)"
+_JOINED = (
+    r"(?:(?:in|on|am|op|den|le|el|il|em|a|i|is|was|the|dnia|w dniu|un|d[ií]a|no dia)(?!\w)[\W_]{0,3}"
+    r"|[于於は은는이] ?|l['’])"
+)
 _FORMAT = r"(?: ?\([^()0-9]{1,20}\))?"  # DOB (dd/mm/yyyy)
+_WORD = rf"(?:(?<![^\W\d_])(?:{_BORN})|(?:{_FIELD}))"
 _BEFORE = re.compile(
-    rf"(?:(?<![^\W\d_])(?:{_BORN})|(?:{_FIELD})){_FORMAT}[\W_]{{0,6}}(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}",
+    rf"(?:{_WORD}|{unicodedata.normalize('NFD', _WORD)}){_FORMAT}[\W_]{{0,6}}(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}",
     re.IGNORECASE,
 )
-_BEHIND = re.compile(rf"(?<![0-9]){_DATE} ?(?:生まれ|出生|生(?![产產成命活])|출생|생)", re.IGNORECASE)
+_BEHIND = re.compile(rf"(?<![0-9]){_DATE} ?(?:生まれ|出生|生(?![产產成命活])|(?:에 ?)?(?:출생|태어)|생)", re.IGNORECASE)
 
 
 def birth_date_places(text: str) -> Iterator[tuple[int, int]]:

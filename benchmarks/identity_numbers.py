@@ -105,6 +105,13 @@ _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (rf"[0-9]{{2}}{_MONTH}{_DAY}-?[1-8][0-9]{{6}}", _is_korean),
     (r"[0-9]{6} ?[0-9]{5}", partial(_is_stdnum_valid, "no.fodselsnummer")),
     (r"[0-9]{11}", partial(_is_stdnum_valid, "pl.pesel")),
+    (rf"[1-6][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{4}}", partial(_is_stdnum_valid, "ee.ik")),
+    (rf"[1-8][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{6}}", partial(_is_stdnum_valid, "ro.cnp")),
+    (rf"{_DAY}{_MONTH}[0-9]{{2}}-[0-9]{{5}}", partial(_is_stdnum_valid, "lv.pvn")),
+    (r"[0-9]{6}/[0-9]{4}", partial(_is_stdnum_valid, "cz.rc")),
+    (r"[0-9]-[0-9]{4}-[0-9]{5}-[0-9]{2}-[0-9]", partial(_is_stdnum_valid, "th.pin")),
+    (r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[0-9K]", partial(_is_stdnum_valid, "cl.rut")),
+    (rf"[A-Z]{{4}}[0-9]{{2}}{_MONTH}{_DAY}[HM][A-Z]{{5}}[0-9A-Z][0-9]", partial(_is_stdnum_valid, "mx.curp")),
     (
         r"(?:1[1-5]|2[1-3]|3[1-7]|4[1-6]|5[0-4]|6[1-5]|71|8[1-3])[0-9]{4}"
         r"(?P<gap> ?)(?:18|19|20)[0-9]{6}(?P=gap)[0-9]{3}[0-9X]",
@@ -130,13 +137,13 @@ def id_number_places(text: str) -> Iterator[tuple[int, int]]:
         yield from (match.span("number") for match in pattern.finditer(text) if is_valid(match["number"].upper()))
 
 
-_IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ -]?[0-9A-Za-z])")
+_IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ .-]?[0-9A-Za-z])")
 _IBAN_REST = re.compile(r"[0-9A-Za-z]+")
 _IBAN_CHARACTERS = range(15, 35)
 
 
 def iban_places(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each IBAN, in groups with a space or hyphen between, or in one."""
+    """Yield begin and end of each IBAN, in groups with a space, hyphen or dot between, or in one."""
     from stdnum import iban
 
     for match in _IBAN_START.finditer(text):
@@ -148,7 +155,7 @@ def iban_places(text: str) -> Iterator[tuple[int, int]]:
             if len(number) in _IBAN_CHARACTERS and iban.is_valid(number.upper()):
                 yield match.start(), end
                 break
-            group = _IBAN_REST.match(text, end + 1) if text[end : end + 1] in ("-", " ") else None
+            group = _IBAN_REST.match(text, end + 1) if text[end : end + 1] in ("-", " ", ".") else None
 
 
 # First digits of the cards that are issued, and how many digits they have: an IMEI has Luhn's check digit too.

@@ -106,8 +106,15 @@ def email_places(text: str) -> Iterator[tuple[int, int]]:
         if domain is None and (domain := _DOMAIN.match(text, at + 1)):
             local = local or _UNSPACED_LOCAL.search(text, begin, at)
         if local and domain and at - local.start() <= _LONGEST_LOCAL:
-            yield local.start(), domain.end()
+            yield _begin_of_address(text, local.start(), domain.end()), domain.end()
         at = text.find("@", at + 1)
+
+
+def _begin_of_address(text: str, begin: int, end: int) -> int:
+    """Return where an address begins behind an escaped line end or Markdown's underscore."""
+    is_escape = text[begin - 1 : begin] == "\\" and text[begin] in "nrt"
+    is_emphasis = text[begin] == "_" == text[end : end + 1]
+    return begin + (is_escape or is_emphasis)
 
 
 # --- where to look, and what decides --------------------------------------------------------------------------------
@@ -126,7 +133,7 @@ _ASCII_SIGNS = {
 # Letters of an address: Latin ones, or those of another script. In a script without spaces, and in Korean, whose
 # particles are written on it, letters next to an address are the text about it, unless its domain has them as well.
 _LONGEST_LOCAL = 64  # characters before the @ (RFC 5321: octets)
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}ー"
 _LATIN, _OTHERS, _ALONE = r"\p{Latin}\p{Mn}", rf"[\p{{L}}\p{{M}}]--[\p{{Latin}}{_UNSPACED}]", _UNSPACED
 
 
