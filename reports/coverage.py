@@ -46,7 +46,10 @@ def coverage_label(result: AuditResult) -> str:
         return ""
     rules = {"identical copies": counts.copies, **counts.left_out, **counts.not_attacked}
     left = ", ".join(f"{n:,} {why}" for why, n in rules.items() if n)
-    return f"{audited_of_given(result)} records audited{f' ({left})' if left else ''}"
+    tokens = ""
+    if counts.attacked_tokens < counts.tokens:  # of a short record half is the prefix
+        tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"
+    return f"{audited_of_given(result)} records audited{tokens}{f' ({left})' if left else ''}"
 
 
 def phrases_by_copies(finding: Finding, whose: str) -> list[str]:

@@ -64,3 +64,11 @@ def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult)
 def test_what_was_left_out_is_said_by_its_rule(result: AuditResult) -> None:
     assert coverage.coverage_label(copied(result, 3, 12, 123, 29)) == "41 of 141 records audited (6 too short)"
     assert coverage.coverage_label(result) == ""
+
+
+def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> None:
+    made = copied(result, 3, 12, 123, 29)
+    counts = replace(made.benchmark.records["members"], tokens=1_000, attacked_tokens=950)
+    benchmark = replace(made.benchmark, records={"members": counts})
+    label = coverage.coverage_label(replace(made, benchmark=benchmark))
+    assert label == "41 of 141 records audited, 95% of their tokens attacked (6 too short)"
