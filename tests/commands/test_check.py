@@ -131,7 +131,7 @@ def test_the_demonstration_finds_what_was_planted_and_says_what_it_is(capsys: Sa
     assert run_command_line(["check"]) == 0
     printed = screen(capsys)
     assert "demonstration" in printed and "Synthetic" in printed and "audit check MODEL --data" in printed
-    assert "(attack perplexity, greedy decoding; 95% intervals)" in " ".join(printed.split())
+    assert "(attack perplexity, greedy, one sample; 95% intervals)" in " ".join(printed.split())
     found = result()
     (greedy, *_) = found["findings"]
     copies = greedy["by_repeats"]
