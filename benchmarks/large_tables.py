@@ -8,46 +8,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas
 from numpy.typing import NDArray
 
 from auditor.benchmarks import columns
+from auditor.benchmarks.table_blocks import (
+    BATCH,
+    NotStreamable,
+    TableBlock,
+    count_lines,
+    make_whole_file_block,
+    open_parquet,
+    split_into_blocks,
+    stream_batches,
+    stream_nonblank_lines,
+    stream_objects,
+    stream_raw_lines,
+)
 from auditor.benchmarks.tables import (
     ABSENT,
     FIRST,
     RecordTable,
     columns_with_texts,
     parse_json_of_table,
-    require_json_object,
-    stream_csv_table_rows,
 )
 from auditor.core.errors import AuditError
 from auditor.statistics.extraction import copies_label
 
-if TYPE_CHECKING:
-    import pyarrow
-    from pyarrow import parquet
-
 LARGE = 50_000  # rows, above which a table is counted by text and only a sample of it is tokenised
 SAMPLE = 20_000  # rows of that sample, at least
 _SAMPLES_PER_LIMIT = 4  # rows of the sample for each record of --limit: some are too short, or auxiliary data
-_BATCH = 10_000  # rows in memory at once
-_BLOCK = 2**24  # bytes of JSONL that are counted as one task
-_MOST_ARROW = 2**30  # bytes of a block that Arrow parses at once
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
-
-Batch = Mapping[str, Sequence[Any]]  # the values of each column
-
-
-class _NotStreamable(Exception):
-    """The table has to be read as a whole, which also says what is wrong with it."""
 
 
 def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
@@ -81,15 +78,6 @@ class UnreadRows:
 
 
 @dataclass(frozen=True)
-class TableBlock:
-    """A part of a file that is counted as one task: bytes of JSONL or CSV, row groups of Parquet."""
-
-    number: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
 class BlockCounts:
     """What one block holds. hashes, repeats: (rows,), of each row's text and how often it counts, None: once.
 
@@ -117,7 +105,7 @@ class BlockHashing:
         for block in items:
             try:
                 yield self.hash_block(block)
-            except (AuditError, _NotStreamable, ValueError, OSError):  # whoever has the blocks before names the row
+            except (AuditError, NotStreamable, ValueError, OSError):  # whoever has the blocks before names the row
                 yield BlockCounts(block, is_faulty=True)
 
     def hash_block(self, block: TableBlock, first_row: int = 0, first_line: int = 0) -> BlockCounts:
@@ -125,7 +113,7 @@ class BlockHashing:
         names, wanted = dict[str, None](), (*self.layout, *((columns.REPEATS,) if self.has_repeats else ()))
         hashes, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         n_rows = first_row
-        for batch in _stream_batches(self.where, self.path, block, wanted, names, (first_row, first_line)):
+        for batch in stream_batches(self.where, self.path, block, wanted, names, (first_row, first_line)):
             n = len(batch[wanted[0]])
             table = RecordTable(self.where, wanted, n, batch.__getitem__, first_row=n_rows)
             hashes.append(hash_texts(columns.joined_layout_texts(table, self.layout)))
@@ -183,7 +171,7 @@ def read_sample_of_large_table(
         unread = counting.counted[where]
         read = [name for name in wanted if name in unread.columns]
         return replace(_read_rows(where, path, read, unread.rows), columns=unread.columns, texts=unread.texts), unread
-    except (_NotStreamable, ValueError, OSError):
+    except (NotStreamable, ValueError, OSError):
         return None  # whoever reads the whole table finds the same fault before its first row, and names it
 
 
@@ -193,7 +181,7 @@ def is_large_table_of_texts(where: str, path: Path) -> bool:
         return False
     try:
         head = _read_head_of_large_table(where, path)
-    except (_NotStreamable, ValueError, OSError):
+    except (NotStreamable, ValueError, OSError):
         return False
     return head is not None and _plain_layout_of_table(head) is not None
 
@@ -211,15 +199,15 @@ def _read_head_of_large_table(where: str, path: Path) -> RecordTable | None:
     """Return the first rows, by which layout and columns with texts are told; None for a table that is not large."""
     objects: list[dict[str, Any]]
     if path.suffix.lower() == ".parquet":
-        with _open_parquet(path) as file:
+        with open_parquet(path) as file:
             if file.metadata.num_rows <= LARGE:
                 return None
             names = tuple(file.schema_arrow.names)
             objects = next(file.iter_batches(FIRST)).to_pylist()
     else:
-        if sum(1 for _ in islice(_stream_lines(path), LARGE + 1)) <= LARGE:
+        if sum(1 for _ in islice(stream_nonblank_lines(path), LARGE + 1)) <= LARGE:
             return None
-        objects = list(islice(_stream_objects(where, path, _split_into_blocks(path)[0]), _BATCH))
+        objects = list(islice(stream_objects(where, path, split_into_blocks(path)[0]), BATCH))
         names = tuple(dict.fromkeys(name for value in objects for name in value))
     values = {name: [value.get(name, ABSENT) for value in objects] for name in names}
     return RecordTable(where, names, len(objects), values.__getitem__, columns_with_texts(objects))
@@ -234,12 +222,12 @@ def _scan_texts(
     """
     waiting: dict[int, BlockCounts] = {}
     done: list[BlockCounts] = []
-    for counts in hash_blocks(work, _split_into_blocks(work.path)):
+    for counts in hash_blocks(work, split_into_blocks(work.path)):
         waiting[counts.block.number] = counts
         while (following := waiting.pop(len(done), None)) is not None:
             if following.is_faulty:
                 n_rows = sum(len(block.hashes) for block in done)
-                following = work.hash_block(following.block, n_rows, _count_lines(work.path, following.block.start))
+                following = work.hash_block(following.block, n_rows, count_lines(work.path, following.block.start))
             done.append(following)
     names = tuple(dict.fromkeys((*head.columns, *(name for counts in done for name in counts.names))))
     whole = replace(head, columns=names)
@@ -317,172 +305,18 @@ def _stream_chosen_rows(
 ) -> Iterator[Mapping[str, Any]]:
     chosen = set(rows)
     if path.suffix.lower() == ".jsonl":
-        numbered = enumerate(_stream_raw_lines(path, _whole_file(path)))
+        numbered = enumerate(stream_raw_lines(path, make_whole_file_block(path)))
         nonblank = (pair for pair in numbered if pair[1].startswith(b"{") or pair[1].decode("utf-8-sig").strip())
         for row, (number, line) in enumerate(nonblank):
             if row in chosen:
                 yield parse_json_of_table(where, line.decode("utf-8-sig"), number)
     elif path.suffix.lower() == ".csv":
-        blocks = _split_into_blocks(path)
-        yield from (value for row, value in enumerate(_stream_objects(where, path, blocks[0])) if row in chosen)
+        blocks = split_into_blocks(path)
+        yield from (value for row, value in enumerate(stream_objects(where, path, blocks[0])) if row in chosen)
     else:
         start, in_order = 0, np.array(rows)
-        with _open_parquet(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH, columns=list(names)):
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(batch_size=BATCH, columns=list(names)):
                 here = in_order[(in_order >= start) & (in_order < start + batch.num_rows)]
                 yield from batch.take(here - start).to_pylist()
                 start += batch.num_rows
-
-
-# --- blocks -----------------------------------------------------------------------------------------------------------
-
-
-def _split_into_blocks(path: Path) -> list[TableBlock]:
-    """Return the blocks of a file in order. One of JSONL ends with a line; CSV is one, as a field may hold lines."""
-    if path.suffix.lower() == ".parquet":
-        with _open_parquet(path) as file:
-            return [TableBlock(i, i, i + 1) for i in range(file.num_row_groups)]
-    size = path.stat().st_size
-    ends: list[int] = []
-    if path.suffix.lower() == ".jsonl":
-        with path.open("rb") as lines:
-            while (ends[-1] if ends else 0) + _BLOCK < size:
-                lines.seek(_BLOCK, 1)
-                lines.readline()
-                ends.append(lines.tell())
-    return [TableBlock(i, *block) for i, block in enumerate(pairwise(sorted({0, *ends, size})))]
-
-
-def _stream_batches(
-    where: str,
-    path: Path,
-    block: TableBlock,
-    wanted: Sequence[str],
-    names: dict[str, None],
-    before: tuple[int, int],
-) -> Iterator[Batch]:
-    """Yield the wanted columns of a block, some rows at a time. names: fills up with the columns of its rows.
-
-    before: rows and lines before the block.
-    """
-    if path.suffix.lower() == ".parquet":
-        with _open_parquet(path) as file:
-            groups = range(block.start, block.end)
-            for batch in file.iter_batches(batch_size=_BATCH, row_groups=groups, columns=list(wanted)):
-                yield {name: batch.column(name).to_pylist() for name in wanted}
-        return
-    if path.suffix.lower() == ".jsonl" and (table := _parse_json_block(path, block, wanted)) is not None:
-        names.update(dict.fromkeys(table.column_names))
-        for start in range(0, table.num_rows, _BATCH):
-            yield {name: table.column(name).slice(start, _BATCH).to_pylist() for name in wanted}
-        return
-    objects = _stream_objects(where, path, block, *before)
-    while some := list(islice(objects, _BATCH)):
-        for value in some:
-            names.update(dict.fromkeys(value))
-        yield {name: [value.get(name, ABSENT) for value in some] for name in wanted}
-
-
-def _parse_json_block(path: Path, block: TableBlock, wanted: Sequence[str]) -> pyarrow.Table | None:
-    """Return the rows of a block of JSONL by Arrow, four times as fast as one by one; None unless all are plain.
-
-    Plain: an object a line, each with its texts and a whole number of repeats, and no name twice in it. Of what else
-    there is, only the standard library's parser says what is wrong, or reads it as the whole table is read.
-    """
-    import pyarrow
-    from pyarrow import json as arrow_json
-
-    size = block.end - block.start
-    if size > _MOST_ARROW:
-        return None
-    with path.open("rb") as file:
-        file.seek(block.start)
-        data = file.read(size)
-    kinds = [(name, pyarrow.int64() if name == columns.REPEATS else pyarrow.string()) for name in wanted]
-    try:
-        table = arrow_json.read_json(
-            pyarrow.BufferReader(data),
-            arrow_json.ReadOptions(use_threads=False, block_size=size + 1),
-            arrow_json.ParseOptions(pyarrow.schema(kinds), unexpected_field_behavior="infer"),
-        )
-        for name in wanted:
-            table.column(name).validate(full=True)  # UTF-8
-    except pyarrow.ArrowException:
-        return None
-    n_lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    n_begun = data.startswith(b"{") + data.count(b"\n{")
-    is_plain = table.num_rows == n_lines == n_begun and not any(table.column(name).null_count for name in wanted)
-    return table if is_plain else None
-
-
-def _stream_objects(
-    where: str, path: Path, block: TableBlock, first_row: int = 0, first_line: int = 0
-) -> Iterator[dict[str, Any]]:
-    """Yield each row of a block of JSONL or CSV by column, as `tables` reads them. Raises AuditError with the row."""
-    if path.suffix.lower() == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            rows = stream_csv_table_rows(where, text)
-            header = next(rows)
-            if len(set(header)) < len(header):
-                raise _NotStreamable
-            yield from (dict(zip(header, row, strict=True)) for row in rows)
-        return
-    row = first_row
-    for number, line in enumerate(_stream_all_lines(path, block), first_line):
-        if line.strip():
-            if row == 0 and block.start == 0 and line.lstrip().startswith("["):
-                raise _NotStreamable  # an array of all rows, or else no object
-            yield require_json_object(where, row, parse_json_of_table(where, line, number))
-            row += 1
-
-
-def _stream_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file that hold something."""
-    return (line for line in _stream_all_lines(path, _whole_file(path)) if line.strip())
-
-
-def _whole_file(path: Path) -> TableBlock:
-    return TableBlock(0, 0, path.stat().st_size)
-
-
-def _stream_all_lines(path: Path, block: TableBlock) -> Iterator[str]:
-    """Yield the lines of a block of a file, as `tables.read_json_table_objects` splits it."""
-    encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
-    for line in _stream_raw_lines(path, block):
-        yield line.decode(encoding)
-        encoding = "utf-8"
-
-
-def _stream_raw_lines(path: Path, block: TableBlock) -> Iterator[bytes]:
-    """Yield the lines of a block of a file with their ends."""
-    with path.open("rb") as file:
-        file.seek(block.start)
-        remaining = block.end - block.start
-        while remaining > 0:
-            line = file.readline()
-            remaining -= len(line)
-            yield line
-
-
-def _count_lines(path: Path, end: int) -> int:
-    """Return how many lines of a file end in its first `end` bytes."""
-    n_lines = 0
-    with path.open("rb") as file:
-        for start in range(0, end, _BLOCK):
-            n_lines += file.read(min(_BLOCK, end - start)).count(b"\n")
-    return n_lines
-
-
-@contextmanager
-def _open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a Parquet file. Raises _NotStreamable, also in the block, if it cannot be read or names a column twice."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path, pre_buffer=False) as file:
-            if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
-                raise _NotStreamable
-            yield file
-    except pyarrow.ArrowException:
-        raise _NotStreamable from None

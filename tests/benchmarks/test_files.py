@@ -16,7 +16,7 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from auditor.benchmarks import large_tables
+from auditor.benchmarks import table_blocks
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.large_tables import BlockHashing
 from auditor.benchmarks.whole_texts import sample_data_conversations
@@ -663,8 +663,9 @@ def read_large(path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str,
     """Read a file as a large one: of 30 distinct rows 12 are tokenised."""
     monkeypatch.setattr("auditor.benchmarks.large_tables.LARGE", 20)
     monkeypatch.setattr("auditor.benchmarks.large_tables.SAMPLE", 12)
-    monkeypatch.setattr("auditor.benchmarks.large_tables._BATCH", 7)
-    monkeypatch.setattr("auditor.benchmarks.large_tables._BLOCK", 600)
+    monkeypatch.setattr("auditor.benchmarks.large_tables.BATCH", 7)
+    monkeypatch.setattr("auditor.benchmarks.table_blocks.BATCH", 7)
+    monkeypatch.setattr("auditor.benchmarks.table_blocks._BLOCK", 600)
     monkeypatch.setattr("auditor.benchmarks.files.LARGE", 20)
     lengths = {"prefix_length": 8, "suffix_length": 8, "known_fraction": 0.25, "limit": 3}
     return Files(write(path, rows), BYTES, **(lengths | asked))
@@ -773,12 +774,12 @@ def test_arrow_reads_a_block_as_the_standard_library_does(
 ) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(rows)
-    (block,) = large_tables._split_into_blocks(path)
+    (block,) = table_blocks.split_into_blocks(path)
     work = BlockHashing("--data", path, ("text",), has_repeats="repeats" in rows)
     wanted = ["text", "repeats"] if work.has_repeats else ["text"]
-    assert (large_tables._parse_json_block(path, block, wanted) is not None) == by_arrow
+    assert (table_blocks._parse_json_block(path, block, wanted) is not None) == by_arrow
     by_either = work.hash_block(block)
-    monkeypatch.setattr(large_tables, "_parse_json_block", lambda *_: None)
+    monkeypatch.setattr(table_blocks, "_parse_json_block", lambda *_: None)
     one_by_one = work.hash_block(block)
     assert by_either.hashes.tolist() == one_by_one.hashes.tolist()
     assert by_either.names == one_by_one.names
@@ -794,7 +795,7 @@ def test_lines_that_are_no_object_each_are_not_left_to_arrow(tmp_path: Path, row
     path = tmp_path / "d.jsonl"
     path.write_text(rows)
     with refuses("not JSON"):
-        BlockHashing("--data", path, ("text",), has_repeats=False).hash_block(large_tables._split_into_blocks(path)[0])
+        BlockHashing("--data", path, ("text",), has_repeats=False).hash_block(table_blocks.split_into_blocks(path)[0])
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from auditor import audit
-from auditor.benchmarks import large_tables
+from auditor.benchmarks import large_tables, table_blocks
 from auditor.benchmarks.files import Files
 from auditor.benchmarks.large_tables import BlockCounts, BlockHashing, TableBlock, TableCounting
 from auditor.cli import run_command_line
@@ -396,8 +396,10 @@ def test_members_of_an_ensemble_are_trained_one_a_task(far: None, own: list[str]
 @pytest.fixture
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of 30 rows is counted in blocks, and some of it tokenised."""
-    for name, value in (("LARGE", 20), ("SAMPLE", 12), ("_BATCH", 4), ("_BLOCK", 200)):
+    for name, value in (("LARGE", 20), ("SAMPLE", 12), ("BATCH", 4)):
         monkeypatch.setattr(large_tables, name, value)
+    monkeypatch.setattr(table_blocks, "BATCH", 4)
+    monkeypatch.setattr(table_blocks, "_BLOCK", 200)
 
 
 def test_a_large_table_is_counted_by_workers_once(
