@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
+from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 
 LENGTH = 50  # tokens of a prefix and of a suffix, at most, if no length is given
@@ -18,6 +19,13 @@ _OWN = 16  # tokens of its own in the prefix of a text that begins as many other
 _LEAST_SHARED = 8  # tokens: texts that share fewer at their beginning are cut as if they shared none
 _SHARE = 0.1  # of the texts, that begin alike: of fewer nothing is concluded
 _FEWEST = 5  # texts that begin alike
+
+
+def check_prefix_and_suffix_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
+    """Raise AuditError for a length below 1; None is no length at all."""
+    for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
+        if length is not None and length < 1:
+            raise AuditError(f"expected {flag} >= 1, got {length}")
 
 
 class CutPlace(NamedTuple):

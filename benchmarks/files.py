@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from auditor.benchmarks import chat, columns, cutting
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
-from auditor.benchmarks.cut_places import TextLengths
+from auditor.benchmarks.cut_places import TextLengths, check_prefix_and_suffix_lengths
 from auditor.benchmarks.cutting import Cutting
 from auditor.benchmarks.large_tables import (
     LARGE,
@@ -34,7 +34,6 @@ from auditor.benchmarks.splitting import (
     DataRecord,
     RecordSource,
     SplitOptions,
-    check_prefix_and_suffix_lengths,
     group_unusable_parts,
     plural,
     row_numbers_phrase,

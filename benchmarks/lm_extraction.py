@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.benchmarks.cut_places import check_prefix_and_suffix_lengths
 from auditor.benchmarks.splitting import (
     DataRecord,
     RecordSource,
     SplitOptions,
-    check_prefix_and_suffix_lengths,
     split_data_records_into_secrets,
 )
 from auditor.core.errors import AuditError

@@ -175,13 +175,6 @@ class SplitData:
         return ", ".join(plural(count, word) for count, word in words if count)
 
 
-def check_prefix_and_suffix_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
-    """Raises AuditError for a length below 1; None is no length at all."""
-    for flag, length in (("--prefix-length", prefix_length), ("--suffix-length", suffix_length)):
-        if length is not None and length < 1:
-            raise AuditError(f"expected {flag} >= 1, got {length}")
-
-
 def split_data_records_into_secrets(
     members: RecordSource,
     known: RecordSource | None,

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from auditor.benchmarks import tables
 from auditor.benchmarks.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
+from auditor.benchmarks.cut_places import check_prefix_and_suffix_lengths
 from auditor.benchmarks.splitting import (
     DataRecord,
     RecordSource,
     SplitOptions,
-    check_prefix_and_suffix_lengths,
     group_unusable_parts,
     plural,
     row_numbers_phrase,
