@@ -108,7 +108,7 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
     assert any("with ranks" in note for note in far["benchmark"]["notes"])
     assert "behind an API" in (world / "far" / "report.md").read_text(encoding="utf-8")
     capsys.readouterr()
-    assert run_command_line(arguments(url, folder, "--attack", "exact", "-o", "refused")) == 2
+    assert run_command_line(arguments(url, folder, "--attack", "exact", "--attack", "perplexity", "-o", "refused")) == 2
     refused = capsys.readouterr().err
     assert "--attack exact cannot run: needs" in refused and "openai:tiny does not give them" in refused
 
