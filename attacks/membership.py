@@ -315,7 +315,7 @@ class Membership(Probe):
                 "no blind baseline: too few unrelated records to fit a classifier, so whether members and non-members "
                 "differ in kind is not known"
             )
-        return (*said, *self._target_free_baseline_notes(observations, member), *self._rmia_lira_notes(observations))
+        return (*said, *self._target_free_baseline_notes(observations, member), *_rmia_lira_notes(observations))
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
         """Why a score is not shown, by its name."""
@@ -355,14 +355,15 @@ class Membership(Probe):
                     f"{m.high:.3f}): it saw some of them, or the two differ in kind"
                 )
 
-    def _rmia_lira_notes(self, observations: Sequence[Observation]) -> Iterator[str]:
-        if count := _rmia_lira_reference_count(observations):
-            saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
-            kind = "online: every record is in some and out of others"
-            if not membership.has_in_and_out_models(saw):
-                kind = "offline: only those that did not see a record are asked about it"
-            shared = ", LiRA's deviations shared by all records" if count < membership.SHADOWS else ""
-            yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
+
+def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
+    if count := _rmia_lira_reference_count(observations):
+        saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
+        kind = "online: every record is in some and out of others"
+        if not membership.has_in_and_out_models(saw):
+            kind = "offline: only those that did not see a record are asked about it"
+        shared = ", LiRA's deviations shared by all records" if count < membership.SHADOWS else ""
+        yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
 
 
 def _auc_widening_by_score(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:

@@ -10,6 +10,7 @@ from scipy import stats
 
 from auditor.crash.reaches import (
     ChooseRecords,
+    Chosen,
     estimate_mean_reach,
     estimate_reach_of_tensors_together,
     rank_norms_in_training,
@@ -266,8 +267,8 @@ def _record_shares_of_summed_gradient(step: ObservedStep, parts: Sequence[Sequen
 
 
 def _make_record_kind_choice(chosen: _Chosen) -> ChooseRecords:
-    def choose(step: ObservedStep) -> Array:
-        return np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
+    def choose(step: ObservedStep) -> Chosen:
+        return np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=np.bool_)
 
     return choose
 

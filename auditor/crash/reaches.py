@@ -13,20 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize
 
 from auditor.crash.verdicts import Array
 from auditor.crash.watch import ObservedStep, fit_reaches
 from auditor.crash.watch import TrainingTrace as Trace
 
-ChooseRecords = Callable[[ObservedStep], Array]  # a step -> (records,) which of them, 1 or 0
+Chosen = NDArray[np.bool_]
+ChooseRecords = Callable[[ObservedStep], Chosen]  # a step -> (records,) which of them
 Estimate = tuple[float, float]  # a mean reach, and its standard error
 _ROUNDING = 1e-9  # of a Gram matrix's largest eigenvalue
 
 
-def choose_all_records(step: ObservedStep) -> Array:
-    """Return (records,) ones."""
-    return np.ones(len(step.gram))
+def choose_all_records(step: ObservedStep) -> Chosen:
+    """Return (records,) True."""
+    return np.ones(len(step.gram), dtype=np.bool_)
 
 
 def estimate_mean_reach(steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records) -> Estimate | None:
@@ -40,7 +42,7 @@ def estimate_mean_reach(steps: Sequence[ObservedStep], choose: ChooseRecords = c
     for step in steps:
         if not step.scale or not step.records:
             continue
-        chosen = choose(step).astype(bool)
+        chosen = choose(step)
         if not chosen.any():
             continue
         weights, deviation = _weigh_chosen_records(step.gram, chosen)
@@ -54,7 +56,7 @@ def estimate_mean_reach(steps: Sequence[ObservedStep], choose: ChooseRecords = c
     return total_reach / total_weight, math.sqrt(n_steps) / total_weight
 
 
-def _weigh_chosen_records(gram: Array, chosen: Array) -> tuple[Array, float]:
+def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
     """Return the weights, none negative, of the chosen records' most precise mean, and that sum's deviation.
 
     gram: (records, records) of unit gradients, the inverse of the reaches' covariance. Where every weight of the
