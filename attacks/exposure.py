@@ -144,7 +144,14 @@ class Exposure(Probe):
             said.append(
                 f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large"
             )
-        poor = int((value_column(observations, "fit_p") < 0.05).sum())
+        # Runs of versions before this check hold no p-value of the fit.
+        unchecked = sum("fit_p" not in o.values for o in observations)
+        if unchecked:
+            said.append(
+                f"whether a skew-normal distribution fits the references of {unchecked} canaries was not checked "
+                "by the version that measured them: do not trust extrapolation"
+            )
+        poor = sum(o.values.get("fit_p", 1.0) < 0.05 for o in observations)
         if poor:
             said.append(
                 f"a skew-normal distribution does not fit the references of {poor} canaries: do not trust extrapolation"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,15 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
     assert by_count["1"].high - by_count["1"].low > 9  # one canary says next to nothing of others
     kept = QUICK.per_secret_values(canaries(), exact)
     assert np.mean(kept["exposure"][:3]) == pytest.approx(main.value)
+
+
+def test_rows_of_a_version_without_a_check_of_the_fit_are_read_and_named(exact: list[Observation]) -> None:
+    older = [replace(o, values={k: v for k, v in o.values.items() if k != "fit_p"}) for o in exact]
+    mixed = [*older[:2], *exact[2:]]
+    assert states(QUICK.notes(canaries(), older), f"{len(exact)} canaries was not checked")
+    assert states(QUICK.notes(canaries(), mixed), "2 canaries was not checked")
+    assert not states(QUICK.notes(canaries(), exact), "not checked")
+    assert repr(QUICK.measurements(canaries(), older)) == repr(QUICK.measurements(canaries(), exact))
 
 
 def test_controls_alone_are_no_members(learnt: HuggingFaceModel) -> None:
