@@ -168,7 +168,11 @@ class AuditCallback(TrainerCallback):
         # TRL's SFTTrainer says whether it reads a completion_mask.
         completion_only = getattr(self.trainer, "completion_only_loss", True)
         training = preflight.read_training_set(
-            self.trainer.train_dataset, cut, mode == "keep_end", completion_only=completion_only
+            self.trainer.train_dataset,
+            cut,
+            mode == "keep_end",
+            completion_only=completion_only,
+            learns_prompts=type(args).__name__ == "ORPOConfig",
         )
         sought = self.secrets
         if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret

@@ -19,7 +19,9 @@ from auditor.core.nouns import Secret, Tokens
 
 _ROWS = 200_000  # of a training set that are looked at
 _BETWEEN = -1  # no token
-_COMPLETIONS = ("completion_ids", "chosen_ids", "rejected_ids")  # TRL's, each read with the row's prompt_ids
+_PROMPTS = ("prompt_ids", "prompt_input_ids")  # TRL's; the second before 1.16
+_COMPLETIONS = ("completion_ids", "chosen_ids", "rejected_ids")  # TRL's, each read after the row's prompt
+_SIDES = ("chosen", "rejected")  # TRL's NAME_input_ids; with NAME_labels (ORPO, CPO) the prompt is within
 _ASSISTANT, _COMPLETION = "assistant_masks", "completion_mask"  # TRL's: 1 where a loss is taken
 
 
@@ -34,20 +36,26 @@ class TrainingSet:
 
 
 def read_training_set(
-    dataset: Any, max_length: int | None = None, keep_end: bool = False, completion_only: bool = True
+    dataset: Any,
+    max_length: int | None = None,
+    keep_end: bool = False,
+    completion_only: bool = True,
+    learns_prompts: bool = False,
 ) -> TrainingSet | None:
     """Return the tokens of a data set whose rows have token ids; None for one that makes its tokens as it is asked.
 
     A row is `input_ids`, or TRL's prompt with its completions: `chosen_ids` and `rejected_ids` (DPO), `completion_ids`
-    (KTO). max_length: TRL's collators cut a prompt with a completion to so many tokens, the first ones or, with
-    `keep_end`, the last ones. completion_only: whether the trainer reads a `completion_mask` without labels.
+    (KTO), `chosen_input_ids` and `rejected_input_ids` (ORPO, CPO, DPO before 1.16).
+    max_length: TRL's collators cut a prompt with a completion to so many tokens, the first ones or, with `keep_end`,
+    the last ones. completion_only: whether the trainer reads a `completion_mask` without labels.
+    learns_prompts: whether the loss is of the prompts of chosen sides too, as TRL 1.16's ORPO takes it.
     """
     masks = (_ASSISTANT, _COMPLETION) if completion_only else (_ASSISTANT,)
     rows = _first_rows_of_training_set(dataset)
     ids, learnt, copies_by_row = list[NDArray[np.int32]](), list[NDArray[np.bool_]](), Counter[bytes]()
     kept = slice(-max_length, None) if max_length and keep_end else slice(max_length)
     for row in rows:
-        sequences = _token_sequences_of_row(row, kept, masks)
+        sequences = _token_sequences_of_row(row, kept, masks, ("chosen",) if learns_prompts else ())
         if not sequences:
             return None
         for tokens, mask in sequences:
@@ -61,15 +69,27 @@ def read_training_set(
 
 
 def _token_sequences_of_row(
-    row: Mapping[str, Any], kept: slice, masks: Sequence[str]
+    row: Mapping[str, Any], kept: slice, masks: Sequence[str], sides_with_prompts: Sequence[str]
 ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """Return each sequence that the model reads of a row, with the tokens that a loss is taken of; [] for no ids."""
+    """Return each sequence that the model reads of a row, with the tokens that a loss is taken of; [] for no ids.
+
+    sides_with_prompts: "chosen" if the loss is of its prompt too, whatever its labels mask.
+    """
     if row.get("input_ids") is not None:
         tokens = np.asarray(row["input_ids"], dtype=np.int32).ravel()
         return [(tokens, _learnt_token_mask(row, len(tokens), masks))]
-    prompt = row.get("prompt_ids") or []
+    prompt = next((list(row[name]) for name in _PROMPTS if row.get(name) is not None), [])
     sequences = []
-    for name in _COMPLETIONS:
+    for side in _SIDES:
+        if row.get(f"{side}_labels") is not None:
+            tokens = np.asarray(row[f"{side}_input_ids"], dtype=np.int32).ravel()
+            learnt = np.asarray(row[f"{side}_labels"]).ravel() != -100
+            if side in sides_with_prompts:
+                learnt = np.ones(len(tokens), bool)
+            sequences.append((tokens[kept], learnt[kept]))
+    if sequences:
+        return sequences
+    for name in (*_COMPLETIONS, *(f"{side}_input_ids" for side in _SIDES)):
         if row.get(name) is not None:
             tokens = np.array([*prompt, *row[name]], dtype=np.int32)
             sequences.append((tokens[kept], (np.arange(len(tokens)) >= len(prompt))[kept]))

@@ -79,6 +79,39 @@ def test_preference_rows_are_read_with_both_answers() -> None:
         preflight.preflight_sentences_about_secrets(training, [secret(3, 4, 5, 6)])
 
 
+ORPO: dict[str, Any] = {  # CPO's rows have the same columns
+    "prompt_input_ids": [1, 2, 3],
+    "chosen_input_ids": [1, 2, 3, 4],
+    "chosen_labels": [-100, -100, -100, 4],
+    "rejected_input_ids": [1, 2, 3, 5],
+    "rejected_labels": [-100, -100, -100, 5],
+}
+
+
+def test_sides_with_labels_are_read_with_the_prompt_within() -> None:
+    training = preflight.read_training_set([ORPO])
+    assert training is not None and training.rows == 1
+    chosen, rejected, prompt = secret(2, 3, 4), secret(2, 3, 5), secret(1, 2, 3)
+    sentence, silent = preflight.preflight_sentences_about_secrets(training, [chosen, rejected, prompt])
+    assert sentence == "3 of 3 members stand in the training set, token by token"
+    assert silent.startswith("of 1 of them no loss is taken")
+    with pytest.raises(AuditError, match="1 of 1 stand in the training set"):
+        preflight.preflight_sentences_about_secrets(training, [chosen, secret(2, 3, 5, member=False)])
+
+
+def test_orpo_learns_the_prompts_of_chosen_sides_whatever_is_masked() -> None:
+    training = preflight.read_training_set([ORPO], learns_prompts=True)
+    assert training is not None and training.learnt.tolist() == [True] * 4 + [False] * 4 + [True, False]
+
+
+def test_sides_without_labels_follow_their_prompt() -> None:
+    """Rows of DPO before TRL 1.16."""
+    row = {"prompt_input_ids": [1, 2], "chosen_input_ids": [3, 4], "rejected_input_ids": [5, 6]}
+    before, now = (preflight.read_training_set(rows) for rows in ([row], PREFERENCES[:1]))
+    assert before is not None and now is not None
+    assert before.ids.tolist() == now.ids.tolist() and before.learnt.tolist() == now.learnt.tolist()
+
+
 def test_labelled_completions_are_read_without_those_of_the_other_prompts() -> None:
     rows = [{"prompt_ids": [1, 2], "completion_ids": [3, 4], "KL_completion_ids": [8, 9], "label": False}] * 2
     training = preflight.read_training_set(rows)
