@@ -68,6 +68,7 @@ class Membership(Probe):
     needs: ClassVar[tuple[str, ...]] = ("likelihood",)
     quick: ClassVar[Mapping[str, Any]] = {"lowercase": False}  # no second reading of each text
     without_reference: ClassVar[Mapping[str, Any]] = {"score": "min_k_plus"}
+    without_distributions: ClassVar[Mapping[str, Any]] = {"score": "loss"}  # EZ-MIA takes ranks, which not all give
     least_nonmembers: ClassVar[int] = roc.LEAST
     score: str = "ez_mia"
     text: Literal["suffix", "all"] = "suffix"

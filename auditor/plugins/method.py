@@ -28,6 +28,7 @@ class Method:
     quick: ClassVar[Mapping[str, Any] | None] = None  # its options in `audit check`; None: it takes too long for that
     deep: ClassVar[bool] = False  # whether `audit check --deep` uses it, though it takes long
     without_reference: ClassVar[Mapping[str, Any]] = {}  # options to set where there is no reference model
+    without_distributions: ClassVar[Mapping[str, Any]] = {}  # options to set behind an API
     float32: ClassVar[bool] = False  # whether it is right in float32 alone: `--dtype auto` then means that
     least_nonmembers: ClassVar[int] = 0  # it needs as many, and as many members, to say anything
 

@@ -164,6 +164,7 @@ def _build_attacks_and_probes(
         names = ", ".join(method.name for method in methods)
         raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
     refuse_unused_options("-A", plan.attack_options, _option_names_by_plugin(methods))
+    _note_options_without_distributions(site, methods, plan.attack_options)
     for method in methods:
         if ours := sorted(filter(is_builtin_metric, method.metrics)):
             raise AuditError(
@@ -178,12 +179,28 @@ def _build_attacks_and_probes(
 
 
 def _default_attack_options(site: Site, known: Mapping[str, type[Attack | Probe]]) -> dict[str, dict[str, Any]]:
-    """Return options that a user's own go before: the place's, and without a reference model those for that."""
+    """Return options that a user's own go before: the place's, and those for a model that lacks something."""
     defaults = {name: dict(options) for name, options in site.default_attack_options.items()}
     if not site.names_reference_model:
         for name, kind in known.items():
             defaults[name] = {**defaults.get(name, {}), **kind.without_reference}
+    if site.is_model_asked_over_network:
+        for name, kind in known.items():
+            defaults[name] = {**defaults.get(name, {}), **kind.without_distributions}
     return defaults
+
+
+def _note_options_without_distributions(site: Site, methods: Sequence[Attack | Probe], given: Options) -> None:
+    """Announce each option that was set because an API gives no whole distributions."""
+    if not site.is_model_asked_over_network:
+        return
+    for method in methods:
+        for option, value in method.without_distributions.items():
+            if option not in given.get(method.name, {}):
+                site.reporter.announce(
+                    f"{method.name}: {option}={value}, as APIs give no whole distributions "
+                    f"(-A {method.name}.{option}= chooses another)"
+                )
 
 
 def _built_plugins(

@@ -113,6 +113,32 @@ def test_an_audit_over_http_finds_what_one_at_hand_finds(
     assert "--attack exact cannot run: needs" in refused and "openai:tiny does not give them" in refused
 
 
+@pytest.mark.parametrize("reference", [[], ["--reference", "other"]], ids=["none", "given"])
+def test_membership_over_http_falls_back_to_the_loss(
+    world: Path, served: Serve, folder: Path, capsys: Said, reference: list[str]
+) -> None:
+    """A server of text and its log-probabilities gives no distributions (Min-K%++) and no ranks (EZ-MIA)."""
+    _, url = served("echo")
+    for name, offset in (("data", 0), ("fresh", 500)):
+        pairs = [{"prefix": f"Card {offset + i:04d} of", "suffix": f" K{7 * i + offset:03d}"} for i in range(12)]
+        (world / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    save(world / "other", seed=5)
+    own = ["--attack", "perplexity", "--attack", "membership", "--setting", "white-box", *reference]
+    assert run_command_line(arguments(url, folder, *own, "-o", "run")) == 0
+    said = capsys.readouterr()
+    assert "membership: score=loss, as APIs give no whole distributions" in said.out + said.err
+    row = rows(result(world / "run"))["white-box", "membership"]
+    assert not row["not_applicable"] and 0 <= value(row, "membership_auc") <= 1
+    asked = ["-A", "membership.score=min_k_plus", "-o", "refused"]
+    assert run_command_line(arguments(url, folder, *own, *asked)) == 0
+    said = capsys.readouterr()
+    assert "score=loss" not in said.out + said.err
+    assert (
+        "is no number for 24 of 24 records"
+        in rows(result(world / "refused"))["white-box", "membership"]["not_applicable"]
+    )
+
+
 def test_a_bracket_is_shown_as_both_of_its_ends(world: Path, served: Serve, folder: Path) -> None:
     _, url = served()
     own = ["--attack", "perplexity", "--attack", "extraction-probability", "-A", "extraction-probability.top_p=0.7"]
