@@ -107,7 +107,8 @@ class LowercaseRanking(SamplingAttack):
     """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score = -(nll / nll of lower).
 
     Both nll are means per token, in nats, behind the same prefix, of a text as the tokenizer writes it; read as far as
-    the model has positions. A text without capitals scores -1, as it says nothing: the most drawn comes first.
+    the model has positions. A text without capitals scores -1, as it says nothing; if the likeliest suffix of a prefix
+    has none, all of that prefix do: the most drawn comes first.
     """
 
     name: ClassVar[str] = "lowercase"
@@ -122,7 +123,15 @@ class LowercaseRanking(SamplingAttack):
         pairs = [(query.prefix, suffix) for query, some in batch for suffix in candidate_suffixes_as_tuples(some)]
         nll = torch.cat([mean_nll_of_candidates(candidates) for _, candidates in batch]).tolist()
         scores = candidate_values_tensor(scores_against_lower_case(view, pairs, nll))
-        return list(scores.split([len(candidates.suffixes) for _, candidates in batch]))
+        by_query = scores.split([len(candidates.suffixes) for _, candidates in batch])
+        return [_scores_if_likeliest_has_capitals(own, some) for own, (_, some) in zip(by_query, batch, strict=True)]
+
+
+def _scores_if_likeliest_has_capitals(scores: Tensor, candidates: Any) -> Tensor:
+    """Return the scores (distinct,), or -1 for all if the likeliest candidate has no capitals."""
+    # Among digits or a script without case a capital is an unlikely draw, and would lead for want of a rival.
+    likeliest = int(mean_nll_of_candidates(candidates).argmin())
+    return scores if float(scores[likeliest]) != -1.0 else torch.full_like(scores, -1.0)
 
 
 def scores_against_lower_case(view: View, pairs: Sequence[tuple[Tokens, Tokens]], nll: Sequence[float]) -> list[float]:

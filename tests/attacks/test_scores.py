@@ -21,6 +21,7 @@ from auditor.attacks.ethicist import (
     split_prompt_tuning_and_validation_pairs,
 )
 from auditor.attacks.likelihood_ranking import (
+    LowercaseRanking,
     score_against_reference_nll,
     scores_against_lower_case,
     zlib_compressed_byte_count,
@@ -100,6 +101,22 @@ def test_both_sides_of_the_lower_case_ratio_are_tokenised_anew() -> None:
     truth = -mean_nll(upper) / mean_nll(lower)
     assert scores[:2] == pytest.approx([truth, truth], rel=1e-5) and abs(truth + 1) > 1e-3
     assert scores[2:] == [-1.0] * 3
+
+
+def test_a_capital_among_likelier_digits_does_not_lead() -> None:
+    """The likeliest candidate is of digits: all score -1. If it has capitals, they are compared with lower case."""
+    seen = View("target", tiny(vocab_size=len(BYTES)), WHITE_BOX, seed=0, tokenizer=BYTES)
+    suffixes = torch.tensor([[BYTES(letter)["input_ids"][0] for letter in text] for text in ("123", "1Q3")])
+
+    def scored(*nll: float) -> list[float]:
+        token = -torch.tensor(nll)[:, None].expand(-1, 3)
+        drawn = SuffixCandidates(suffixes, torch.tensor([5, 1]), token)
+        (scores,) = LowercaseRanking(samples=6).candidate_scores(seen, [(Query("q", (1, 2), 3), drawn)])
+        return scores.tolist()
+
+    assert scored(0.1, 5.0) == [-1.0, -1.0]
+    digits, capital = scored(5.0, 0.1)
+    assert digits == -1.0 and capital > -1.0
 
 
 def test_known_pairs_are_split_without_loss() -> None:
