@@ -54,7 +54,8 @@ class AttackRow:
             return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
         if m.name == RECALL:
             return f"{phrases.format_share_with_interval(m)} recited word for word"
-        note = f" ({m.note})" if m.name == auc_name("") and m.note else ""
+        is_named = m.note not in ("", self.finding.attack)
+        note = f" ({m.note})" if m.name == auc_name("") and is_named else ""
         title = find_metric(m.name).short or phrases.lower_first(phrases.metric_label(m.name))
         return f"{title} {phrases.value_with_interval(m)}{note}"
 
@@ -168,9 +169,12 @@ def attack_lines_for_screen(result: AuditResult, rows: Rows, most: int) -> list[
     shown = compared if len(compared) < most else compared[: most - 2]
     names = max(len(row.title) for row in shown)
     first = shown[0].finding
-    lines = [f"{phrases.target_title(result, first.target)}, {first.setting}; differences are paired by record"]
+    bases = {row.base for row in shown if row.difference is not None}
+    of_all = f" from {min(bases)}" if len(bases) == 1 else ""  # said once, above
+    paired = f"; differences{of_all or ' are'}{',' if of_all else ''} paired by record" if bases else ""
+    lines = [f"{phrases.target_title(result, first.target)}, {first.setting}{paired}"]
     for row in shown:
-        differs = "" if row.difference is None else f"; {row.difference_text}"
+        differs = "" if row.difference is None else f"; {row.difference_text.removesuffix(of_all)}"
         lines.append(f"{row.title:<{names}}  {row.number_text}{differs}")
     left = len(compared) - len(shown)
     return [*lines, f"and {counted(left, 'more attack')} in the report"] if left else lines

@@ -56,6 +56,7 @@ class RayEngine:
         self.workers, self.address, self.gpus = workers, address, gpus
         self._elsewhere: Callable[[], Any] | None = None
         self._pool: list[Any] = []
+        self._stored_elsewhere: Any = None  # held as long as its workers: one that is started anew asks for it again
         self._held = contextlib.ExitStack()  # the connection, unless a notebook made it before, and its folder
         os.environ.setdefault(_QUIET, "1")
         try:
@@ -113,14 +114,15 @@ class RayEngine:
     def _kill_worker_pool(self) -> None:
         for worker in self._pool:
             _import_ray().kill(worker)  # for good: Ray starts none again that it was told to kill
-        self._pool = []
+        self._pool, self._stored_elsewhere = [], None
 
     def _started_worker_pool(self) -> list[Any]:
         if not self._pool:
             kind = _import_ray().remote(_Worker)
             kind = kind.options(num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES)
-            elsewhere = _import_ray().put(self._elsewhere)  # once for all: it may hold what a run has counted
-            self._pool = [kind.remote(elsewhere) for _ in range(self.workers)]
+            # Once for all workers: it may hold what a run has counted.
+            self._stored_elsewhere = _import_ray().put(self._elsewhere)
+            self._pool = [kind.remote(self._stored_elsewhere) for _ in range(self.workers)]
         return self._pool
 
     def _connect_to_ray_cluster(self) -> None:

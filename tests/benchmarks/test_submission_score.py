@@ -356,8 +356,9 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
 
 
 def test_no_guesses_no_submission(world: Path, tmp_path: Path, capsys: Said) -> None:
-    flags = ("--attack", "perplexity", "--setting", "text-only", "--submission", str(tmp_path / "out.csv"))
-    assert run_command_line(command(world, tmp_path / "run", *flags)) == 2
+    flags = ["--attack", "extraction-probability", "--setting", "white-box", "--submission", str(tmp_path / "out.csv")]
+    plain = [word for word in command(world, tmp_path / "run") if word not in ("-A", "samples=4")]
+    assert run_command_line([*plain, *flags]) == 2
     assert "no submission was written" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists() and (tmp_path / "run" / "result.json").exists()
 

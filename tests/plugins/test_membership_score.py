@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_plug_ins_score_is_the_verdict_and_is_compared_and_gated(
     assert tried == rows["first-token"]["scores_tried"] > 3  # one family: all scores of both rows share the level
     named = {m["name"]: m for m in rows["first-token"]["measurements"]}
     assert named["membership_auc"]["value"] == named["membership_auc_first_token"]["value"] == 1.0
-    assert "first-token  AUC 1.00" in screen and "from membership" in screen
+    assert re.search(r"first-token \(yours\) +AUC 1\.00", screen) and "from membership" in screen
     assert run_command_line(["show", "runs/a"]) == 0
     assert capsys.readouterr().out == screen
     report = (given / "runs" / "a" / "report.html").read_text()
