@@ -25,7 +25,7 @@ from auditor.crash.verdicts import (
 )
 from auditor.crash.watch import ObservedStep
 
-_NAME = "own gradient"
+OWN_GRADIENT = "own gradient"
 _MOST_CONDITION = 1e10  # of normal equations that determine their coefficients
 
 
@@ -33,7 +33,9 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     """A record's clipped gradient is the same whatever the texts that are read with it are."""
     would = "a loss that is a mean over the tokens of a batch"
     if not runs.company:
-        return LoopCheck(_NAME, UNKNOWN, "no clipping norm is claimed that gradients could be shorter than", would)
+        return LoopCheck(
+            OWN_GRADIENT, UNKNOWN, "no clipping norm is claimed that gradients could be shorter than", would
+        )
     records = make_company_specimen(runs.claim.max_grad_norm).make_crash_test_records(runs.company[0].n)
     steps = [step for trace in runs.company for step in trace.steps if step.scale and step.records]
     fits = {
@@ -42,14 +44,14 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
         if (fit := _fit_weight_of_company(steps, records, runs.claim.max_grad_norm, by_pass))
     }
     if not fits:
-        return LoopCheck(_NAME, UNKNOWN, "no record was read in company of other lengths", would)
+        return LoopCheck(OWN_GRADIENT, UNKNOWN, "no record was read in company of other lengths", would)
     company = max(fits, key=lambda name: fits[name][0] / fits[name][1])
     slope, error = fits[company]
     unit = runs.claim.noise_multiplier
     needed = standard_errors_a_loop_check_detects(len(fits)) * error * unit
     would += f" (1), or {needed:.2f} of that"
     return loop_check_from_p_value(
-        _NAME, min(1.0, len(fits) * float(stats.norm.sf(slope / error))),
+        OWN_GRADIENT, min(1.0, len(fits) * float(stats.norm.sf(slope / error))),
         f"a record's gradient is weighed by its tokens over those of {company}: one record moves the others' gradients",
         "a record's gradient does not follow the lengths of the texts it is read with", would,
         lambda: WorstViolation(f"{slope * unit:.2f} ± {1.96 * error * unit:.2f} of what a mean over tokens does", "0"),

@@ -13,6 +13,7 @@ import numpy as np
 from auditor.core.errors import AuditError
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
 from auditor.crash.checks import run_all_crash_test_checks
+from auditor.crash.checks_of_company import OWN_GRADIENT
 from auditor.crash.checks_of_noise import whiten_unequal_noise
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
@@ -259,8 +260,10 @@ def observed_loop_of_watched_trainings(runs: WatchedTrainings, checks: tuple[Loo
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
     noise = checks_of_sensitivity.estimate_noise_multiplier_interval(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
-    if runs.steps_with_noise and any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON):
-        noise = None  # of a bound that is not seen, and of parts of records, no epsilon follows
+    unseen = any(check.verdict == UNKNOWN for check in checks if check.name in _OF_EPSILON)
+    if runs.steps_with_noise and (unseen or OWN_GRADIENT in broken):
+        # No epsilon follows of a bound that is not seen, of parts of records, and of a record that moves the others'.
+        noise = None
     if any(check.epsilon == math.inf for check in broken.values()):
         return ObservedLoop(noise and noise[0], runs.observed_sampling_rate, steps, math.inf, math.inf, math.inf)
     if noise is None:

@@ -377,6 +377,15 @@ def test_parts_of_records_leave_no_epsilon() -> None:
     assert found.epsilon is None and found.low is None
 
 
+def test_a_gradient_that_others_move_leaves_no_epsilon() -> None:
+    """The records' own reach, which is within its bound, would look safe beside the verdict."""
+    given = runs()
+    moved = LoopCheck("own gradient", BROKEN, "", "")
+    honest = observed_loop_of_watched_trainings(given, ())
+    found = observed_loop_of_watched_trainings(given, (moved,))
+    assert honest.epsilon is not None and found.epsilon is None and found.high is None
+
+
 def test_random_allocation_has_a_law_of_its_own() -> None:
     """Batches of one size are none of it; an epsilon below that of whole passes is not judged."""
     claimed = replace(CLAIM, sampling="allocation", epsilon=2.0)
