@@ -103,6 +103,7 @@ class CutPart:
     at: int = 0
     stands: str = ""  # what it is in the row, where an attacker is told something else
     group: str | None = None  # whose turn it is, if those of several are attacked; or on which side of a preference
+    n_shared: int = 0  # first tokens of the row that many rows begin with
     tokens: int = 0  # of the row, that this part is the first of: over all its parts they add up to the row's
 
 
@@ -178,7 +179,7 @@ def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[s
             wording = wording_at_token_ends(text, ends, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
             part = number if several else None
-            yield CutPart(row, halves, part, middle, tokens=0 if number else len(ids))
+            yield CutPart(row, halves, part, middle, n_shared=n_shared, tokens=0 if number else len(ids))
         if cut.trained is not None and n_trained < len(ids):
             yield CutPart(row, cut.trained.beyond_phrase, len(places))
 

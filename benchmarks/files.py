@@ -224,7 +224,7 @@ def _table_as_record_source(
             prefix, suffix, wording = one.halves
             group = groups[one.row] or one.group
             record = DataRecord(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
-            records.append(replace(record, user=users[one.row]))
+            records.append(replace(record, user=users[one.row], n_shared=one.n_shared))
             standing.append(one.stands or wording.prefix_and_suffix_text)
     # `texts` and `remarks` are whole from here on: reading the parts filled them.
     if flag == "--data" and columns.REPEATS not in table.columns and unread is None:

@@ -46,10 +46,18 @@ class DataRecord:
     part: int | None = None  # None: it is the whole row
     at: int = 0
     user: str | None = None  # see Secret
+    n_shared: int = 0  # first tokens of the row that many rows begin with, as a notice
 
     @property
     def prefix_suffix_pair(self) -> Pair:
         return Pair(self.prefix, self.suffix)
+
+    @property
+    def own_tokens(self) -> Tokens:
+        """Return the tokens of prefix and suffix without a beginning that many rows share."""
+        tokens = self.prefix + self.suffix
+        begin = self.at - len(self.prefix)  # of the prefix, in the row
+        return tokens[max(0, self.n_shared - begin) :] if self.n_shared else tokens
 
 
 @dataclass(frozen=True)
@@ -380,14 +388,15 @@ def _in_file_order(records: Sequence[DataRecord]) -> list[DataRecord]:
 def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dict[int, int | None]:
     """Return by row how often it, or a row that differs from it in a few tokens, was trained on; None: not known.
 
-    Of a row with several parts, that of its most copied part. Near copies (`NEAR_SHARE` of the tokens edited) are
-    looked for among at most `NEAR_MOST` records; a note says if there are more.
+    Of a row with several parts, that of its most copied part. A beginning that many rows share makes no copies. Near
+    copies (`NEAR_SHARE` of the tokens edited) are looked for among at most `NEAR_MOST` records; a note says if there
+    are more.
     """
     times = [record.repeats for record in records]
     if len(records) > NEAR_MOST:
         notes.append(f"near copies were not looked for among {len(records):,} records (more than {NEAR_MOST:,})")
     elif records:
-        texts = [record.prefix + record.suffix for record in records]
+        texts = [record.own_tokens or record.prefix + record.suffix for record in records]
         groups = group_texts_within_edit_limits(texts, [int(len(text) * NEAR_SHARE) for text in texts]).tolist()
         of_group: dict[int, dict[int, int]] = {}  # of each row that has a text in it, the copies
         for record, group in zip(records, groups, strict=True):
@@ -400,11 +409,14 @@ def count_copies_of_rows(records: Sequence[DataRecord], notes: list[str]) -> dic
         ]
         if any(is_near):
             notes.append(f"{plural(sum(is_near), 'record')} with near copies, which count as copies of each other")
-    found: dict[int, int | None] = {}
+    rows_with_own_parts = {record.row for record in records if record.own_tokens}
+    copies_of_rows: dict[int, int | None] = {}
     for record, count in zip(records, times, strict=True):
-        before = found.get(record.row)
-        found[record.row] = count if before is None or count is None else max(before, count)
-    return found
+        if not record.own_tokens and record.row in rows_with_own_parts:
+            continue
+        before = copies_of_rows.get(record.row)
+        copies_of_rows[record.row] = count if before is None or count is None else max(before, count)
+    return copies_of_rows
 
 
 def _distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from auditor.core.counts import counted
-from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.disagreements import is_measured
 from auditor.records.outcomes import RowValuesBySecret, secret_ids_common_to_rows
+from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, ReportMaterial, Topic, forest_span
-from auditor.statistics import roc
+from auditor.statistics import documents, roc
 from auditor.statistics.bounds import measurement_from_evidence
 from auditor.statistics.compare import paired_difference
 from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, score_column_name
 
-Rows = Mapping[CellKey, RowValuesBySecret]
 _NOTE = (
     "Each attack that was asked for, in that order. A difference is that of the attack's number and that of the first "
     "attack with the same number, on the same records, with its 95% interval; these intervals are not corrected for "
@@ -52,8 +51,12 @@ class AttackRow:
         m = self.main
         if m is None:
             return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
-        if m.name == RECALL:
-            return f"{phrases.format_share_with_interval(m)} recited word for word"
+        if m.name in (RECALL, documents.RECALL):
+            share = f"{phrases.format_share_with_interval(m)} recited word for word"
+            parts = self.finding.measurement(RECALL)
+            if m.name == RECALL or parts is None:
+                return share
+            return f"{share}, at least in part (parts: {phrases.hit_count_text(parts)})"
         is_named = m.note not in ("", self.finding.attack)
         note = f" ({m.note})" if m.name == auc_name("") and is_named else ""
         title = find_metric(m.name).short or phrases.lower_first(phrases.metric_label(m.name))
@@ -69,8 +72,9 @@ class AttackRow:
         return f"{number} {phrases.format_interval(m)} from {self.base}"
 
 
-def compare_attacks(result: AuditResult, rows: Rows, target: str, setting: str) -> list[AttackRow]:
+def compare_attacks(result: AuditResult, details: SecretDetails, target: str, setting: str) -> list[AttackRow]:
     """Return a row for each attack on the target at the setting, in the order asked for."""
+    records = {secret.id: secret.document or secret.id for secret in details.secrets}
     asked = list(dict.fromkeys(result.plan.get("attack", ())))
     findings = [f for f in result.findings if (f.target, f.setting) == (target, setting)]
     findings.sort(key=lambda f: asked.index(f.attack) if f.attack in asked else len(asked))
@@ -81,7 +85,8 @@ def compare_attacks(result: AuditResult, rows: Rows, target: str, setting: str) 
         base = None if main is None else first.setdefault(main.name, finding)
         difference = None
         if main is not None and base is not None and base is not finding:
-            difference = _paired_difference(main.name, rows.get(finding.cell_key), rows.get(base.cell_key))
+            both = (details.rows.get(finding.cell_key), details.rows.get(base.cell_key))
+            difference = _paired_difference(main.name, *both, records)
         if finding.stopped or (base is not None and base.stopped):
             difference = None  # who was asked was decided by what was found: no interval of a fixed size holds
         is_own = finding.attack in result.own_methods
@@ -92,18 +97,20 @@ def compare_attacks(result: AuditResult, rows: Rows, target: str, setting: str) 
 def _main_number(finding: Finding) -> Measurement | None:
     if finding.not_applicable:
         return None
-    recall = finding.measurement(RECALL)
-    main = recall if is_measured(recall) else finding.main
-    return main if is_measured(main) else None
+    shares = (finding.measurement(documents.RECALL), finding.measurement(RECALL), finding.main)
+    return next((m for m in shares if is_measured(m)), None)
 
 
 def _paired_difference(
-    metric: str, new: RowValuesBySecret | None, base: RowValuesBySecret | None
+    metric: str, new: RowValuesBySecret | None, base: RowValuesBySecret | None, records: Mapping[str, str]
 ) -> Measurement | None:
-    """Return the metric of `new` minus that of `base` on the records of both; None if too little is kept."""
+    """Return the metric of `new` minus that of `base` on the records of both; None if too little is kept.
+
+    records: of each secret that is a part of a record, the record.
+    """
     if new is None or base is None:
         return None
-    column = score_column_name("") if metric == auc_name("") else metric
+    column = {auc_name(""): score_column_name(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
     members, others = (secret_ids_common_to_rows([new, base], column, side) for side in (True, False))
@@ -118,7 +125,17 @@ def _paired_difference(
         return measurement_from_evidence("auc_difference", roc.auc_difference(*sides), roc.AUC)
     if not members or not np.isfinite([one, other]).all():
         return None
+    if metric == documents.RECALL:
+        one, other = (_greatest_value_by_record(values, members, records) for values in (one, other))
     return replace(paired_difference(one, other), unit=find_metric(metric).unit)
+
+
+def _greatest_value_by_record(values: roc.Floats, ids: Sequence[str], records: Mapping[str, str]) -> roc.Floats:
+    greatest: dict[str, float] = {}
+    for id, value in zip(ids, values.tolist(), strict=True):
+        record = records.get(id, id)
+        greatest[record] = max(greatest.get(record, value), value)
+    return np.array(list(greatest.values()))
 
 
 def _values_of_ids(row: RowValuesBySecret, column: str, member: bool, ids: Sequence[str]) -> roc.Floats:
@@ -131,7 +148,7 @@ def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
     groups, spans = [], []
     for target in dict.fromkeys(f.target for f in phrases.findings_in_report_order(result)):
         for setting in phrases.SETTINGS:
-            compared = compare_attacks(result, material.details.rows, target, setting)
+            compared = compare_attacks(result, material.details, target, setting)
             if len(compared) < 2:
                 continue
             title = f"{phrases.target_title(result, target)}, {setting}"
@@ -155,13 +172,13 @@ def _span_of(m: Measurement | None) -> ForestSpan | None:
     return forest_span(m, 0.5 if m.unit == roc.AUC else None)
 
 
-def attack_lines_for_screen(result: AuditResult, rows: Rows, most: int) -> list[str]:
+def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: int) -> list[str]:
     """Return a heading, and a line for each attack on the target and at the setting at which most of them ran.
 
     Nothing if there is one attack that ran, or no room for two.
     """
     cells = dict.fromkeys((f.target, f.setting) for f in phrases.findings_in_report_order(result))
-    tables = [compare_attacks(result, rows, *cell) for cell in cells]
+    tables = [compare_attacks(result, details, *cell) for cell in cells]
     compared = max(tables, key=lambda table: sum(row.main is not None for row in table), default=[])
     # A single attack is in the table above, unless it did not run.
     if len(compared) < 1 + all(row.main is not None for row in compared) or most < 3:

@@ -37,6 +37,7 @@ from auditor.reports import (
 )
 from auditor.reports.screen_layout import GUTTER, RESULT, ScreenEntry, cut_to_width, lay_out_entries, wrap_to_width
 from auditor.reports.verdict import strongest_attack_row, strongest_row_with_chain
+from auditor.statistics import documents
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
@@ -44,6 +45,7 @@ _NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
 _LONGEST = 24  # of a target's name
 _LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
 _GROUPS = 4  # of secrets that the screen tells apart
+_SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, at least in part"}  # by metric
 
 
 def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:
@@ -213,7 +215,7 @@ def _most_worrying_first_screen_sort_key(signal: LeakSignal) -> tuple[bool, bool
 def _verbatim_extraction_screen_cells(result: AuditResult, signal: LeakSignal, first: bool) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
-    of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
+    of = _SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(filter(None, (of, signals.suspicion_phrase(signal) if signal.suspected else "")))
     interval = "" if signal.suspected and signals.is_decided_by_excess(signal) else phrases.format_interval(m)
     cost = phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING) if first else ""
@@ -256,7 +258,7 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[LeakSignal]) 
 def _attack_table_lines(
     result: AuditResult, known: detailed.SecretDetails, width: int, room: int = LINES
 ) -> list[Text]:
-    lines = attack_table.attack_lines_for_screen(result, known.rows, room)
+    lines = attack_table.attack_lines_for_screen(result, known, room)
     labels = ["ATTACKS", *[""] * len(lines)]
     return [
         Text.assemble((f"{label:{GUTTER}}", "bold"), cut_to_width(line, width - GUTTER))
@@ -309,7 +311,7 @@ def _extraction_by_copies_screen_entry(
             items.append(f"{told} {_target_and_access_label(result, best)}")
     if best is not None and len(best.strata) > 1:
         items += coverage.phrases_by_copies(best, _target_and_access_label(result, best))
-    elif best is not None and len(best.by_repeats) > 1:
+    elif best is not None and len(best.by_repeats) > 1 and not best.measurement(documents.RECALL):  # these are of parts
         groups = phrases.sort_by_repeats(best.by_repeats)
         told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
         open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)

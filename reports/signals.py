@@ -22,7 +22,7 @@ from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import forest_span
 from auditor.statistics.memorised import RECORDS
-from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL, SHARES, auc_name
+from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, SHARES, auc_name
 from auditor.statistics.roc import AUC
 
 NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
@@ -216,12 +216,12 @@ def _not_shown_sentences(clear: Sequence[Sequence[LeakSignal]]) -> list[str]:
     others = [describe_signals_of_one_kind(group) for group in clear if group not in none]
     if len(none) < 2:
         return [describe_signals_of_one_kind(group) for group in clear]
-    *ways, last = (
-        group[0].kind.counted[group[0].measured.name].removeprefix("extracted ") for group in none if group[0].measured
-    )
-    together = describe_signals_of_one_kind(none[0]).replace(
-        f" {VERBATIM.counted[RECALL]}", f" extracted {', '.join(ways)} or {last}"
-    )
+    phrases_of_ways = [group[0].kind.counted[group[0].measured.name] for group in none if group[0].measured]
+    subject = phrases_of_ways[0].partition("extracted ")[0]  # "records ", if they have parts
+    in_part = ", at least in part" if subject else ""
+    *ways, last = (way.partition("extracted ")[2].removesuffix(in_part) for way in phrases_of_ways)
+    said_once = f"{subject}extracted {', '.join(ways)} or {last}{in_part}"
+    together = describe_signals_of_one_kind(none[0]).replace(phrases_of_ways[0], said_once)
     return [together, *others]
 
 

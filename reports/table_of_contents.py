@@ -22,6 +22,7 @@ from auditor.reports import escaping, phrases, severity, signals, subject_line
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
 from auditor.reports.verdict import doubt_sentences, headline, summary_sentence_by_target, verdict_paragraph
+from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 READING = (
@@ -104,10 +105,12 @@ def _plugin_section_blocks(i: int, own: OwnSection, _: ReportMaterial) -> list[B
 
 def _report_header_facts(result: AuditResult) -> Facts:
     n = result.benchmark
+    has_parts = any(finding.measurement(documents.RECALL) for finding in result.findings)
+    attacked = "Parts of records" if has_parts else "Records"
     written = n.text_form.partition(" (")[0]
     return (
         ("Attacked", subject_line.attacked_target_titles(result)),
-        ("Records", f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
+        (attacked, f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
         *((("Text form", f"--template {written}"),) if written else ()),
         ("Run", result.name),
         ("Ended", result.created),

@@ -20,7 +20,7 @@ from auditor.records.leak_kinds import (
     leak_readings_against_nonmembers,
     leak_readings_by_repeat_count,
 )
-from auditor.statistics import people
+from auditor.statistics import documents, people
 from auditor.statistics.extraction import copies_label
 from auditor.statistics.intervals import mean_excess_over_nonmembers
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
@@ -43,16 +43,23 @@ CHANCE_BITS = 1 / math.log(2)  # mean exposure of a canary that was never insert
 
 
 def _verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from leak_readings_against_nonmembers(finding, RECALL)
-    yield from leak_readings_against_nonmembers(finding, "document_recall")
+    yield from _leak_readings_by_record(finding, RECALL, documents.RECALL)
     yield from leak_readings_against_nonmembers(finding, ANY, alone=False)
     yield from _leak_readings_by_copies(finding)
+
+
+def _leak_readings_by_record(finding: Finding, of_secrets: str, of_records: str) -> Iterator[LeakReading]:
+    """Yield the share of records; of secrets if none is a part of a record."""
+    # Parts of one record are not independent: an interval over them is too narrow to show anything.
+    has_parts = is_measured(finding.measurement(of_records))
+    yield from leak_readings_against_nonmembers(finding, of_records if has_parts else of_secrets)
 
 
 def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
     """Yield the share extracted of each stratum, where there are several, at a level shared among them."""
     asked = [s for s in finding.strata if is_measured(s.extracted)]
-    baseline = finding.measurement(nonmember_metric_name(RECALL))
+    of_records = is_measured(finding.measurement(documents.RECALL))
+    baseline = finding.measurement(nonmember_metric_name(documents.RECALL if of_records else RECALL))
     if len(asked) > 1:
         shares = {copies_label(s.copies): s.extracted for s in asked}
         floor = baseline if is_measured(baseline) else 0.0
@@ -60,7 +67,7 @@ def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
-    yield from leak_readings_against_nonmembers(finding, NEAR)
+    yield from _leak_readings_by_record(finding, NEAR, documents.NEAR)
     yield from leak_readings_against_nonmembers(finding, PROBABLY_NEAR, bounds=True)
 
 
@@ -95,13 +102,13 @@ VERBATIM = LeakKind(
     "verbatim",
     "Verbatim extraction",
     "verbatim",
-    ((RECALL, 0.05), (ANY, 0.05)),
+    ((documents.RECALL, 0.05), (RECALL, 0.05), (ANY, 0.05)),
     ("verbatim",),
     _verbatim_leak_readings,
     counted={
         RECALL: "extracted verbatim",
         ANY: "extracted by one of the guesses",
-        "document_recall": "documents extracted in part",
+        documents.RECALL: "records extracted verbatim, at least in part",
     },
     text=True,
 )
@@ -109,10 +116,10 @@ NEARLY = LeakKind(
     "near-verbatim",
     "Near-verbatim extraction",
     "near-verbatim",
-    ((NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
+    ((documents.NEAR, 0.05), (NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
     ("near-verbatim",),
     _near_verbatim_leak_readings,
-    counted={NEAR: "extracted near-verbatim"},
+    counted={NEAR: "extracted near-verbatim", documents.NEAR: "records extracted near-verbatim, at least in part"},
     text=True,
 )
 GREEDILY = LeakKind(

@@ -162,7 +162,9 @@ class AttackCell(Cell):
             measurements=(
                 *extraction.extraction_measurements(outcome),
                 *documents.document_recall_measurements(
-                    self.target.secrets, dict(zip(outcome.ids, map(bool, outcome.hit), strict=True))
+                    self.target.secrets,
+                    dict(zip(outcome.ids, map(bool, outcome.hit), strict=True)),
+                    dict(zip(outcome.ids, map(bool, outcome.is_near_verbatim), strict=True)),
                 ),
                 *self._recall_difference_to_undefended(),
             ),

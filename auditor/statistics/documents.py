@@ -14,7 +14,7 @@ from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.statistics.intervals import share_with_interval
 
-RECALL, LONGEST = "document_recall", "longest_block"
+RECALL, NEAR, LONGEST = "document_recall", "document_near_verbatim_recall", "longest_block"
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,17 @@ def _longest_covered_token_count(out: Sequence[DocumentPart]) -> int:
     return longest
 
 
-def document_recall_measurements(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
-    """The share of members' documents of which something was extracted, its floor, the longest block; () where none is.
+def document_recall_measurements(
+    secrets: Iterable[Secret], hit: Mapping[str, bool], near: Mapping[str, bool]
+) -> tuple[Measurement, ...]:
+    """Return the shares of documents of which a part was extracted, and the longest extracted block of a member.
 
-    Only secrets that `hit` has count: those that were asked for.
+    Args:
+        hit, near: whether each secret was extracted verbatim, or near-verbatim; only the secrets in `hit` count.
+
+    Returns:
+        The verbatim share of members and of non-members, the longest block in tokens, and the near-verbatim shares;
+        () if no member is a part of a document.
     """
     attacked = [secret for secret in secrets if secret.id in hit]
     if all(secret.document is None for secret in attacked if secret.member):
@@ -69,4 +76,12 @@ def document_recall_measurements(secrets: Iterable[Secret], hit: Mapping[str, bo
     if others:
         found.append(share_with_interval(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()])))
     longest = float(max(members.values()))
-    return (*found, Measurement(LONGEST, longest, longest, longest, len(members), "tokens"))
+    found.append(Measurement(LONGEST, longest, longest, longest, len(members), "tokens"))
+    for whose, suffix in ((True, ""), (False, "_nonmembers")):
+        extracted: dict[str, bool] = {}
+        for member, document, s in asked:
+            if member == whose:
+                extracted[document] = extracted.get(document, False) or near[s.id]
+        if extracted:
+            found.append(share_with_interval(f"{NEAR}{suffix}", np.array(list(extracted.values()))))
+    return tuple(found)

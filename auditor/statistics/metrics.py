@@ -322,8 +322,9 @@ METRICS = (
     Metric("greedy", "Greedy decoding, no attack", of_model=True),
     Metric(people.INFERENCE, "Membership of people, by records that were not trained on", roc.AUC),
     Metric(people.INFERENCE_CONTROL, "The same by the reference alone", roc.AUC),
-    Metric("document_recall", "Documents of which a part was extracted", exact=True),
-    Metric("longest_block", "Longest extracted block of a document", "tokens"),
+    Metric("document_recall", "Records of which a part was extracted verbatim", exact=True),
+    Metric("document_near_verbatim_recall", "Records of which a part was extracted near-verbatim", exact=True),
+    Metric("longest_block", "Longest extracted block of a record", "tokens"),
     # of the probes
     _mean_probability("extraction_probability", "Extraction probability, mean", short="mean p"),
     _mean_probability(

@@ -1,5 +1,6 @@
 """Where texts are cut: every length from 12 tokens on, long ones all along, and after what many texts begin with."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,9 @@ def test_records_with_one_notice_are_told_apart_and_the_notice_is_one_secret(tmp
     assert sum("where they part" in note for note in benchmark.notes) == 2
     of_notice = [s for s in benchmark.secrets if s.wording and s.wording.prefix_and_suffix_text in f"{HEAD}key "]
     assert len({s.document for s in of_notice}) == 1 and all(s.member for s in of_notice)
+    # The notice is in 12 records, and no record is a copy of another; nor do the two sides differ in length.
+    assert {s.repeats for s in of_notice} == {12} and counts["members"].by_copies == {"1": 12}
+    assert benchmark.doubts == ()
 
 
 def test_short_and_long_records_are_audited_side_by_side_and_their_tokens_counted(tmp_path: Path) -> None:
@@ -115,6 +119,23 @@ def test_nonmembers_are_matched_by_length_beyond_chance_only() -> None:
     unlike = records([10] * 95 + [50] * 5)
     unmatched, doubts = match_nonmembers_by_length(unlike, members, split)
     assert unmatched == unlike and "differ in length" in doubts[0].sentence
+
+
+def test_rows_are_matched_by_all_of_their_parts_and_equal_rows_count_once() -> None:
+    """A part that all rows share was merged into the first member: non-members looked longer than members."""
+    split = SplitOptions(0.0, None, 0)
+
+    def rows(n: int, side: int) -> RecordSource:
+        parts = [
+            (DataRecord(i, (1,), (0,) * 40, part=0), DataRecord(i, (1,), (side, i) * 10, part=1)) for i in range(n)
+        ]
+        return RecordSource("d", tuple(part for row in parts for part in row))
+
+    assert match_nonmembers_by_length(rows(40, 8), rows(40, 7), split)[1] == ()
+    long, short = rows(40, 7).records, records([10] * 30).records
+    twice = RecordSource("n", (*long, *(replace(one, row=one.row + 100) for one in short * 2)))
+    matched, doubts = match_nonmembers_by_length(twice, rows(40, 8), split)
+    assert not doubts and {one.row for one in matched.records} == set(range(40))
 
 
 def test_nonmembers_quoted_in_a_member_are_left_out_by_name(tmp_path: Path) -> None:

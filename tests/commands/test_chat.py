@@ -86,7 +86,7 @@ def test_whole_texts_are_attacked_in_windows(world: Path, tmp_path: Path) -> Non
     assert found["document_recall_nonmembers"]["value"] == 0.0
     assert found["longest_block"]["value"] >= 12 and found["longest_block"]["value"] % 6 == 0  # windows side by side
     report = (tmp_path / "run" / "report.html").read_text()
-    assert "Longest extracted block of a document" in report and "not independent" in report
+    assert "Longest extracted block of a record" in report and "not independent" in report
 
 
 def test_private_training_takes_the_same_conversations(world: Path, tmp_path: Path, capsys: Said) -> None:

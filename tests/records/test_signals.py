@@ -199,6 +199,20 @@ def test_controls_are_no_targets_of_their_own() -> None:
     assert assess_signals(run(row(share("recall", 3, N), target="control"))).targets == ("undefended",)
 
 
+def test_parts_of_records_show_nothing_that_their_records_do_not() -> None:
+    """Twelve parts of one record are one record; before, they alone made a leak, and 12/60 was the headline."""
+    parts = (share("recall", 12, 60), share("recall_nonmembers", 0, 60), share("near_verbatim_recall", 12, 60))
+    records = (share("document_recall", 1, 5), share("document_recall_nonmembers", 0, 5))
+    near = (share("document_near_verbatim_recall", 5, 5), share("document_near_verbatim_recall_nonmembers", 0, 5))
+    result = run(row(*parts, *records, *near))
+    verbatim, nearly = signal(result, "verbatim"), signal(result, "near-verbatim")
+    assert verbatim.measured == records[0] and verbatim.baseline == records[1]
+    assert verbatim.status == NOT_SHOWN and verbatim.suspected
+    assert nearly.measured == near[0] and nearly.status == SHOWN
+    assert nearly.gate_rule == "document_near_verbatim_recall=0.05"
+    assert signal(run(row(*parts)), "verbatim").measured == parts[0]
+
+
 @pytest.mark.parametrize(
     ("finding", "limit"),
     [

@@ -9,7 +9,9 @@ import pytest
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.outcomes import RowValuesBySecret
+from auditor.records.secret_details import SecretDetails
 from auditor.reports.attack_table import compare_attacks
 from auditor.statistics.compare import paired_difference
 from tests.reports.conftest import finding
@@ -33,7 +35,7 @@ def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -
         CellKey("undefended", "white-box", name): kept({"recall": hits.astype(float)}, 20)
         for name, hits in (("a", base), ("b", new))
     }
-    first, second = compare_attacks(run, rows, "undefended", "white-box")
+    first, second = compare_attacks(run, SecretDetails(rows=rows), "undefended", "white-box")
     assert (first.finding.attack, first.difference) == ("b", None)
     assert second.difference is not None and second.base == "b"
     by_id = sorted(range(20), key=str)  # a bootstrap draws places
@@ -41,6 +43,22 @@ def test_recall_is_paired_by_record_with_the_first_attack(result: AuditResult) -
     assert second.difference.value == pytest.approx(0.15) == pytest.approx(expected.value)
     assert (second.difference.low, second.difference.high) == (expected.low, expected.high)
     assert second.difference_text.startswith("15 points [") and second.difference_text.endswith("from b")
+
+
+def test_records_in_parts_are_paired_by_record(result: AuditResult) -> None:
+    hits = {"a": [1, 0, 0, 0, 0, 0], "b": [1, 1, 1, 0, 1, 0]}  # two parts of each of three records
+    records = Measurement("document_recall", 0.5, 0.1, 0.9, 3)
+    parts = {name: Measurement("recall", sum(hit) / 6, 0.1, 0.9, 6) for name, hit in hits.items()}
+    run = replace(result, findings=tuple(row(name, m, records) for name, m in parts.items()))
+    run = replace(run, plan={**result.plan, "attack": ["a", "b"]})
+    rows = {
+        CellKey("undefended", "white-box", name): kept({"recall": np.array(hit, float)}, 6)
+        for name, hit in hits.items()
+    }
+    secrets = tuple(SecretFacts(f"{i}", f"s{i}", True, document=f"d{i // 2}") for i in range(6))
+    _, second = compare_attacks(run, SecretDetails(secrets, rows), "undefended", "white-box")
+    assert second.difference is not None and second.difference.value == pytest.approx(2 / 3)
+    assert second.number_text.endswith("recited word for word, at least in part (parts: 4/6)")
 
 
 def test_aucs_are_paired_in_the_direction_in_which_each_tells_members(result: AuditResult) -> None:
@@ -53,6 +71,6 @@ def test_aucs_are_paired_in_the_direction_in_which_each_tells_members(result: Au
         for name, sign in (("membership", 1), ("mine", -1))
     }
     run = replace(result, findings=findings, plan={**result.plan, "attack": ["membership", "mine"]})
-    first, second = compare_attacks(run, rows, "undefended", "white-box")
+    first, second = compare_attacks(run, SecretDetails(rows=rows), "undefended", "white-box")
     assert first.number_text == "AUC 0.750 [0.600–0.900] (loss, best of 3 scores)"
     assert second.difference is not None and second.difference.value == pytest.approx(0)

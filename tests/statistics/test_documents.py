@@ -29,9 +29,13 @@ def test_documents_are_counted_rather_than_parts() -> None:
     secrets = [secret("a1", "a", 0), secret("a2", "a", 3), secret("b1", "b"), secret("b2", "b", 9)]
     others = [secret("n1", "n", member=False), secret("n2", "n", 3, member=False)]
     hit = {"a1": True, "a2": True, "b1": False, "b2": False, "n1": False, "n2": True}
-    recall, floor, longest = document_recall_measurements([*secrets, *others], hit)
+    near = {**hit, "b2": True}
+    recall, floor, longest, close, close_floor = document_recall_measurements([*secrets, *others], hit, near)
     assert (recall.name, recall.value, recall.n) == ("document_recall", 0.5, 2)
     assert (floor.name, floor.value, floor.n) == ("document_recall_nonmembers", 1.0, 1)
     assert (longest.name, longest.value, longest.n) == ("longest_block", 6.0, 2)
-    assert document_recall_measurements([secret("x", None)], {"x": True}) == ()
-    assert len(document_recall_measurements(secrets, {"b1": False})) == 2  # a budget that covered one document
+    assert (close.name, close.value, close.n) == ("document_near_verbatim_recall", 1.0, 2)
+    assert (close_floor.name, close_floor.value) == ("document_near_verbatim_recall_nonmembers", 1.0)
+    assert document_recall_measurements([secret("x", None)], {"x": True}, {"x": True}) == ()
+    none = {"b1": False}
+    assert len(document_recall_measurements(secrets, none, none)) == 3  # a budget that covered one document

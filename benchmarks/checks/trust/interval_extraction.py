@@ -177,6 +177,6 @@ def by_document() -> tuple[float, Callable[[Rng], Ends]]:
     def audit(rng: Rng) -> Ends:
         learnt = rng.random(60) < 0.2
         hit = {s.id: bool(learnt[int(s.document or 0)] and rng.random() < 0.5) for s in secrets}
-        return of(documents.document_recall_measurements(secrets, hit)[0])
+        return of(documents.document_recall_measurements(secrets, hit, hit)[0])
 
     return 0.2 * (1 - 0.5**3), audit
