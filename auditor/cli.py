@@ -12,11 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from auditor import __version__
-from auditor.commands import canaries, console, secrets
+from auditor.commands import canaries, console
 from auditor.commands.advise import advise
 from auditor.commands.attest import attest
 from auditor.commands.check import check
-from auditor.commands.check_base import check_base
 from auditor.commands.compare import compare
 from auditor.commands.dp_loop import dp_loop
 from auditor.commands.export import export
@@ -33,7 +32,6 @@ from auditor.commands.score import score
 from auditor.commands.show import show
 from auditor.commands.synthetic import synthetic
 from auditor.commands.train import train
-from auditor.commands.utility import utility
 from auditor.core.errors import AuditError, file_access_error, out_of_memory_error
 from auditor.core.threads import set_thread_count
 
@@ -62,7 +60,7 @@ app = typer.Typer(
 )
 READING = (show, report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
 for panel, commands in {
-    "audit a model": (check, check_base, run, synthetic, utility, reproduce, list_plugins),
+    "audit a model": (check, run, synthetic, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
     "prepare and train": (train, mitigate, dp_loop),
 }.items():
@@ -73,7 +71,6 @@ for panel, commands in {
             app, command, command.__name__.removesuffix("_plugins").replace("_", "-"), panel=panel, safe=safe
         )
 app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
-app.add_typer(secrets.app, name="secrets", rich_help_panel="prepare and train")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from auditor.benchmarks import columns
 from auditor.benchmarks.conversation_rows import LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.large_tables import is_large_table_of_texts
-from auditor.benchmarks.secret_picking import MarkedTexts
 from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
@@ -24,13 +23,6 @@ def read_row_texts(flag: str, name: str) -> list[str]:
     """
     table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
     return columns.joined_layout_texts(table, columns.require_text_layout(table))
-
-
-def read_texts_with_pii_marks(flag: str, name: str) -> MarkedTexts:
-    """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
-    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
-    texts = columns.joined_layout_texts(table, columns.require_text_layout(table))
-    return MarkedTexts(table.where, texts, columns.row_repeat_counts(table), columns.row_personal_data_marks(table))
 
 
 def read_texts_and_units(

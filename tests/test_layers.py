@@ -35,13 +35,12 @@ MAY_IMPORT = {
     "gate": "core statistics records",
     "reports": RIGHT,
     "runs": f"{LEFT} engines {RIGHT} {SIDE}",
-    "utility": f"{LEFT} {RIGHT} {SIDE} runs",
-    "studies": f"{LEFT} {RIGHT} engines {SIDE} runs utility",
+    "studies": f"{LEFT} {RIGHT} engines {SIDE} runs",
     "crash": "core privacy statistics reports",
-    "api": f"{LEFT} {RIGHT} {SIDE} runs utility studies",
+    "api": f"{LEFT} {RIGHT} {SIDE} runs studies",
     "integrations": f"{LEFT} {RIGHT} {SIDE} runs api",
     "testing": "core models generation statistics privacy plugins defenses",
-    "commands": f"{LEFT} {RIGHT} {SIDE} runs utility studies crash",
+    "commands": f"{LEFT} {RIGHT} {SIDE} runs studies crash",
     "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")

@@ -272,35 +272,7 @@ def score(
         console.print_table(_printed_canary_exposure_table(one))
 
 
-def bound(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Finished runs of epsilon-audit, each of a separately trained model."),
-    ],
-    target: Annotated[str, typer.Option(help="Target of the runs.")] = "undefended",
-    canary: Annotated[str | None, typer.Option(help="Its id. [default: the first]")] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Bound epsilon from below with several trained models, one trial each: was the canary included? (Clopper-Pearson)
-
-    Examples:
-        audit canaries bound runs/a runs/b runs/c
-    """
-    console.silence_libraries()
-    from auditor.core.jsonable import to_json
-    from auditor.runs import trials
-
-    found = trials.bound_epsilon_over_trial_runs(runs, target, canary)
-    if as_json:
-        typer.echo(json.dumps(to_json(found), indent=1))
-        return
-    ran = f"{found.tp + found.fn} trainings with {found.canary} and {found.fp + found.tn} without"
-    typer.echo(f"{found.target}: {ran}; right {found.tp} and {found.tn}; δ {found.delta:g}")
-    typer.echo(f"ε ≥ {found.epsilon:.3f} (too high in at most {found.level:.0%} of audits; at best {found.best:.3f})")
-    typer.echo(f"ε ≈ {found.gaussian_estimate:.3f}, an estimate as if the mechanism were Gaussian: no bound")
-
-
-for command in (make, insert, extend, score, bound):
+for command in (make, insert, extend, score):
     options.add_command_to_app(app, command)
 
 

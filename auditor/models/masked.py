@@ -1,6 +1,6 @@
 """Masked language models: what a sentence with some tokens hidden may be asked.
 
-A separate small type: it fills gaps and continues nothing, so there are no decoding rows. Only `audit utility` and
+A separate small type: it fills gaps and continues nothing, so there are no decoding rows. Only the papers' plans and
 defenses that say so (`Defense.protect_masked`) accept one. Knows nothing of texts, masking shares or files.
 """
 
@@ -126,25 +126,18 @@ def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMas
         return model
 
 
-def detect_model_kind(name: str, given: str = "auto", options: LoadingOptions = DEFAULTS) -> str:
-    """`causal` or `masked`: what was given, else what the configuration of the model says.
-
-    Raises AuditError for an encoder-decoder, which is neither, and for a model that does not say.
-    """
+def require_masked_model(name: str, options: LoadingOptions = DEFAULTS) -> None:
+    """Raise AuditError for a model that its configuration does not call a masked LM."""
+    expected = f"expected a masked LM, got {name!r}"
     if (Path(name) / "adapter_config.json").is_file():
-        return "causal" if given == "auto" else given
+        raise AuditError(f"{expected}, an adapter of a causal one")
     with translating_model_load_errors(name, "model", options):
         config = AutoConfig.from_pretrained(name, **options.from_pretrained_arguments)
     if getattr(config, "is_encoder_decoder", False):
-        raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")
-    said = " ".join(getattr(config, "architectures", None) or ())
-    if given != "auto":
-        return given
-    both_ways = getattr(config, "causal", True) is False  # of XLM and FlauBERT, which have one class for both kinds
-    if getattr(config, "is_decoder", False) and "MaskedLM" in said:
-        return "causal"  # it sees what comes before alone
-    if "MaskedLM" in said or "ForPreTraining" in said or both_ways:
-        return "masked"
-    if "CausalLM" in said or "LMHead" in said:
-        return "causal"
-    raise AuditError(f"{name!r} does not say whether it is a causal or a masked LM ({said or 'nothing'}): give --kind")
+        raise AuditError(f"{expected}, an encoder-decoder ({config.model_type})")
+    architectures = " ".join(getattr(config, "architectures", None) or ())
+    # XLM and FlauBERT have one class for both kinds, and say in `causal` which it is.
+    is_both = getattr(config, "causal", True) is False
+    is_masked = "MaskedLM" in architectures or "ForPreTraining" in architectures or is_both
+    if not is_masked or getattr(config, "is_decoder", False):
+        raise AuditError(f"{expected}, which its configuration does not call one ({architectures or 'nothing'})")

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import ndtri
-
 from auditor.core.errors import AuditError
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import (
     check_audit_delta_and_level,
     delta_of_canary_copies,
-    epsilon_of_gaussian_tradeoff,
     largest_refuted_value,
 )
 
@@ -39,20 +36,6 @@ def epsilon_clopper_pearson(
 
     smallest = min(fpr[1], 1 - tpr[0])  # above 0: Clopper-Pearson's bounds are inside (0, 1) or say nothing
     return largest_refuted_value(refuted, -math.log(smallest) / copies)
-
-
-def gaussian_epsilon_estimate(
-    tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05, copies: int = 1
-) -> float:
-    """An estimate: epsilon at delta of the Gaussian mechanism with mu = Phi^-1(TPR_lo) - Phi^-1(FPR_hi); 0 if below.
-
-    A lower bound only if the mechanism is a Gaussian one (Nasr et al. 2023, Section 3); of another it may exceed the
-    truth as often as not.
-    """
-    tpr, fpr = _rate_intervals(tp, fn, fp, tn, delta, level)
-    if delta == 0:
-        raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
-    return epsilon_of_gaussian_tradeoff(max(0.0, float(ndtri(tpr[0]) - ndtri(fpr[1]))) / copies, delta)
 
 
 def _rate_intervals(

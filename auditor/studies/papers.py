@@ -1,10 +1,10 @@
 """Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows files; not how to run.
 
 `paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
-plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table is measured by `audit utility`
-and sweeps options of defenses; one with a `[published]` table is somebody's promise, held to distributions that the
-plan gives (see `published_promises`). `[scale.NAME]` tables in both kinds of file are laid over the rest at that scale;
-`plans` in such a table of `paper.toml` lists the plans of the scale, by default all.
+plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table measures the perplexity of a
+masked model and sweeps options of defenses; one with a `[published]` table is somebody's promise, held to distributions
+that the plan gives (see `published_promises`). `[scale.NAME]` tables in both kinds of file are laid over the rest
+at that scale; `plans` in such a table of `paper.toml` lists the plans of the scale, by default all.
 """
 
 from __future__ import annotations

@@ -17,11 +17,10 @@ from auditor.records.replicates import Replicates
 from auditor.reports import frontier, phrases, tables
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid, merge_raw_plans
 from auditor.runs.reporter import Reporter
-from auditor.studies import ledger, published_promises, sweep
+from auditor.studies import ledger, masked_tables, masked_utility, published_promises, sweep
 from auditor.studies.ledger import LedgerRow, Place
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.published_promises import PublishedPromise
-from auditor.utility import measure, tradeoff
 
 PAGE, _SECTION = "claims.md", "claim.md"
 
@@ -45,7 +44,7 @@ def make_study(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) ->
     if raw.get("model"):
         raw.pop("lab_recipe", None)  # which models the scale would have trained
     if UTILITY in raw:
-        return UtilityStudy(measure.parse_utility_plan({**raw, "command": "audit reproduce"}))
+        return UtilityStudy(masked_utility.parse_utility_plan({**raw, "command": "audit reproduce"}))
     return RunStudy(str(paper.plans[plan].get("title", plan)), expand_plan_grid(raw))
 
 
@@ -142,33 +141,33 @@ class ClaimStudy:
 
 
 class UtilityStudy:
-    """A plan of `audit utility`: one sweep, measured at once."""
+    """A plan with a `[utility]` table: one sweep over a masked model, measured at once."""
 
-    def __init__(self, asked: measure.UtilityPlan) -> None:
+    def __init__(self, asked: masked_utility.UtilityPlan) -> None:
         self.asked = asked
         self.failure = ""
 
     def planned_places(self) -> list[Place]:
-        points = self.asked.points_to_measure()
+        points = self.asked.build_points()
         keys = {key for point in points for key in point.at}
         # None where a point lacks a key, as in `_study_places_of_utility`: claims find both in the same way
         at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
-        return [Place("", values, (tradeoff.NAME,), failure=self.failure) for values in at]
+        return [Place("", values, (masked_tables.NAME,), failure=self.failure) for values in at]
 
     def run_study_into_folder(
         self, folder: Path, reporter: Reporter, command: str
     ) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Reads what was measured before, else measures; a model that cannot be measured is a row that says why."""
-        if tradeoff.has_utility_result(folder):
-            return [tradeoff.tradeoff_table(tradeoff.read_utility_result(folder, self.asked))], {}
+        if masked_tables.has_utility_result(folder):
+            return [masked_tables.tradeoff_table(masked_tables.read_utility_result(folder, self.asked))], {}
         try:
-            result, _ = measure.measure_utility_points(self.asked, reporter)
+            result = masked_utility.measure_utility_points(self.asked, reporter)
         except AuditError as why:
             # the planned places say it from now on: claims about them are not run
             self.failure = str(why)
             return [tables.RowTable(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
-        tradeoff.write_utility_files(folder, result)
-        return [tradeoff.tradeoff_table(result)], {}
+        masked_tables.write_utility_files(folder, result)
+        return [masked_tables.tradeoff_table(result)], {}
 
 
 def _read_study_places_of_plan(folder: Path) -> list[Place] | None:
@@ -176,27 +175,29 @@ def _read_study_places_of_plan(folder: Path) -> list[Place] | None:
     if (folder / sweep.SWEEP).is_file():
         return sweep.read_sweep_places(folder)
     return (
-        _study_places_of_utility(tradeoff.read_utility_result(folder)) if tradeoff.has_utility_result(folder) else None
+        _study_places_of_utility(masked_tables.read_utility_result(folder))
+        if masked_tables.has_utility_result(folder)
+        else None
     )
 
 
-def _study_places_of_utility(result: measure.Utility) -> list[Place]:
+def _study_places_of_utility(result: masked_utility.Utility) -> list[Place]:
     """One place a point; its cell holds the row's numbers, epsilons as numbers without an interval."""
     keys = {key for row in result.rows for key in row.at}
     seed = int(result.plan["seed"])
-    what = f"{Path(result.model).name} ({result.kind}) on {result.data}"
+    what = f"{Path(result.model).name} (masked) on {result.data}"
     made = []
     for row in result.rows:
         if row.target != UNDEFENDED:
             # by name, as if a run had measured them: `ledger` reads both alike
             numbers = {name: metric(row, result.vocab_size) for name, metric in UTILITY_METRICS.items()}
             found = {name: m for name, m in numbers.items() if m is not None}
-            cell = Replicates(row.target, "", tradeoff.NAME, measured={seed: found}, options=row.options)
-            made.append(Place("", {key: row.at.get(key) for key in keys}, (tradeoff.NAME,), (cell,), about=what))
+            cell = Replicates(row.target, "", masked_tables.NAME, measured={seed: found}, options=row.options)
+            made.append(Place("", {key: row.at.get(key) for key in keys}, (masked_tables.NAME,), (cell,), about=what))
     return made
 
 
-UTILITY_METRICS: Mapping[str, Callable[[measure.UtilityRow, int], Measurement | None]] = {
+UTILITY_METRICS: Mapping[str, Callable[[masked_utility.UtilityRow, int], Measurement | None]] = {
     "perplexity": lambda row, vocab_size: row.perplexity,
     "perplexity_ratio": lambda row, vocab_size: row.ratio,
     "perplexity_over_vocabulary": lambda row, vocab_size: _ledger_perplexity_over_vocabulary(
@@ -215,7 +216,7 @@ def _ledger_perplexity_over_vocabulary(m: Measurement, size: int) -> Measurement
     return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
 
 
-def _ledger_epsilon_without_interval(value: float | None, row: measure.UtilityRow) -> Measurement | None:
+def _ledger_epsilon_without_interval(value: float | None, row: masked_utility.UtilityRow) -> Measurement | None:
     """An epsilon as a measurement without width: it is computed, not estimated."""
     return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -115,41 +114,6 @@ def test_samples_do_inside_the_claim(world: Path) -> None:
     assert run(world, "model", world / "sampled", *more) == 0
     (row,) = result_file.read_result(world / "sampled").findings
     assert row.access == ("draw",) and (row.main is not None or "distinguish canaries" in row.not_applicable)
-
-
-def test_several_trainings_are_one_trial_each(world: Path, finished: Path, of_private: Path, capsys: Said) -> None:
-    for seed in (6, 7, 8):
-        made = ["--audit", "60", "--kind", "prefixed", "--length", "1", "--data", f"{world}/data.jsonl"]
-        assert (
-            run_command_line(["canaries", "make", *made, "--seed", str(seed), "-o", f"{world}/audit{seed}.json"]) == 0
-        )
-        assert insert(world, f"audit{seed}.json", f"with{seed}.jsonl") == 0
-        more = ["-D", "epochs=8", "-D", "learning_rate=1e-2"]
-        assert train(world, "none", f"with{seed}.jsonl", f"model{seed}", *more) == 0
-        assert run(world, f"model{seed}", world / f"run{seed}", manifest=f"audit{seed}.json") == 0
-    runs = [str(world / f"run{seed}") for seed in (6, 7, 8)]
-    coins = {
-        seed: {one["id"]: one["included"] for one in json.loads((world / f"audit{seed}.json").read_text())["canaries"]}
-        for seed in (6, 7, 8)
-    }
-    mixed = next(id for id in coins[6] if len({coins[seed][id] for seed in coins}) == 2)
-    capsys.readouterr()
-    assert run_command_line(["canaries", "bound", *runs, "--canary", mixed, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    inside = sum(coins[seed][mixed] for seed in coins)
-    assert (found["tp"] + found["fn"], found["fp"] + found["tn"]) == (inside, 3 - inside)
-    assert 0 <= found["epsilon"] <= found["best"] < 1.5  # three trials prove next to nothing
-    same = next(id for id in coins[6] if len({coins[seed][id] for seed in coins}) == 1)
-    for arguments, why in (
-        ([*runs, "--canary", same], "expected trials with the record and without it"),
-        ([runs[0], runs[0]], "expected models trained apart, got one model"),
-        ([runs[0], str(of_private)], "expected trials of one mechanism"),
-        ([*runs, "--canary", "nobody"], "but"),
-        ([*runs, "--target", "dp-sgd"], "expected an audit of canaries on dp-sgd"),
-    ):
-        capsys.readouterr()
-        assert run_command_line(["canaries", "bound", *arguments]) == 2
-        assert why in capsys.readouterr().err
 
 
 # --- new tokens -------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_a_training_has_every_field_that_its_command_asks_for() -> None:
 def test_every_command_that_loads_a_model_takes_the_same_flags_for_it() -> None:
     leaves = {**COMMANDS.commands, **COMMANDS.commands["canaries"].commands}
     loading = {name for name in leaves if "device" in {param.name for param in leaves[name].params}}
-    assert loading == {"run", "reproduce", "utility", "train", "score", "check-base"}
+    assert loading == {"run", "reproduce", "train", "score"}
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "ten", "", "1.5", "9" * 10])

@@ -38,7 +38,7 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import dtype_when_loaded, load_causal_lm
 from auditor.models.lora import LoraEnsemble
-from auditor.models.masked import detect_model_kind
+from auditor.models.masked import require_masked_model
 from auditor.models.weights import read_weights, resolve_model_device
 from tests.conftest import refuses
 
@@ -553,10 +553,11 @@ def test_a_folder_that_is_not_there_is_said_to_be_none(name: str) -> None:
 
 def test_a_masked_architecture_that_decodes_is_causal_and_said(tmp_path: Path) -> None:
     save(bert(BertForMaskedLM), tmp_path)
-    assert detect_model_kind(str(tmp_path)) == "masked"
+    require_masked_model(str(tmp_path))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
-    assert detect_model_kind(str(tmp_path)) == "causal"
+    with pytest.raises(AuditError, match="which its configuration does not call one"):
+        require_masked_model(str(tmp_path))
     assert "BertForMaskedLM with is_decoder=true: asked as a causal LM" in "".join(load_causal_lm(str(tmp_path)).notes)
 
 

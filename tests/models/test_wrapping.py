@@ -23,7 +23,6 @@ from auditor.providers.llama import LlamaModel
 from auditor.remote.model import RemoteModel
 from auditor.runs.prefix_token import PrefixedModel
 from auditor.studies.published_promises import NeighbouringModels
-from auditor.utility.scored_models import _UtilityLastAnswerCache
 
 # Made of `start` and `log_probs`: a defense that forwarded them would be gone past.
 ANSWERS = {
@@ -74,7 +73,6 @@ def wrappers() -> Iterator[WrappingModel]:
         return ModelEnsemble(Marked(), [Marked(), Marked()])
 
     yield PrefixedModel(Marked(), (1,))
-    yield _UtilityLastAnswerCache(Marked())
     yield MemFreeModel(Marked(), 2, ExactNGrams(set()))
     yield UniformMixingModel(Marked(), 0.5)
     yield _LeastLikelyTokenModel(UniformMixingModel(Marked(), 0.5))

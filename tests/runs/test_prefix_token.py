@@ -32,7 +32,6 @@ from auditor.plugins.defense import Scenario
 from auditor.runs.plan import make_plan
 from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import greedy_recall_by_repeats
-from auditor.utility.scored_models import CausalUtilitySubject, ScoringOptions
 from tests.commands.test_cli import assert_same_guesses, finding, result, run_command_line, value
 from tests.conftest import fits_schema, tiny
 
@@ -426,15 +425,3 @@ def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel
     (first, *_) = model_nll_and_token_counts(with_prefix_token(neox, (7, 8)), texts)
     expected = -neox.token_log_probs(WITH[:1, :3], WITH[:1, 3:]).double().sum()
     assert first == (pytest.approx(float(expected), abs=1e-4), 8)
-
-
-def test_utility_is_measured_behind_the_lead(neox: HuggingFaceModel) -> None:
-    words: Any = tokenizer(eos_token="<eos>")
-    texts = ["w3 w4 w5 w6", "w9 w8 w7"]
-    subject = CausalUtilitySubject(neox, None, words, texts, ScoringOptions(), (7,))
-    nll, _ = subject.nll_by_model_and_text([subject.undefended], lambda done, total: None)
-    expected = -neox.token_log_probs(torch.tensor([[7, 3]]), torch.tensor([[4, 5, 6]])).double().sum()
-    assert nll[0, 0, 0] == pytest.approx(float(expected), abs=1e-4) and subject.predicted_token_counts.tolist() == [
-        3,
-        2,
-    ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from scipy.stats import beta, binom, norm
+from scipy.stats import beta, binom
 
 from auditor.core.errors import AuditError
-from auditor.statistics.one_run import delta_of_gaussian_tradeoff
-from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_epsilon_estimate
+from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 # tp of P, fp of N, level, delta, forward, reverse (formulas.md B5): jax_privacy's `epsilon_clopper_pearson`, 9 digits.
 KNOWN = [
@@ -79,19 +78,7 @@ def test_the_bound_errs_at_most_as_often_as_stated() -> None:
     assert 0.0001 < wrong <= 0.05
 
 
-def test_the_gaussian_estimate_is_that_of_the_mechanism_through_the_bounds() -> None:
-    found = gaussian_epsilon_estimate(90, 10, 10, 90, 1e-5)
-    tpr, fpr = beta.ppf(0.025, 90, 11), beta.isf(0.025, 11, 90)
-    mu = norm.ppf(tpr) - norm.ppf(fpr)
-    assert delta_of_gaussian_tradeoff(found, mu) == pytest.approx(1e-5, rel=1e-6)
-    assert found > epsilon_clopper_pearson(90, 10, 10, 90, 1e-5)
-    assert gaussian_epsilon_estimate(50, 50, 50, 50, 1e-5) == gaussian_epsilon_estimate(0, 100, 100, 0, 1e-5) == 0
-
-
 @pytest.mark.parametrize("bad", [(0, 0, 1, 2), (1, 2, 0, 0), (-1, 3, 1, 2)])
 def test_trials_of_one_kind_are_refused(bad: tuple[int, int, int, int]) -> None:
-    for estimator in (epsilon_clopper_pearson, gaussian_epsilon_estimate):
-        with pytest.raises(AuditError, match="with the record and without it"):
-            estimator(*bad, 1e-5)
-    with pytest.raises(AuditError, match="no Gaussian mechanism"):
-        gaussian_epsilon_estimate(5, 5, 5, 5, 0.0)
+    with pytest.raises(AuditError, match="with the record and without it"):
+        epsilon_clopper_pearson(*bad, 1e-5)

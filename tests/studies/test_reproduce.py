@@ -28,7 +28,7 @@ from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid
 from auditor.statistics.metrics import METRICS
 from auditor.studies import ledger, papers, reproduce, sweep
-from auditor.utility import measure
+from auditor.studies.masked_utility import UtilityRow
 from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -570,7 +570,7 @@ def test_table_2_ablates_what_it_says() -> None:
 def test_a_defense_without_options_has_its_place() -> None:
     m = Measurement("perplexity", 2.0, 1.9, 2.1, 10, "per token")
     names = {"undefended": {}, "public": {}, "uniform-mixing": {"weight": 0.5}}
-    rows = [measure.UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()]
-    found = SimpleNamespace(rows=rows, plan={"seed": 3}, model="m", kind="causal", data="d", vocab_size=7)
+    rows = [UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()]
+    found = SimpleNamespace(rows=rows, plan={"seed": 3}, model="m", data="d", vocab_size=7)
     made = reproduce._study_places_of_utility(found)  # type: ignore[arg-type]
     assert [cell.target for place in made for cell in place.cells] == ["public", "uniform-mixing"]

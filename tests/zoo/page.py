@@ -39,7 +39,7 @@ A family that is not listed is checked like the others when it is loaded, and re
 _MASKED = """
 ## Masked
 
-For `audit utility`, which hides tokens of whole texts.
+For papers that hide tokens of whole texts (`audit reproduce uniform-mixing`).
 
 | family | class | served |
 |---|---|---|

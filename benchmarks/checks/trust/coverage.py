@@ -25,7 +25,7 @@ from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, canary_likelih
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff, largest_refuted_value
-from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_epsilon_estimate
+from auditor.statistics.two_samples import epsilon_clopper_pearson
 from benchmarks.checks.harness import Page, run, save_svg
 
 CANARIES = (100, 300, 1000, 3000, 10_000)
@@ -91,7 +91,7 @@ def gaussian(mu: float) -> KnownMechanism:
         return mu * coins + rng.normal(size=len(coins))
 
     truth = epsilon_of_gaussian_tradeoff(mu, DELTA)
-    about = dict.fromkeys(("one_run", "fdp", "shape", "clopper_pearson", "gaussian_estimate"), truth)
+    about = dict.fromkeys(("one_run", "fdp", "shape", "clopper_pearson"), truth)
     name = f"Gaussian, μ {mu:g} (ε {truth:.3g} at δ {DELTA:g})"
     return KnownMechanism(name, play, DELTA, about, threshold=mu / 2)
 
@@ -151,8 +151,6 @@ def study(mechanism: KnownMechanism, canaries: int, audits: int, seed: int) -> I
         taken = mechanism.play(half, rng) >= mechanism.threshold
         counts = [int(x.sum()) for x in (taken & half, ~taken & half, taken & ~half, ~taken & ~half)]
         said.setdefault("clopper_pearson", []).append(epsilon_clopper_pearson(*counts, mechanism.delta))
-        if mechanism.delta:
-            said.setdefault("gaussian_estimate", []).append(gaussian_epsilon_estimate(*counts, mechanism.delta))
     for estimator, truth in (mechanism.truth | mechanism.beside).items():
         bounds = np.array(said[estimator])
         exceeds = int((bounds > truth).sum())

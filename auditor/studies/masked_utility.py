@@ -1,18 +1,17 @@
-"""What a defense costs: perplexity against epsilon, for causal and masked language models (Majmudar et al. 2022).
+"""What mixing costs masked language models: perplexity against epsilon (Majmudar et al. 2022, Figure 2).
 
-A sweep's points are scored side by side on the same texts, batch by batch, so that one forward pass of the model serves
-them all, and what is compared is paired by text. Knows nothing of tables, plots or terminals.
+The points of a sweep are scored on the same texts, batch by batch, so that one forward pass of the model serves them
+all and differences are paired by text. Knows no table and no plot.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,92 +20,96 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
 
 from auditor import __version__
-from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.masked_lab import MaskedLab
 from auditor.benchmarks.whole_texts import read_row_texts
-from auditor.core.errors import AuditError
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.nouns import Claim, Pair
+from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.plan import Plan
-from auditor.core.plan_fields import ATTACKS, AUTO
-from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
+from auditor.core.plan_fields import ATTACKS
 from auditor.core.result import Measurement
-from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load_causal_lm
-from auditor.models.lora import load_lora_ensemble
-from auditor.models.masked import detect_model_kind, load_masked
+from auditor.models.masked import load_masked, require_masked_model
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
-from auditor.plugins.options import plugin_title
-from auditor.plugins.trainer import Trainer
+from auditor.plugins.options import build_plugin, plugin_option_defaults, plugin_title
 from auditor.records import file_digests
 from auditor.runs import plan_weights
 from auditor.runs.lab_site import LABS, build_lab_recipe, default_options_of_lab_defenses
 from auditor.runs.machine import describe_environment
-from auditor.runs.own_defenses import load_trained_defense
-from auditor.runs.plan import make_plan
+from auditor.runs.own_defenses import check_defense_inputs_given
+from auditor.runs.plan import make_plan, merged_plugin_options, refuse_unused_options
 from auditor.runs.plan_grid import grid_point_name
-from auditor.runs.prefix_token import resolve_prefix_token
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
-from auditor.utility.scored_models import (
-    CausalUtilitySubject,
-    Example,
-    MaskedUtilitySubject,
-    ScoringOptions,
-    UtilitySubject,
-)
-from auditor.utility.sweep_points import DefensePoint, build_utility_sweep_points
+from auditor.studies.masked_texts import MaskedTexts, MaskingOptions
 
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class UtilitySettings:
-    """What `audit utility` asks beside the model and the defenses. Raises AuditError for what cannot be measured.
+    """The `[utility]` table of a plan. Raises AuditError for what cannot be measured.
 
-    on: which of the lab's records, heldout by default; data of one's own are measured whole. restarts, mask_share: of a
-    masked model, whose gaps are drawn anew at each restart. max_length: tokens of a text, at most; the rest is cut off.
+    on: which of the lab's records, heldout by default; data of one's own are measured whole. mask_share of the tokens
+    is hidden, other ones at each of the restarts. max_length: tokens of a text, at most; the rest is cut off.
     """
 
-    kind: Literal["auto", "causal", "masked"] = "auto"
     on: Literal["heldout", "members"] | None = None
     restarts: int = 3
     mask_share: float = 0.15
     max_length: int = 512
 
     def __post_init__(self) -> None:
-        for name, choices in (("kind", ("auto", "causal", "masked")), ("on", (None, "heldout", "members"))):
-            if getattr(self, name) not in choices:
-                known = ", ".join(filter(None, choices))
-                raise AuditError(f"expected --{name} to be one of {known}, got {getattr(self, name)!r}")
         if self.restarts < 1:
-            raise AuditError(f"expected --restarts >= 1, got {self.restarts}")
+            raise AuditError(f"expected restarts >= 1 in [utility], got {self.restarts}")
         if not 0 < self.mask_share < 1:
-            raise AuditError(f"expected --mask-share in (0, 1), got {self.mask_share}")
+            raise AuditError(f"expected mask_share in (0, 1) in [utility], got {self.mask_share}")
         if self.max_length < 2:
-            raise AuditError(f"expected --max-length >= 2, got {self.max_length}")
+            raise AuditError(f"expected max_length >= 2 in [utility], got {self.max_length}")
+
+
+@dataclass(frozen=True)
+class DefensePoint:
+    """A defense at one point of the sweep; without one, the model as it is."""
+
+    defense: Defense | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)  # swept option -> value
 
 
 @dataclass(frozen=True)
 class UtilityPlan:
-    """One `audit utility`: whose perplexity, of what, at which points."""
+    """A plan with a `[utility]` table: whose perplexity, of what, at which points."""
 
     plan: Plan
     settings: UtilitySettings
     sweep: Mapping[str, Sequence[Any]]
 
-    def points_to_measure(self) -> list[DefensePoint]:
+    def build_points(self) -> list[DefensePoint]:
         """The model as it is, then each defense at each of its points. Raises AuditError for what nobody takes."""
-        plan, defaults = self.plan, dict[str, dict[str, Any]]()
+        plan, defaults, known = self.plan, dict[str, dict[str, Any]](), registry.defenses_by_name()
         for path in plan.plugin:
             registry.load_plugin_file(Path(path))
         for name in plan.non_default_field_names(ATTACKS):
-            raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
+            raise AuditError(f"{name} is about attacks: a plan with [utility] has no use of it")
         if plan.target.uses_builtin_lab:
             recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
             defaults = default_options_of_lab_defenses(LABS[plan.target.lab], recipe)
-        return build_utility_sweep_points(plan.target, plan.defenses, defaults, self.sweep)
+        for name in plan.defenses.defense:
+            if name not in known:
+                raise unknown_name_error("defense", name, known)
+        fields = {name: list(plugin_option_defaults(known[name])) for name in dict.fromkeys(plan.defenses.defense)}
+        refuse_unused_options("-D", plan.defenses.defense_options, fields)
+        points = [DefensePoint()]
+        for name, swept in _swept_options_by_defense(self.sweep, fields).items():
+            given = merged_plugin_options(name, plan.defenses.defense_options, defaults.get(name, {}), fields[name])
+            # If nothing is swept, product() yields one empty tuple: the defense as it is.
+            for values in product(*swept.values()):
+                at = dict(zip(swept, values, strict=True))
+                points.append(DefensePoint(build_plugin("defense", known, name, {**given, **at}), at))
+        for point in points:
+            if point.defense and not plan.target.uses_builtin_lab:
+                check_defense_inputs_given(point.defense, plan.target.public)
+        return points
 
     def check_folder_measured_alike(self, found: Utility, folder: Path) -> None:
         """Raises AuditError where what the folder holds was measured with anything else."""
@@ -119,6 +122,28 @@ class UtilityPlan:
         file_digests.check_model_files_unchanged(
             found.weights or None, plan_weights.weight_digests_of_plan_files(self.plan), str(folder)
         )
+
+
+def _swept_options_by_defense(
+    sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Sequence[Any]]]:
+    """By defense, the options that its points differ in. `option` is that of every defense that has it."""
+    swept: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in fields}
+    for key, values in sweep.items():
+        name, dot, option = key.rpartition(".")
+        if not fields:
+            raise AuditError(f"expected a --defense whose {option} is swept, got none")
+        if dot and name not in fields:
+            raise unknown_name_error(f"defense in the sweep of {key!r}:", name, fields)
+        having = [one for one in ([name] if dot else fields) if option in fields[one]]
+        if not having:
+            raise unknown_name_error("option in the sweep:", option, {own for one in fields for own in fields[one]})
+        # By repr: values may be lists, which have no hash, and 1 and true are two values.
+        if len(set(map(repr, values))) < len(values) or not values:
+            raise AuditError(f"expected values that differ for {key!r} in the sweep, got {list(values)}")
+        for one in having:
+            swept[one][option] = values
+    return swept
 
 
 def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
@@ -164,9 +189,8 @@ class UtilityRow:
 
 @dataclass(frozen=True)
 class Utility:
-    """All of `audit utility` that is kept: numbers only, no text."""
+    """All that is kept of a measurement: numbers, no text."""
 
-    kind: str
     model: str
     data: str
     texts: int
@@ -190,146 +214,29 @@ class Utility:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-# What a defense needs, as fields of a `Scenario`; of a masked model nothing: `protect_masked` refuses what needs any.
-Held = Callable[[Defense], Mapping[str, Any]]
-
-
-def load_scored_model_and_defense_parts(
-    plan: Plan, settings: UtilitySettings, reporter: Reporter
-) -> tuple[UtilitySubject[Any], Held]:
-    """The model with its texts, and what gives a defense its parts: an ensemble, a trained model. Raises AuditError."""
-    asked = ScoringOptions(
-        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
-    )
-    target, data = plan.target, plan.data
-    if not target.uses_builtin_lab:
-        return _utility_subject_and_parts_of_own_model(target, plan.loading, data, settings, asked)
-    lab = LABS[target.lab](build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed), None, reporter.progress)
-    return _utility_subject_and_parts_of_lab(lab, data.prefix_token, settings, asked)
-
-
-def _utility_subject_and_parts_of_lab(
-    lab: Lab, prefix_token: str, settings: UtilitySettings, asked: ScoringOptions
-) -> tuple[UtilitySubject[Any], Held]:
-    texts = lab.texts.distinct_private_texts(settings.on == "members")
-    if settings.kind == "masked":
-        _refuse_prefix_token_in_masked_utility(prefix_token)
-        both = MaskedLab(lab)
-        masked = both.target_masked_model()
-        return MaskedUtilitySubject(
-            masked, both.public_masked_model(), masked.tokenizer, texts, asked
-        ), lambda defense: {}
-    public, target = lab.lab_public_model(), lab.lab_target_model()
-    # as the perplexities of `audit run`: what is read and not learnt
-    given = lab.training.untrained_leading_token_counts(texts)
-    subject = _build_causal_utility_subject(prefix_token, target, public, texts, asked, lab.known, given)
-    return subject, cache(partial(_utility_defense_parts_from_lab, lab))
-
-
-def _utility_subject_and_parts_of_own_model(
-    models: TargetPlan, loading: LoadingOptions, data: DataPlan, settings: UtilitySettings, asked: ScoringOptions
-) -> tuple[UtilitySubject[Any], Held]:
-    assert models.model is not None and data.data is not None
-    if settings.on is not None:
-        raise AuditError("--on chooses among the lab's records; --data are measured whole")
-    texts, beside = read_row_texts("--data", data.data), loading.for_companion_model()  # before minutes of loading
-    if detect_model_kind(models.model, settings.kind, loading) == "masked":
-        _refuse_prefix_token_in_masked_utility(data.prefix_token)
-        masked = load_masked(models.model, loading)
-        other = load_masked(models.public, beside) if models.public else None
-        return MaskedUtilitySubject(masked, other, masked.tokenizer, texts, asked), lambda defense: {}
-    target = load_causal_lm(models.model, loading)
-    public = load_causal_lm(models.public, beside) if models.public else None
-
-    @cache  # points of a sweep differ in their options and share a folder
-    def ensemble(folder: str) -> Any:
-        assert isinstance(public, HuggingFaceModel)  # `check_defense_inputs_given` has seen to it
-        return load_lora_ensemble(Path(folder), public)
-
-    def held(defense: Defense) -> Mapping[str, Any]:
-        parts = dict[str, Any]()
-        if "trained" in defense.needs:
-            parts["trained"] = load_trained_defense(
-                defense, lambda folder: load_causal_lm(folder, beside), target.vocab_size
-            )
-        if "ensemble" in defense.needs:
-            parts["ensemble"] = ensemble(defense.ensemble_folder)
-        return parts
-
-    return _build_causal_utility_subject(data.prefix_token, target, public, texts, asked), cache(held)
-
-
-def _refuse_prefix_token_in_masked_utility(asked: str) -> None:
-    if asked != AUTO:
-        raise AuditError(f"expected a causal LM for --prefix-token {asked}, got a masked one, which reads whole texts")
-
-
-def _build_causal_utility_subject(
-    prefix: str,
-    target: HuggingFaceModel,
-    public: HuggingFaceModel | None,
-    texts: Sequence[str],
-    asked: ScoringOptions,
-    known: Sequence[Pair] = (),
-    given: Sequence[int] = (),
-) -> CausalUtilitySubject:
-    prefix_token = resolve_prefix_token(prefix, target, known)
-    subject = CausalUtilitySubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens, given)
-    subject.notes.append(prefix_token.said)
-    return subject
-
-
-def _utility_defense_parts_from_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
-    parts = dict[str, Any]()
-    if "trained" in defense.needs:
-        assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
-        parts["trained"] = lab.model_trained_by_trainer(defense)
-    if "ensemble" in defense.needs:
-        parts["ensemble"] = lab.with_ensemble_size(defense.required_member_count).ensemble()
-    if "corpus" in defense.needs:
-        parts["corpus"] = [tokens for tokens, _ in lab.texts_with_repeat_counts(True)]
-    return parts
-
-
-def measure_utility_points(
-    request: UtilityPlan,
-    reporter: Reporter,
-    shown: Sequence[str] = (),
-    reveal: int = 0,
-) -> tuple[Utility, list[Example]]:
-    """Every point on the same texts; and predictions for the texts in `shown` and for the first `reveal` of the data.
-
-    Raises AuditError for bad input before a model is asked anything.
-    """
+def measure_utility_points(request: UtilityPlan, reporter: Reporter) -> Utility:
+    """Measure every point on the same texts. Raises AuditError for bad input before a model is asked anything."""
     plan, settings, start = request.plan, request.settings, time.perf_counter()
-    wanted = request.points_to_measure()
+    points = request.build_points()
     with reporter.stage("prepare"):
-        subject, held_of = load_scored_model_and_defense_parts(plan, settings, reporter)
-        models, claims = _protected_utility_models_and_claims(subject, held_of, wanted)
-        # Rows below 0 are none of the data: the row keys what is drawn, and says how much of a text is given.
-        asked = [subject.encode_text_as_passage(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
-        if any(not text.open for text in asked):
-            raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
-    with reporter.stage(f"perplexity of {len(models)} points on {len(subject.texts):,} texts"):
-        nll, lost = subject.nll_by_model_and_text(models, lambda done, total: reporter.progress("scoring", done, total))
+        texts = _load_masked_texts(plan, settings, reporter)
+        protected = [texts.protect(point.defense) if point.defense else (texts.target, None) for point in points]
+        models, claims = [model for model, _ in protected], [claim for _, claim in protected]
+    with reporter.stage(f"perplexity of {len(models)} points on {len(texts.texts):,} texts"):
+        nll, lost = texts.measure_nll(models, lambda done, total: reporter.progress("scoring", done, total))
     with reporter.stage("time of a distribution"):
-        slower = subject.slowdowns(models)
-    rows = _build_utility_rows(subject, wanted, claims, nll, lost, slower)
-    names = dict(zip(utility_row_labels(rows), models, strict=True))
-    with reporter.stage("examples") if asked else nullcontext():
-        examples = [subject.predicted_example_by_model(names, text) for text in asked]
+        slowdowns = texts.measure_slowdowns(models)
     records = f"{'member' if settings.on == 'members' else 'held-out'} records"
-    result = Utility(
-        kind=subject.kind,
+    return Utility(
         model=plan.target.model or LABS[plan.target.lab].name,
         data=Path(plan.data.data).name if plan.data.data is not None else records,
-        texts=len(subject.texts),
-        vocab_size=subject.target.vocab_size,
-        restarts=subject.scorings_per_text,
-        longest=int(subject.predicted_token_counts.max()),
-        mean_tokens=float(subject.predicted_token_counts.mean()),
-        rows=tuple(rows),
-        notes=tuple(subject.notes),
+        texts=len(texts.texts),
+        vocab_size=texts.target.vocab_size,
+        restarts=settings.restarts,
+        longest=int(texts.hidden_token_counts.max()),
+        mean_tokens=float(texts.hidden_token_counts.mean()),
+        rows=tuple(_build_utility_rows(texts, points, claims, nll, lost, slowdowns)),
+        notes=tuple(texts.notes),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         command=plan.output.command,
@@ -340,35 +247,44 @@ def measure_utility_points(
         weights=plan_weights.weight_digests_of_plan_files(plan),
         seconds=time.perf_counter() - start,
     )
-    return result, examples
 
 
-def _protected_utility_models_and_claims(
-    subject: UtilitySubject[Any], held_of: Held, wanted: Sequence[DefensePoint]
-) -> tuple[list[Any], list[Claim | None]]:
-    bare = subject.undefended, None
-    pairs = [
-        subject.protected_model_and_claim(point.defense, held_of(point.defense)) if point.defense else bare
-        for point in wanted
-    ]
-    return [model for model, _ in pairs], [claim for _, claim in pairs]
+def _load_masked_texts(plan: Plan, settings: UtilitySettings, reporter: Reporter) -> MaskedTexts:
+    """Load the masked models and the texts that they predict."""
+    options = MaskingOptions(
+        plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
+    )
+    if plan.target.uses_builtin_lab:
+        recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+        lab = LABS[plan.target.lab](recipe, None, reporter.progress)
+        models, texts = MaskedLab(lab), lab.texts.distinct_private_texts(settings.on == "members")
+        target = models.target_masked_model()
+        return MaskedTexts(target, models.public_masked_model(), target.tokenizer, texts, options)
+    assert plan.target.model is not None and plan.data.data is not None
+    if settings.on is not None:
+        raise AuditError("`on` in [utility] chooses among the lab's records; --data are measured whole")
+    texts, companion = read_row_texts("--data", plan.data.data), plan.loading.for_companion_model()
+    require_masked_model(plan.target.model, plan.loading)
+    target = load_masked(plan.target.model, plan.loading)
+    public = load_masked(plan.target.public, companion) if plan.target.public else None
+    return MaskedTexts(target, public, target.tokenizer, texts, options)
 
 
 def _build_utility_rows(
-    subject: UtilitySubject[Any],
+    texts: MaskedTexts,
     wanted: Sequence[DefensePoint],
     claims: Sequence[Claim | None],
     nll: NDArray[np.float64],
     lost: NDArray[np.int64],
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
-    tokens, mean = subject.predicted_token_counts, float(subject.predicted_token_counts.mean())
+    tokens, mean = texts.hidden_token_counts, float(texts.hidden_token_counts.mean())
     # One token without a probability makes the perplexity infinite; `covered` says how many there were.
     possible = np.where(lost > 0, np.inf, nll)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
         row = UtilityRow(
-            target=point.defense_or_undefended_name,
+            target=point.defense.name if point.defense else UNDEFENDED,
             title=plugin_title(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},

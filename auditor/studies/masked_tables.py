@@ -1,4 +1,4 @@
-"""The rows of `audit utility` for people, programs and the ledger: table, plot, files, places. Knows no model."""
+"""The measured cost of mixing for people, programs and the ledger: table, plot, files. Knows no model."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from auditor.core import disk
 from auditor.core.jsonable import from_json, read_json, to_json
 from auditor.reports import phrases, tables
 from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff_plot
-from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, utility_row_labels
-from auditor.utility.scored_models import Example
-from auditor.utility.sweep_points import DefensePoint
+from auditor.studies.masked_utility import Utility, UtilityPlan, UtilityRow, utility_row_labels
 
 NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
 
 
 def tradeoff_title(result: Utility) -> str:
-    return f"Perplexity against ε: {result.model}, {result.kind}, on {result.data}"
+    return f"Perplexity against ε: {result.model}, masked, on {result.data}"
 
 
 def describe_tradeoff(result: Utility) -> str:
     """What was predicted of what, and what each ε covers."""
-    how = f", masked {result.restarts} times" if result.kind == "masked" else ""
     longest = f"max T = {result.longest} predicted tokens of a text, mean T = {result.mean_tokens:.3g}"
     lines = [
-        f"{result.texts:,} texts{how}; |V| = {result.vocab_size:,}; {longest}.",
+        f"{result.texts:,} texts, masked {result.restarts} times; |V| = {result.vocab_size:,}; {longest}.",
         "Perplexity of the corpus, mean over restarts; 95% intervals resample texts, ratios are paired by text.",
         "ε at max T is claimed of one text of T tokens; at mean T, as the paper reports it, nothing is guaranteed.",
         *result.notes,
@@ -121,24 +118,20 @@ def _finite_tradeoff_plot_points(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_utility_files(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> list[Path]:
-    """utility.json, .csv, .md, .svg and .png; examples.md where there are examples: readable by its owner only."""
+def write_utility_files(folder: Path, result: Utility) -> None:
+    """Write utility.json, .csv, .md, .svg and .png."""
     grid = tradeoff_table(result)
     made = {
         f"{NAME}.json": json.dumps(to_json(result), indent=1, allow_nan=False) + "\n",
         f"{NAME}.csv": tables.row_table_to_csv(grid),
         f"{NAME}.md": tables.row_table_to_markdown(grid),
     }
-    if examples:
-        made["examples.md"] = utility_examples_markdown(examples)
     for name, text in made.items():
         disk.replace_atomically(folder / name, text)
     drawn, axis = tradeoff_plot_lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
         save_perplexity_tradeoff_plot(path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result))
-        made[path.name] = ""  # it is drawn already: only its name counts
-    return [folder / name for name in made]
 
 
 def has_utility_result(folder: Path) -> bool:
@@ -152,23 +145,3 @@ def read_utility_result(folder: Path, asked: UtilityPlan | None = None) -> Utili
     if asked is not None:
         asked.check_folder_measured_alike(result, folder)
     return result
-
-
-def utility_examples_lines(examples: Sequence[Example]) -> list[str]:
-    made = []
-    for example in examples:
-        width = max(len(name) for name, _ in example.predicted)
-        rows = (("true", example.true), *example.predicted)
-        made += [*(f"{name:{width}}  {phrases.to_printable_line(said)}" for name, said in rows), ""]
-    return made
-
-
-def utility_examples_markdown(examples: Sequence[Example]) -> str:
-    """As in Appendix B: what was hidden and what was predicted stands in brackets."""
-    grids = [tables.RowTable("Predictions", ("point", "text"), (("true", e.true), *e.predicted)) for e in examples]
-    return "\n".join(tables.row_table_to_markdown(grid) for grid in grids)
-
-
-def utility_folder_name(points: Sequence[DefensePoint]) -> str:
-    """For a folder: `utility-uniform-mixing`."""
-    return "-".join([NAME, *dict.fromkeys(point.defense_or_undefended_name for point in points if point.defense)])

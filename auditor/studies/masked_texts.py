@@ -1,0 +1,210 @@
+"""Texts whose hidden tokens masked language models predict (Majmudar et al. 2022, Section 3). Knows no sweep, no file.
+
+Several models are asked about the same texts, batch by batch, and the model that all of them wrap answers once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Claim, Tokens
+from auditor.core.result import Measurement
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.models.base import max_logits_at_once
+from auditor.models.decoding import index_batches_of_equal_shape
+from auditor.models.masked import MaskedModel
+from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
+from auditor.plugins.defense import Defense, MaskedScenario
+
+_BATCH = 64  # texts at once, unless memory allows fewer
+_TIMINGS = 5
+
+
+@dataclass(frozen=True)
+class MaskingOptions:
+    """How texts are masked. mask_share of the tokens is hidden, other ones at each of the restarts.
+
+    max_length: tokens of a text, at most. limit: at most so many texts, a random sample. batch_size: texts at once.
+    """
+
+    seed: int = 0
+    max_length: int = 512
+    mask_share: float = 0.15
+    restarts: int = 3
+    limit: int | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One text as tokens. row: its place in the data, from 0; open: positions that may be hidden."""
+
+    row: int
+    tokens: Tokens
+    open: tuple[int, ...]
+    cut: bool = False
+
+
+class MaskedTexts:
+    """A masked model, its public twin if there is one, and the texts that both predict."""
+
+    def __init__(
+        self,
+        target: MaskedModel,
+        public: MaskedModel | None,
+        tokenizer: Any,
+        texts: Sequence[str],
+        options: MaskingOptions,
+    ) -> None:
+        """Raises AuditError for models of two vocabularies and for texts without a token to hide."""
+        if public is not None:
+            check_same_vocabulary_size("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
+        self.bare = target
+        self.target = _LastAnswerCache(target)
+        self.public = None if public is None else _LastAnswerCache(public)
+        self.tokenizer, self.options = tokenizer, options
+        self.room = min(options.max_length, target.max_positions or options.max_length)
+        self.notes = [*target.notes, *(public.notes if public is not None else ())]
+        self.texts = self._draw_sample(self._encode_usable_texts(texts), options.limit)
+        size = max_logits_at_once(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
+        self.batch_size = options.batch_size or max(1, min(_BATCH, size))
+
+    @cached_property
+    def hidden_token_counts(self) -> NDArray[np.int64]:
+        """(texts,) how many tokens of each text are hidden at each restart."""
+        return np.array([self._count_hidden_tokens(text) for text in self.texts])
+
+    def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
+        passages = [self._encode_passage(row, text) for row, text in enumerate(texts)]
+        usable = [passage for passage in passages if passage.open]
+        check_tokens_within_vocabulary(
+            "the texts", [passage.tokens for passage in usable], self.target.vocab_size, self.target.name
+        )
+        if not usable:
+            raise AuditError(f"expected texts with a token to hide, got {len(texts)} without one")
+        if len(usable) < len(passages):
+            self.notes.append(
+                f"{len(passages) - len(usable)} of {len(passages)} texts hold nothing to predict: left out"
+            )
+        if cut := sum(passage.cut for passage in usable):
+            self.notes.append(f"{cut} of {len(usable)} texts are longer than {self.room} tokens: the rest was cut off")
+        return usable
+
+    def _encode_passage(self, row: int, text: str) -> Passage:
+        # First without truncation, only to learn whether anything is cut off.
+        cut = len(self.tokenizer(text, verbose=False)["input_ids"]) > self.room
+        coded = self.tokenizer(
+            text, truncation=True, max_length=self.room, return_special_tokens_mask=True, verbose=False
+        )
+        open = tuple(i for i, special in enumerate(coded["special_tokens_mask"]) if not special)
+        return Passage(row, tuple(coded["input_ids"]), open, cut)
+
+    def _draw_sample(self, texts: list[Passage], limit: int | None) -> list[Passage]:
+        if limit is None or limit >= len(texts):
+            return texts
+        rows = sorted(keyed_random_generator("utility", "limit", self.options.seed).permutation(len(texts))[:limit])
+        self.notes.append(f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.options.seed}")
+        return [texts[i] for i in rows]
+
+    def _count_hidden_tokens(self, text: Passage) -> int:
+        """At least one: a text without a gap says nothing."""
+        return max(1, round(self.options.mask_share * len(text.open)))
+
+    def masked_positions(self, text: Passage, restart: int) -> list[int]:
+        """Return the hidden positions: a function of seed, restart and row, whatever else is measured."""
+        rng = keyed_random_generator("utility", "masks", self.options.seed, restart, text.row)
+        return sorted(rng.choice(text.open, self._count_hidden_tokens(text), replace=False).tolist())
+
+    def protect(self, defense: Defense) -> tuple[MaskedModel, Claim | None]:
+        """Return the model behind this defense, and its claim for the longest text."""
+        return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.hidden_token_counts.max())))
+
+    def _batches(self) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
+        """Yield (restart, texts, tokens (B, n), gaps (B, m)): batches of one length, without padding."""
+        shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
+        for restart in range(self.options.restarts):
+            for batch in index_batches_of_equal_shape(shapes, self.batch_size):
+                tokens = torch.tensor([self.texts[i].tokens for i in batch])
+                gaps = torch.tensor([self.masked_positions(self.texts[i], restart) for i in batch])
+                yield restart, batch, tokens, gaps
+
+    def measure_nll(
+        self, models: Sequence[MaskedModel], progress: Callable[[int, int], None]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """(models, restarts, texts): summed nll (nats) of tokens that have a probability, and how many have none."""
+        restarts = self.options.restarts
+        nll = np.zeros((len(models), restarts, len(self.texts)))
+        lost = np.zeros(nll.shape, dtype=np.int64)
+        done = 0
+        for restart, batch, tokens, gaps in self._batches():
+            # Batches outside, models inside: the cache answers all models of a batch from one forward pass.
+            for i, model in enumerate(models):
+                log_prob = model.token_log_probs(tokens, gaps).double().cpu().numpy()  # (B, m) nats
+                impossible = np.isneginf(log_prob)
+                nll[i, restart, batch] = -np.where(impossible, 0.0, log_prob).sum(1)
+                lost[i, restart, batch] = impossible.sum(1)
+            done += len(batch)
+            progress(done, restarts * len(self.texts))
+        return nll, lost
+
+    def measure_slowdowns(self, models: Sequence[MaskedModel]) -> list[Measurement]:
+        """Time for a distribution over that of the bare model: median, smallest and largest of a few rounds."""
+        rounds = []
+        # The bare model anew in every round: what slows the machine down meanwhile slows both.
+        for _ in range(_TIMINGS):
+            bare = self._time_distribution(self.bare)
+            rounds.append([self._time_distribution(model) / bare for model in models])
+        return [
+            Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings")
+            for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist()
+        ]
+
+    def _time_distribution(self, model: MaskedModel) -> float:
+        """Return the seconds for one distribution of each of four equal texts."""
+        for cache in (self.target, self.public):
+            if cache is not None:
+                cache.forget()  # a remembered answer would take no time
+        text = self.texts[0]
+        tokens, gaps = torch.tensor([text.tokens] * 4), torch.tensor([self.masked_positions(text, 0)] * 4)
+        start = time.perf_counter()
+        if model.log_probs(tokens, gaps).is_cuda:
+            torch.cuda.synchronize()  # what is launched is not yet done
+        return time.perf_counter() - start
+
+
+class _LastAnswerCache(MaskedModel):
+    """A model that repeats its last answer if it is asked the same again; likelihoods in float64.
+
+    All points of a sweep ask the same of it, one after the other.
+    """
+
+    def __init__(self, model: MaskedModel) -> None:
+        self.model = model
+        self.name, self.vocab_size = model.name, model.vocab_size
+        self.max_positions, self.device = model.max_positions, model.device
+        self.forget()
+
+    def forget(self) -> None:
+        self._question: tuple[Tensor, Tensor] | None = None
+        self._answer: Tensor | None = None
+
+    def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        question = (contexts, positions)
+        if self._question is None or not all(map(torch.equal, self._question, question)):
+            self.forget()  # two distributions need not fit in memory
+            self._question, self._answer = question, self.model.log_probs(contexts, positions)
+        assert self._answer is not None
+        return self._answer
+
+    def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        return super().token_log_probs(contexts, positions).double()
