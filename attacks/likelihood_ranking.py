@@ -107,8 +107,8 @@ class LowercaseRanking(SamplingAttack):
     """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score = -(nll / nll of lower).
 
     Both nll are means per token, in nats, behind the same prefix, of a text as the tokenizer writes it; read as far as
-    the model has positions. A text without capitals scores -1, as it says nothing; if the likeliest suffix of a prefix
-    has none, all of that prefix do: the most drawn comes first.
+    the model has positions. A text that lower case leaves as it is scores -1, as both are the same; if the likeliest
+    suffix of a prefix is such a text, all of that prefix score -1. Equal scores are ranked by likelihood.
     """
 
     name: ClassVar[str] = "lowercase"

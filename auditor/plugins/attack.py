@@ -209,8 +209,13 @@ def add_required_capability(needs: tuple[str, ...], capability: str) -> tuple[st
 
 
 def rank_candidates_as_guesses(query: Query, candidates: SuffixCandidates, score: Tensor, samples: int) -> Guesses:
-    """Candidates by falling score; equal scores by falling count, then in the order they were first drawn."""
-    keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), -int(candidates.counts[i]), i))
+    """Return candidates by falling score.
+
+    Equal scores are ranked by falling likelihood if it is known, which counts only estimate, then by falling count,
+    then in the order they were first drawn.
+    """
+    nll = [0.0] * len(score) if candidates.token_log_probs is None else candidates.nll.tolist()
+    keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), nll[i], -int(candidates.counts[i]), i))
     likely: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(keys)
     if candidates.token_log_probs is not None:  # of the whole suffix, and of its least likely token
         least = candidates.token_log_probs.double().amin(-1)

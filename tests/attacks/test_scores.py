@@ -119,6 +119,17 @@ def test_a_capital_among_likelier_digits_does_not_lead() -> None:
     assert digits == -1.0 and capital > -1.0
 
 
+def test_equal_scores_are_ranked_by_likelihood_and_without_it_by_count() -> None:
+    """Before, the most drawn led among texts without capitals: of Chinese records 16 were found for perplexity's 24."""
+    suffixes, counts, score = torch.tensor([[1], [2], [3]]), torch.tensor([1, 5, 1]), torch.tensor([-1.0, -1.0, -1.5])
+    token = -torch.tensor([[0.5], [2.0], [0.1]])
+    ranked = [
+        [guess.suffix for guess in rank_candidates_as_guesses(Query("q", (1,), 1), drawn, score, 7).ranked]
+        for drawn in (SuffixCandidates(suffixes, counts, token), SuffixCandidates(suffixes, counts, None))
+    ]
+    assert ranked == [[(1,), (2,), (3,)], [(2,), (1,), (3,)]]
+
+
 def test_known_pairs_are_split_without_loss() -> None:
     pairs = [Pair((i,), (i,)) for i in range(20)]
     train, validation = split_prompt_tuning_and_validation_pairs(pairs, 0.2, seed=0)
