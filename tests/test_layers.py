@@ -54,7 +54,6 @@ KNOWN_BY_NAME = {
 }
 # Names of plug-ins that mean a kind of leakage, a score, a model's role, or nothing, where the core says them.
 WORDS = "exposure membership near-verbatim untargeted perplexity zlib lowercase reference public none lora"
-CHECKS = "checks"  # a folder of benchmarks: scripts that measure us, and are not installed
 
 
 def modules() -> dict[str, Path]:
@@ -63,7 +62,7 @@ def modules() -> dict[str, Path]:
     for top in ("auditor", *SIDES):
         for path in sorted((ROOT / top).rglob("*.py")):
             below = path.relative_to(ROOT / top).with_suffix("").parts
-            if path.stem != "__init__" and CHECKS not in below:
+            if path.stem != "__init__":
                 found[".".join(below if top == "auditor" else (top, *below))] = path
     return found
 

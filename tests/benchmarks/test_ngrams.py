@@ -96,7 +96,7 @@ def test_without_the_library_and_without_text_it_says_so(monkeypatch: pytest.Mon
 
 
 def test_the_speed_script_counts_alike_by_all_ways() -> None:
-    from benchmarks.checks.speed import ngram_index as script
+    from validation.speed import ngram_index as script
 
     text = script.records(1)[:300]
     asked = script.generations(text, 20, 60)

@@ -37,9 +37,9 @@ from auditor.crash.trial import CrashTest, ObservedLoop, bound_loop_epsilon_by_m
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _project_out_record_gradients
 from auditor.privacy import gaussian
-from benchmarks.checks.trust import loop_faults, loop_plain
-from benchmarks.checks.trust.loop_faults import _SLOW, written_out
 from tests.conftest import refuses
+from validation.trust import loop_faults, loop_plain
+from validation.trust.loop_faults import _SLOW, written_out
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
-from tests.test_layers import MAY_IMPORT, SIDES, WITHOUT_TORCH
+from tests.test_layers import MAY_IMPORT, SIDES, WITHOUT_TORCH, imports
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "explanation" / "inside.md"
@@ -30,7 +31,20 @@ def printed() -> str:
     lines = [f"    {room} --> {below}\n" for room in ROOMS for below in arrows(room)]
     rows = [f"| `{room}` | {purpose(room)} | {_below(room)} |\n" for room in ROOMS]
     table = ["| room | what it is for | may import |\n|---|---|---|\n", *rows]
-    return "".join(["```mermaid\nflowchart TD\n", *shapes, *lines, "```\n\n", *table])
+    commands = ["\n| command | packages that it calls |\n|---|---|\n", *map(_command_row, _command_files())]
+    return "".join(["```mermaid\nflowchart TD\n", *shapes, *lines, "```\n\n", *table, *commands])
+
+
+def _command_files() -> list[Path]:
+    """The files of commands: those that define a function of their own name, and the group `canaries`."""
+    files = sorted((ROOT / "auditor" / "commands").glob("*.py"))
+    return [file for file in files if re.search(rf"^(def {file.stem}(_plugins)?\(|app = )", file.read_text(), re.M)]
+
+
+def _command_row(file: Path) -> str:
+    rooms = {name.split(".")[1] for name in imports(file) if name.count(".") and name.startswith("auditor.")}
+    called = ", ".join(sorted(rooms & set(ROOMS) - {"core", "commands"}))
+    return f"| `audit {file.stem.replace('_', '-')}` | {called or 'none'} |\n"
 
 
 def purpose(room: str) -> str:

@@ -30,10 +30,10 @@ from auditor.commands import check
 from auditor.gate.policy import parse_rule
 from auditor.plugins import registry
 from auditor.runs import plan, plan_grid
-from benchmarks.checks import harness
 from tests.conftest import save_tiny
 from tests.docs import reference, rooms
 from tests.docs.pages import DOCS, PAGES, ROOT, Command, File, links, options, parse, parts, spans, steps
+from validation import harness
 
 Said = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -251,7 +251,7 @@ def check_unrun(words: list[str], where: str) -> None:
         parse(arguments)
     elif program in ("python", "python3") and arguments[0] == "-m":
         assert importlib.util.find_spec(arguments[1]) is not None, f"{where}: there is no module {arguments[1]}"
-        if arguments[1].startswith("benchmarks.checks."):
+        if arguments[1].startswith("validation."):
             harness.flags(importlib.import_module(arguments[1]).main).parse_args(arguments[2:])
     elif program in ("python", "python3") or words[0].startswith("examples/"):
         script = ROOT / (arguments[0] if program.startswith("python") else words[0])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.checks.faults import kills, others, worlds
-from benchmarks.checks.faults.rows import Recovery, markdown, totals
-from benchmarks.checks.faults.worlds import MEMBERS, OWN, CommandPhase, FaultCommand, World
+from validation.faults import kills, others, worlds
+from validation.faults.rows import Recovery, markdown, totals
+from validation.faults.worlds import MEMBERS, OWN, CommandPhase, FaultCommand, World
 
 _, SAMPLING, PROBES, REPORTS = OWN.phases
 

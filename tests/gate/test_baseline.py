@@ -28,7 +28,7 @@ from auditor.gate.power import (
 )
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.statistics.intervals import share_with_interval
-from benchmarks.checks.gates import simulation
+from validation.gates import simulation
 
 ROW = CellKey("undefended", "white-box", "a")
 

@@ -23,7 +23,7 @@ from auditor.runs.prefix_token import tokenizer_default_prefix_token, with_prefi
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall_by_repeats
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
-from benchmarks.checks.trust import text_forms as forms
+from validation.trust import text_forms as forms
 
 MEMBERS = 8
 

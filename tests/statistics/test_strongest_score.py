@@ -19,7 +19,7 @@ from auditor.statistics.strongest_score import (
     simultaneous_widening,
     strongest_auc,
 )
-from benchmarks.checks.trust.interval_membership import draw_scores_tried_together
+from validation.trust.interval_membership import draw_scores_tried_together
 
 MEMBERS, OTHERS = 40, 40
 

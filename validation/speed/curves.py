@@ -1,0 +1,326 @@
+"""What makes an audit dearer, and how fast: processor time and memory of whole audits, one size grown at a time.
+
+    python -m validation.speed.curves [--only secrets ...] [--most N] [--repeats 3] [-o FILE] [--picture FILE]
+
+Models of one layer and width 16 with random weights, real ones of transformers: what grows with a size is the same as
+of a large one, and the forwards take little. An audit is what `audit run` does, from reading the data to the reports.
+Each is done in a process of its own, on one thread: its processor time, and by how much its memory grew beyond what was
+held as it began. The exponent is p of seconds = a + b size^p.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from scipy.stats import f as f_distribution
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.models.memory import release_unused_memory
+from validation.harness import Page, refuse, run
+
+VOCABULARY, LENGTH = 256, 8  # entries; tokens of a prefix, and of a suffix where it does not grow
+WORDS = 20  # of a record
+CHEAP = 5.0  # seconds: a dearer audit is done once
+POWERS = np.arange(0, 3.001, 0.01)  # among which the exponent is looked for
+Parts = dict[str, float]  # seconds of reading the data, of asking the model with all statistics, of the reports
+
+
+@dataclass(frozen=True)
+class Knob:
+    """make: the files and arguments of an audit of this size, in an empty folder."""
+
+    words: str
+    sizes: tuple[int, ...]
+    make: Callable[[Path, int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class AuditCost:
+    """Of one audit. memory: bytes, how far it grew at most."""
+
+    size: int
+    parts: Parts
+    memory: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Growth:
+    """seconds = fixed + rest * size^power, and the interval of the power (95%)."""
+
+    power: float
+    low: float
+    high: float
+    fixed: float
+
+
+def growth(sizes: Sequence[float], seconds: Sequence[float]) -> Growth:
+    """Least squares of relative errors; the interval has all powers that an F test does not refuse.
+
+    Raises ValueError for fewer than three different sizes, or fewer than four points.
+    """
+    n, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
+    if len(n) < 4 or len(set(sizes)) < 3:
+        raise ValueError(f"expected 4 points of 3 sizes or more, got {len(n)} of {len(set(sizes))}")
+    fits = [nnls(np.column_stack([1 / t, (n / n.max()) ** p / t]), np.ones(len(t))) for p in POWERS]
+    lost = np.array([norm**2 for _, norm in fits])
+    best, free = int(lost.argmin()), len(n) - 3
+    kept = POWERS[lost <= lost[best] * (1 + f_distribution.ppf(0.95, 1, free) / free) + 1e-15]
+    return Growth(float(POWERS[best]), float(kept.min()), float(kept.max()), float(fits[best][0][0]))
+
+
+# --- what is audited --------------------------------------------------------------------------------------------------
+
+
+def tiny(vocabulary: int = VOCABULARY) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    shape = {"n_layer": 1, "n_embd": 16, "n_head": 1, "n_positions": 1024}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, **shape)).eval()
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token a word."""
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w0")
+
+
+def arrays(folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """Token ids at random, and a tenth as many non-members."""
+    for name, count in (("data", secrets), ("nonmembers", max(5, secrets // 10))):
+        (folder / name).mkdir()
+        ids = keyed_random_generator("curves", name).integers(
+            vocabulary, size=(count, LENGTH + suffix), dtype=np.uint32
+        )
+        np.save(folder / name / "a_prefix.npy", ids[:, :LENGTH])
+        np.save(folder / name / "a_suffix.npy", ids[:, LENGTH:])
+    data = {name: str(folder / name) for name in ("data", "nonmembers")}
+    return {"model": tiny(vocabulary), **data, "prefix_length": LENGTH, "suffix_length": suffix}
+
+
+def members(folder: Path, size: int) -> dict[str, Any]:
+    """PMixed over so many LoRA adapters of rank 2."""
+    from auditor.defenses.pmixed import PMixed
+    from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, folder_of_trained_member
+
+    asked = arrays(folder, 50)
+    asked["model"].save_pretrained(folder / "model")
+    for i in range(size):
+        add_lora_adapter(tiny(), LoraAdapterRecipe(2, 4, "attention")).save_pretrained(
+            folder_of_trained_member(folder / "members", i)
+        )
+        path = folder_of_trained_member(folder / "members", i) / "adapter_config.json"
+        written = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**written, "base_model_name_or_path": str(folder / "model")}), encoding="utf-8")
+    mixed = PMixed(ensemble=str(folder / "members"), q=0.5)
+    places = {"model": str(folder / "model"), "public": str(folder / "model")}
+    return {**asked, **places, "attacks": ["extraction-probability"], "defenses": [mixed], "controls": False}
+
+
+def records(folder: Path, size: int) -> dict[str, Any]:
+    """Texts of which every tenth is a copy; 200 of them are attacked."""
+    noise, said = keyed_random_generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
+    with (folder / "data.jsonl").open("w", encoding="utf-8") as out:
+        for _ in range(size // 10):  # a few at a time: what is made here takes no memory that the audit could use again
+            rows = noise.integers(VOCABULARY, size=(9, WORDS)).tolist()
+            out.writelines(f'{{"text": "{" ".join([said[i] for i in row])}"}}\n' for row in [*rows, rows[0]])
+    cut = {"prefix_length": LENGTH, "suffix_length": LENGTH, "limit": 200}
+    asked = {"attacks": ["extraction-probability"], "tokenizer": tokenizer()}
+    return {"model": tiny(), "data": str(folder / "data.jsonl"), **cut, **asked}
+
+
+BOTH: dict[str, Any] = {"attacks": ["perplexity", "extraction-probability"], "samples": 10}
+KNOBS = {
+    "secrets": Knob(
+        "secrets, exact probability", (100, 1000, 10_000, 100_000),
+        lambda folder, size: {**arrays(folder, size), "attacks": ["extraction-probability"]},
+    ),
+    "membership": Knob(
+        "secrets, membership", (100, 1000, 10_000, 100_000),
+        lambda folder, size: {**arrays(folder, size), "attacks": ["membership"]},
+    ),
+    "samples": Knob(
+        "samples a secret", (10, 100, 1000, 10_000),
+        lambda folder, size: {**arrays(folder, 10), "attacks": ["perplexity"], "samples": size},
+    ),
+    "suffix": Knob(
+        "tokens of a suffix", (8, 32, 128, 512), lambda folder, size: {**arrays(folder, 100, suffix=size), **BOTH}
+    ),
+    "vocabulary": Knob(
+        "entries of the vocabulary", (256, 2048, 16_384, 131_072),
+        lambda folder, size: {**arrays(folder, 20, vocabulary=size), **BOTH},
+    ),
+    "members": Knob("members of an ensemble", (2, 16, 128, 512), members),
+    "records": Knob("records of the data", (1000, 10_000, 100_000, 1_000_000), records),
+}  # fmt: skip
+
+
+# --- measured ---------------------------------------------------------------------------------------------------------
+
+
+def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts:
+    """Seconds of each part of one audit, as `auditor.audit` does it."""
+    from auditor.api import open_prepared_audit
+    from auditor.records.folder import RunFolder
+    from auditor.reports import files
+    from auditor.runs import run as runs
+    from auditor.runs.selection import select_and_check_plugins
+
+    parts, start = Parts(), time.process_time()
+
+    def clock(name: str) -> None:
+        nonlocal start
+        start, begun = time.process_time(), start
+        parts[name] = parts.get(name, 0.0) + start - begun
+
+    with open_prepared_audit(model, tokenizer, **asked) as (plan, site, objects, _):
+        site.load_benchmark_shared_by_runs()
+        clock("data")
+        select_and_check_plugins(plan, site, objects)
+        folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
+        result = runs.run_audit(plan, site, folder, objects)
+    clock("asking")
+    files.write_run_reports(folder.path, result)
+    clock("reports")
+    return parts
+
+
+def once(knob: Knob, size: int, told: Any) -> None:
+    """In a process of its own: the parts' seconds, and how far memory grew at most, in bytes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        asked = knob.make(Path(scratch), size)
+        forget_peak()
+        before = peak()
+        told.send((audited(Path(scratch) / "run", **asked), peak() - before))
+
+
+def forget_peak() -> None:
+    """The peak is what is held now: a child begins with its parent's, and what is free of that hides what it takes."""
+    release_unused_memory()
+    with contextlib.suppress(OSError):  # a system without it: as measured before
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
+    """Every size, the small ones several times."""
+    found = []
+    fork = multiprocessing.get_context("fork")  # what is imported is imported once, before
+    for size in sizes:
+        for _ in range(repeats):
+            here, there = fork.Pipe(duplex=False)
+            child = fork.Process(target=once, args=(knob, size, there))
+            child.start()
+            there.close()
+            try:
+                parts, memory = here.recv()
+            except EOFError:
+                refuse(f"the audit of {size:,} {knob.words} ended without an answer: it says above why")
+            child.join()
+            found.append(AuditCost(size, parts, memory))
+            told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+            print(f"{size:,} {knob.words}: {told}; {memory / 1e6:,.0f} MB", file=sys.stderr)
+            if found[-1].seconds > CHEAP:
+                break
+    return found
+
+
+# --- told -------------------------------------------------------------------------------------------------------------
+
+
+def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
+    """Its cells: sizes; seconds; exponent with its interval; what does not grow; parts at the end; memory."""
+    seconds, memory = medians(costs, lambda cost: cost.seconds), medians(costs, lambda cost: cost.memory)
+    found = growth([c.size for c in costs], [c.seconds for c in costs])
+    before, most = [*seconds][-2:]
+    parts = {name: statistics.median(c.parts[name] for c in costs if c.size == most) for name in costs[0].parts}
+    return (
+        knob.words,
+        ", ".join(f"{size:,}" for size in seconds),
+        ", ".join(f"{median:.2f}" if median < 10 else f"{median:.0f}" for median in seconds.values()),
+        f"{found.power:.2f} ({found.low:.2f} to {found.high:.2f})",
+        f"{math.log(seconds[most] / seconds[before]) / math.log(most / before):.2f}",
+        f"{found.fixed:.1f} s",
+        ", ".join(f"{name} {part / sum(parts.values()):.0%}" for name, part in parts.items()),
+        ", ".join(f"{median / 1e6:,.0f}" for median in memory.values()),
+        f"{max(0.0, (memory[most] - memory[before]) / (most - before)) / 1e3:,.1f} kB",
+    )
+
+
+def medians(costs: Sequence[AuditCost], number: Callable[[AuditCost], float]) -> dict[int, float]:
+    """By size."""
+    sizes = dict.fromkeys(cost.size for cost in costs)
+    return {size: statistics.median(number(cost) for cost in costs if cost.size == size) for size in sizes}
+
+
+def draw(found: Mapping[str, Sequence[AuditCost]], path: Path) -> None:
+    """Seconds and memory by size, a line a knob, both logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (name, costs), marker in zip(found.items(), "osD^v*P", strict=False):
+        seconds, held = medians(costs, lambda cost: cost.seconds), medians(costs, lambda cost: cost.memory / 1e6)
+        style = {"marker": marker, "markersize": 4, "linewidth": 1.2}
+        left.plot(list(seconds), list(seconds.values()), label=KNOBS[name].words, **style)
+        right.plot(list(held), list(held.values()), **style)
+    for axes, title in ((left, "processor time, s"), (right, "memory grew by, MB")):
+        axes.set(xscale="log", yscale="log", xlabel="size", title=title)
+        axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90, metadata={"Software": None})
+
+
+def main(
+    only: Annotated[tuple[str, ...], tuple(KNOBS)] = tuple(KNOBS),
+    most: Annotated[int, "the largest size of any; 0: all"] = 0,
+    repeats: int = 3,
+    out: Path | None = None,
+    picture: Path | None = None,
+) -> None:
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    page = Page(out)
+    for name in ("members", "records"):  # for what is loaded or worked out once in a process
+        with tempfile.TemporaryDirectory() as scratch:
+            audited(Path(scratch) / "run", **KNOBS[name].make(Path(scratch), 1000 if name == "records" else 2))
+    speed = "seconds", "exponent", "of the last step", "fixed", "parts of the last"
+    page.head("what grows", "sizes", *speed, "memory grew by, MB", "of one more")
+    found = {}
+    for name in only:
+        sizes = [size for size in KNOBS[name].sizes if not most or size <= most]
+        if len(sizes) < 3:
+            refuse(f"expected --most with three sizes of {name} or more ({KNOBS[name].sizes}), got {most}")
+        found[name] = measured(KNOBS[name], sizes, repeats)
+        page.row(*row(KNOBS[name], found[name]))
+    if picture is not None:
+        draw(found, picture)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

@@ -1,0 +1,128 @@
+"""What the lab's models remember: the target by epoch, and each member of the ensemble of its own shard.
+
+    python -m validation.trust.lab [--epochs 3 6] [--seed 0]
+    python -m validation.trust.lab --private dp-sgd adp      # instead: private trainings, each with its controls
+
+Greedy recall by how often records occur, beside the held-out perplexity (of the non-members' prefixes and suffixes):
+whether the target is one that a careful engineer would ship, and whether a defense has anything to keep in. The target
+is trained as the lab does it, for other numbers of epochs too; members come from the lab's cache, or are trained.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.core import threads
+from auditor.core.nouns import Secret
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.models.base import LanguageModel, model_nll_and_token_counts
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import model_with_adapter
+from auditor.models.precision import CPU, has_native_bfloat16
+from auditor.models.shards import record_digests
+from auditor.plugins import registry
+from auditor.plugins.options import build_plugin
+from auditor.plugins.trainer import Trainer
+from auditor.runs import shown_rows
+from auditor.runs.scoring import greedy_recall_by_repeats
+from auditor.statistics import intervals
+from auditor.statistics.intervals import Measurement
+from auditor.training.finetune import FineTuningRecipe, StepwiseFineTuning, trainable_parameters
+from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, copy_sharing_weights
+from auditor.training.side_by_side import adapter_losses_one_by_one
+from validation.harness import Page, run
+
+
+def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
+    """The target after each epoch of a training of so many."""
+    recipe, public = lab.recipe, lab.lab_public_model()
+    torch.manual_seed(recipe.seed)
+    adapter = LoraAdapterRecipe(recipe.private_rank, recipe.private_alpha, "all")
+    model = add_lora_adapter(copy_sharing_weights(public.model), adapter).eval()
+    course = FineTuningRecipe(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
+    sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.private_text_copies())["input_ids"]]
+    fitting = StepwiseFineTuning(
+        trainable_parameters(model), sequences, course, keyed_random_generator("lab", recipe.seed, "target 1")
+    )
+    while not fitting.is_done_with_all_epochs:
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
+            adapter_losses_one_by_one([model], [fitting.next_step_batch()]).sum().backward()
+        fitting.step()
+        if fitting.steps == 0:
+            yield HuggingFaceModel(
+                copy.deepcopy(model), lab.tokenizer, f"target after {fitting.epochs} of {epochs} epochs"
+            )
+
+
+def own_secrets(lab: Lab, shard: Sequence[str]) -> list[Secret]:
+    """The attacked members whose whole record lies in this shard."""
+    names, texts = set(shard), {}
+    for text in lab.texts.distinct_private_texts(members=True):
+        texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = record_digests([text])[0]
+    return [s for s in lab.secrets if s.member and texts.get((*s.prefix, *s.suffix)) in names]
+
+
+class Recalls(Page):
+    """A row a model: held-out perplexity, and greedy recall by how often records occur."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        self.lab = lab
+        self.head("model", "PPL", *(f"{count} times" for count in lab.recipe.repeat_counts))
+
+    def model(self, name: str, model: LanguageModel, secrets: Sequence[Secret]) -> Mapping[str, Measurement]:
+        recall = greedy_recall_by_repeats(model, secrets)
+        perplexity = intervals.perplexity_with_interval(list(model_nll_and_token_counts(model, self.lab.heldout))).value
+        self.shares(name, f"{perplexity:.2f}", {count: (one.value, one.n) for count, one in recall.items()})
+        return recall
+
+    def shares(self, name: str, perplexity: str, found: Mapping[str, tuple[float, int]]) -> None:
+        cells = (found.get(str(count)) for count in self.lab.recipe.repeat_counts)
+        self.row(name, perplexity, *("" if cell is None else f"{100 * cell[0]:.0f}% of {cell[1]}" for cell in cells))
+
+
+def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, LanguageModel]]:
+    """The lab's private trainings and their controls: title with epsilon, and model."""
+    known = registry.defenses_by_name()
+    defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
+    for row in shown_rows.defense_rows_with_controls(defenses, lambda control: isinstance(control, Trainer)):
+        assert isinstance(row.defense, Trainer)
+        trained = lab.model_trained_by_trainer(row.defense)
+        claim = trained.privacy.epsilon if trained.privacy else None
+        yield row.title + (f", ε {claim:.2f}" if claim is not None else ""), trained.model
+
+
+def main(
+    epochs: tuple[int, ...] = (3, 6), seed: int = 0, private: tuple[Literal["dp-sgd", "adp", "adp-sound"], ...] = ()
+) -> None:
+    threads.set_thread_count()
+    lab = Lab(LabRecipe(seed=seed))
+    page = Recalls(lab)
+    for model in (lab.lab_public_model(), lab.lab_target_model()):
+        page.model(model.name, model, lab.secrets)
+    for title, trained in trained_privately(lab, private):
+        page.model(title, trained, lab.secrets)
+    if private:
+        return
+    for count in epochs:
+        for after in by_epoch(lab, count):
+            page.model(after.name, after, lab.secrets)
+    ensemble, hits = lab.ensemble(), dict[str, list[Measurement]]()
+    for index, folder in enumerate(sorted(lab.ensemble_folder.glob("member-*"))):
+        own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
+        name = f"member {index + 1}, of its own shard"
+        for count, share in page.model(name, model_with_adapter(lab.lab_public_model(), folder), own).items():
+            hits.setdefault(count, []).append(share)
+    sizes = {count: sum(one.n for one in shares) for count, shares in hits.items()}
+    every = {c: (sum(one.value * one.n for one in shares) / sizes[c], sizes[c]) for c, shares in hits.items()}
+    page.shares("all members, each of its own shard", "", every)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

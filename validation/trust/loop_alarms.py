@@ -1,0 +1,157 @@
+"""How often `audit dp-loop` calls an honest training broken, and whether what it saw of its noise holds the claim.
+
+    python -m validation.trust.loop_alarms COUNT [--first 0] [-o DIR]
+
+The whole crash test, of seeds FIRST and on: an even seed trains with Poisson sampling, an odd one on shuffled batches.
+Each seed is a line of DIR/loop_alarms.jsonl as soon as it is done; those that stand there are not done again.
+Only what costs time and decides nothing is left out: the bound from one training, the exact accountant (a smooth one
+stands in), the forward pass that a plain loop makes beside its gradients; models are copies of those made first.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import torch
+from scipy import stats
+
+from auditor.core import threads
+from auditor.crash import claim, training_specimen
+from auditor.crash.trial import CrashTest
+from auditor.crash.verdicts import LEVEL
+from auditor.privacy import gaussian
+from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
+from validation.harness import Page, run
+from validation.trust import loop_plain
+from validation.trust.loop_faults import tested
+from validation.trust.loop_plain import Plain, plain
+
+_made = cache(training_specimen.Specimen.build_crash_test_model)
+
+
+@cache
+def smooth_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Any = ()) -> float:
+    """By the central limit (Bu et al. 2020), which is smooth. Whole orders of Renyi divergence have kinks
+    in sigma and q, which an interval would be off by; what is counted here is the error of what was seen."""
+    mu = math.sqrt(steps) / sigma if q >= 1 else q * math.sqrt(steps * math.expm1(sigma**-2))
+    return epsilon_of_gaussian_tradeoff(mu, delta)
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    copied = patch.object(training_specimen.Specimen, "build_crash_test_model", lambda self: copy.deepcopy(_made(self)))
+    quick = patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon)
+    with copied, quick, patch.object(claim, "epsilon_of_claimed_noise_and_steps", smooth_epsilon):
+        yield
+
+
+def _unread(self: Plain, model: Any) -> None:
+    """Its hooks, which see what is read, stay."""
+    model.forward = lambda **given: None
+
+
+def _in_turn(self: Plain, step: int, n: int) -> list[int]:
+    """Batches of one size, of an order drawn anew for each pass."""
+    at = step % (n // self.batch)
+    if not at:
+        object.__setattr__(self, "order", torch.randperm(n).tolist())
+    order: list[int] = vars(self)["order"]
+    return order[self.batch * at : self.batch * (at + 1)]
+
+
+# Half as many steps of twice as many records as the other loops': as much is seen in half of the time.
+_STEPS, _RATE = loop_plain.STEPS // 2, 2 * loop_plain.RATE
+_SHORT: dict[str, Any] = {"steps": _STEPS, "sample_rate": _RATE}
+_PARTS: dict[str, Any] = {"batch": 2 * loop_plain.BATCH, "sampling_rate": _RATE, "begun": _unread}
+KINDS: dict[str, Plain] = {
+    "Poisson": plain(_SHORT, _STEPS, **_PARTS),
+    "shuffled": plain({**_SHORT, "sampling": "shuffled"}, _STEPS, **_PARTS, drawn=_in_turn),
+}
+
+
+def share(count: int, of: int) -> str:
+    found = stats.binomtest(count, of).proportion_ci(method="exact")
+    return f"{count} of {of}: {count / of:.1%} [{found.low:.1%}, {found.high:.1%}]"
+
+
+def main(
+    count: Annotated[int, "honest trainings under the whole test"],
+    first: Annotated[int, "the first seed"] = 0,
+    out: Annotated[Path | None, "a folder for loop_alarms.jsonl and .md"] = None,
+) -> int:
+    threads.set_thread_count()
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    page = Page(out and out / "loop_alarms.md")
+    held = counted(range(first, first + count), out and out / "loop_alarms.jsonl")
+    alarms = summed(held, page)
+    return int(stats.binomtest(alarms, len(held)).proportion_ci(method="exact").low > LEVEL)
+
+
+Row = dict[str, Any]  # what one seed's test said
+
+
+def counted(seeds: range, file: Path | None) -> list[Row]:
+    """One row a seed. file: of rows that were done before, to which each new one is added."""
+    held = {}
+    if file is not None and file.exists():
+        held = {row["seed"]: row for row in map(json.loads, file.read_text().splitlines())}
+    for seed in seeds:
+        if seed not in held:
+            kind = list(KINDS)[seed % len(KINDS)]
+            with quickly():
+                held[seed] = row(seed, kind, tested(KINDS[kind], seed))
+            if file is not None:
+                with file.open("a") as lines:
+                    lines.write(json.dumps(held[seed]) + "\n")
+    return [held[seed] for seed in seeds]
+
+
+def row(seed: int, kind: str, test: CrashTest) -> Row:
+    low, high = test.seen.low or 0, test.seen.high or math.inf
+    return {
+        "seed": seed,
+        "kind": kind,
+        "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken_checks},
+        "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
+        "inside": low <= test.claim.implied_epsilon() <= high,
+        "doubted": test.exceeds_claim_without_fault,
+        "seconds": round(test.seconds, 1),
+    }
+
+
+def summed(held: list[Row], page: Page) -> int:
+    """Says how many were called broken, and how the noise multiplier and its interval did -> how many."""
+    for one in held:
+        for check, said in one["broken"].items():
+            page.say(f"seed {one['seed']}, {one['kind']}: {check}: {said}")
+    for kind in KINDS:
+        own = [one for one in held if one["kind"] == kind]
+        if not own:
+            continue
+        seen = torch.tensor([one["reach"] or math.nan for one in own])
+        error = float(seen.std(correction=0)) / math.sqrt(len(own))
+        inside = sum(one["inside"] for one in own)
+        page.say(
+            f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; mean reach {seen.mean():.4f} "
+            f"± {1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(own))}; "
+            f"doubted {share(sum(one['doubted'] for one in own), len(own))}"
+        )
+    by_check = Counter(check for one in held for check in one["broken"])
+    page.say("by check: " + (", ".join(f"{name} {n}" for name, n in by_check.most_common()) or "none"))
+    alarms = sum(bool(one["broken"]) for one in held)
+    page.say(f"in all: broken {share(alarms, len(held))}")
+    return alarms
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))

@@ -1,0 +1,147 @@
+"""Honest private loops unlike the plain one, and faults that Opacus takes in silence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from validation.trust.loop_packages import _mean_of_record_means, _rows
+from validation.trust.loop_plain import BATCH, CLAIM, CLIP, DELTA, NOISE, RATE, STEPS, Loop, Plain, plain
+
+_MEDIAN = 30.0  # of the norms of the plain loop's gradients on our models
+
+
+def _tensor_bounds(names: list[str]) -> dict[str, float]:
+    """Return a bound of its own for each tensor; their squares add up to the whole clipping norm's."""
+    raw = torch.tensor([1.0 + 2.0 * (i % 2) for i in range(len(names))])
+    return dict(zip(names, (raw / raw.norm() * CLIP).tolist(), strict=True))
+
+
+def _clip_each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    bounds = _tensor_bounds(list(found))
+    summed = {}
+    for name, gradients in found.items():
+        factors = (bounds[name] / gradients.flatten(1).norm(dim=1)).clamp(max=1.0)
+        summed[name] = torch.einsum("k,k...->...", factors.to(gradients.dtype), gradients)
+    return summed
+
+
+def _add_noise_of_each_tensor(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
+    n_tensors = 16
+    raw = torch.tensor([1.0 + 2.0 * (j % 2) for j in range(n_tensors)])
+    return NOISE * float(raw[i] / raw.norm()) * CLIP * math.sqrt(n_tensors) * torch.randn_like(p)
+
+
+def make_bounded_loop(share: float) -> Plain:
+    """Return the plain loop with this share of the median gradient norm for its bound, and noise in proportion."""
+    bound = share * _MEDIAN
+    return plain(
+        {"max_grad_norm": bound},
+        factors=lambda self, norms: (bound / norms).clamp(max=1.0),
+        noise=lambda self, step, i, name, p: bound * NOISE * torch.randn_like(p),
+        rate=lambda self, records: 0.05 / bound,
+    )
+
+
+def _allocate(self: Plain, step: int, n: int) -> list[int]:
+    """Each record in one step of a pass, drawn for it alone."""
+    per_pass = round(1 / RATE)
+    if step % per_pass == 0:
+        object.__setattr__(self, "places", torch.randint(per_pass, (n,)))
+    places: Tensor = vars(self)["places"]
+    return torch.nonzero(places == step % per_pass).flatten().tolist()
+
+
+def train_with_adaptive_clipping(model: Any, records: Any) -> Any:
+    """Follow a noisy quantile of the norms with the clipping norm (Andrew et al. 2021)."""
+    from auditor.crash.watch import copy_watched_model_without_hooks
+
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(parameters.values(), lr=0.05)
+    loop = plain()
+    gradients = loop.gradients(copy_watched_model_without_hooks(model), records)
+    count_noise, clip = 3.0, CLIP
+    sum_noise = (NOISE**-2 - (2 * count_noise) ** -2) ** -0.5
+    for step in range(STEPS):
+        drawn = loop.drawn(step, len(records))
+        loop.read(model, records, drawn)
+        centred, found = 0.0, {name: torch.zeros(0, *p.shape) for name, p in parameters.items()}
+        if drawn:
+            weights = {name: p.detach() for name, p in parameters.items()}
+            found = gradients.record_gradients_at_weights(weights, drawn, list(parameters))
+            centred = float((loop.norms(found) <= clip).float().sub(0.5).sum())
+        factors = (clip / loop.norms(found)).clamp(max=1.0)
+        for name, p in parameters.items():
+            summed = torch.einsum("k,k...->...", factors, found[name])
+            p.grad = (summed + sum_noise * clip * torch.randn_like(p)) / BATCH
+        optimizer.step()
+        clip *= math.exp(-0.2 * (centred + count_noise * torch.randn(()).item()) / BATCH)
+    return model, CLAIM
+
+
+HONEST_VARIANTS: dict[str, Loop] = {
+    "a bound and noise for each tensor": plain(summed=_clip_each_tensor, noise=_add_noise_of_each_tensor),
+    "adaptive clipping": train_with_adaptive_clipping,
+    "random allocation": plain({"sampling": "allocation"}, drawn=_allocate),
+    **{f"a bound of {share:g} times the median norm": make_bounded_loop(share) for share in (0.1, 0.3, 1, 3, 10)},
+}
+
+
+# --- faults that Opacus takes in silence ------------------------------------------------------------------------------
+
+
+def train_with_opacus(kind: str) -> Loop:
+    """Return a loop of Opacus with one of the faults in `SILENT_OPACUS`."""
+    ghost = kind in ("column", "unfrozen", "accumulated")
+
+    def train(model: Any, records: Any) -> Any:
+        from opacus import PrivacyEngine
+        from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+        if kind == "unfrozen":
+            model.get_input_embeddings().requires_grad_(False)
+        engine = PrivacyEngine()
+        more = {"grad_sample_mode": "ghost"} if ghost else {"rand_on_empty": kind == "random when empty"}
+        made: Any = engine.make_private(
+            module=model, optimizer=optimizer, data_loader=DataLoader(records, batch_size=BATCH, collate_fn=_rows),
+            noise_multiplier=NOISE, max_grad_norm=CLIP, **more,
+        )  # fmt: skip
+        private, optimizer, loader = made[0], made[1], made[-1]
+        for at in range(STEPS // len(loader)):
+            if at == 1:
+                model.get_input_embeddings().requires_grad_(True)
+            for ids in loader:
+                optimizer.zero_grad()
+                for part in ids.chunk(2) if kind == "accumulated" else [ids]:
+                    if kind == "token mean":
+                        labels = part.masked_fill(part == 0, -100)
+                        private(input_ids=part, labels=labels, use_cache=False).loss.backward()
+                        continue
+                    logits, targets = private(input_ids=part, use_cache=False).logits[:, :-1], part[:, 1:]
+                    if not ghost:
+                        _mean_of_record_means(logits, targets).backward()
+                        continue
+                    losses = torch.nn.functional.cross_entropy(
+                        logits.transpose(1, 2), targets, ignore_index=0, reduction="none"
+                    )
+                    each = losses.sum(1, keepdim=True) / targets.ne(0).sum(1, keepdim=True)
+                    each = each if kind == "column" else each[:, 0]
+                    DPTensorFastGradientClipping(private, optimizer, each).backward()
+                optimizer.step()
+        return model, {"engine": engine, "max_grad_norm": CLIP, "delta": DELTA, "public_size": True}
+
+    return train
+
+
+SILENT_OPACUS: dict[str, Loop] = {
+    "Opacus, a mean over the tokens of the batch": train_with_opacus("token mean"),
+    "Opacus, a made-up record in an empty batch": train_with_opacus("random when empty"),
+    "Opacus ghost clipping, losses of shape (batch, 1)": train_with_opacus("column"),
+    "Opacus ghost clipping, a layer unfrozen later": train_with_opacus("unfrozen"),
+    "Opacus ghost clipping, two passes a step by hand": train_with_opacus("accumulated"),
+}
