@@ -12,7 +12,7 @@ import pytest
 from validation import harness
 
 ROOT = Path(__file__).parents[2]
-CHECKS = sorted((ROOT / "benchmarks" / "checks").glob("*/*.py"))
+CHECKS = sorted((ROOT / "validation").glob("*/*.py"))
 PROGRAMS = [path for path in CHECKS if "run(main)" in path.read_text()]
 
 
