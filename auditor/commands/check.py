@@ -109,7 +109,9 @@ def check(
     with console.open_progress_terminal(verbose=False) as reporter:
         if deep:
             plan = quick_check.plan_of_slow_attacks(plan)
-            console.print_table(cost.run_cost_estimate_table(estimate.estimate_run_cost(plan, reporter, shared=shared)))
+            started = console.seconds_since_start()
+            found = estimate.estimate_run_cost(plan, reporter, shared=shared, starting=started)
+            console.print_table(cost.run_cost_estimate_table(found))
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]

@@ -104,6 +104,13 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
     Console().print(row_table_to_rich(table, styles))
 
 
+def seconds_since_start() -> float:
+    """Return the age of this process in seconds."""
+    import psutil
+
+    return time.time() - psutil.Process().create_time()
+
+
 def silence_libraries() -> None:
     """Libraries speak through us: their own bars and advice would bury the report."""
     # before the first import of transformers; what the user has set stays

@@ -248,21 +248,22 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     files = {item: policies.read_policy(Path(item)).rules for item in changes if item.endswith(".toml")}
     # Decisions of all items, in whatever order they are named.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
-    found = list[powers.SecretsNeeded]()
+    found, n_listed = list[powers.SecretsNeeded](), 0
     for item in changes:
-        if item in files:
-            limits = files[item]
-            found += powers.secrets_needed_for_policy(limits, power, rules)
-            for rule in limits:
-                if rule.is_paired_difference or rule.of_claim:
-                    how = ": say --plan METRIC=A:B" if rule.is_paired_difference else ""
-                    typer.echo(f"not listed, but one of the {rules} rules: {rule}{how}")
-        else:
+        if item not in files:
             found += powers.secrets_needed_for_change(powers.parse_planned_share_change(item), power, rules)
+            continue
+        found += powers.secrets_needed_for_policy(files[item], power, rules)
+        for rule in files[item]:
+            why = powers.reason_for_no_number_of_secrets(rule)
+            n_listed += not why
+            if why:
+                typer.echo(f"not listed, but one of the {rules} rules: {rule} ({why})")
     most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
     level = "at 5%" if rules == 1 else f"at 5% for the {rules} rules of a gate together"
-    typer.echo(f"{most:,} secrets are enough for each of these {len(found)} rulings (power {power:g}, {level})")
+    listed = f", on {n_listed} of {sum(map(len, files.values()))} rules" if files else ""
+    typer.echo(f"{most:,} secrets are enough for each of these {len(found)} cases{listed} (power {power:g}, {level})")
     typer.echo(f"`audit run --until decided` takes at most {stopping:,}, in half of such runs {half:,} or fewer")
-    typer.echo("\nsecrets  until decided (half of runs)  ruling")
+    typer.echo("\nsecrets  until decided (half of runs)  case")
     for need in found:
         typer.echo(f"{need.secrets:7,}  {f'{need.stopping:,} ({need.half:,})':>28}  {need.question}")

@@ -166,7 +166,7 @@ def _print_cost_estimate(plan: Plan) -> None:
     from auditor.runs import cost, estimate
 
     with console.open_progress_terminal() as reporter:
-        found = estimate.estimate_run_cost(plan, reporter)
+        found = estimate.estimate_run_cost(plan, reporter, starting=console.seconds_since_start())
     console.print_table(cost.run_cost_estimate_table(found))
 
 

@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import FIELDS, flag_of_plan_field, plan_field_names_with_rule
 from auditor.core.plan_fields import COMPARED
-from auditor.core.result import AuditResult
+from auditor.core.result import NO_TIME, AuditResult
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.table import TABLE
 
@@ -56,7 +56,15 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
         why = f"{base.name} is no {what} for {run.name}: {found[0]}{others}"
         if run.result.family != base.result.family:
             raise AuditError(f"{why}; only models of one family and vocabulary are compared secret by secret")
+        if unfinished := [checked for checked in (run, base) if _n_records_not_asked(checked.result)]:
+            resumed = "; ".join(f"audit check --resume {shlex.quote(checked.name)}" for checked in unfinished)
+            raise AuditError(f"{why}; checks are compared once no record is left to ask: {resumed}")
         raise AuditError(f"{why}; a run that can be compared: {_comparable_run_command(run.result, base.result)}")
+
+
+def _n_records_not_asked(result: AuditResult) -> int:
+    counts = result.benchmark.records.get("members")
+    return 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
 
 
 def _comparable_run_command(result: AuditResult, base: AuditResult) -> str:

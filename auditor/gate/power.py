@@ -45,11 +45,14 @@ def parse_planned_share_change(item: str) -> ShareChange:
     """`recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer changes.
 
     Without it the two runs' answers are taken to be independent: no more can change by chance.
+    Raises AuditError for anything else, and for a metric that is no share of secrets.
     """
     found = _CHANGE.fullmatch(item)
     complaint = f"expected --plan metric=before:after[:changed], shares between 0 and 1, got {item!r}"
     if not found:
         raise AuditError(complaint)
+    if find_metric(found[1]).unit not in SHARES:
+        raise AuditError(f"expected --plan on a share of secrets, as recall, got {found[1]}, which is none")
     try:
         before, after, *rest = (float(part) for part in found.groups()[1:] if part is not None)
     except ValueError as error:
@@ -107,25 +110,34 @@ def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> 
 def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: int) -> list[SecretsNeeded]:
     """What each limit of a policy takes: failed where the truth is twice it, held where it is half, or nothing leaks.
 
-    Raises AuditError where no rule limits a share.
+    Raises AuditError if no rule has a number of secrets.
     """
     check_gate_power_and_decision_count(power, decisions)
-    absolute = [rule for rule in rules if not (rule.is_paired_difference or rule.of_claim)]
-    limits = [rule for rule in absolute if find_metric(rule.metric).unit in SHARES]
+    limits = [rule for rule in rules if not reason_for_no_number_of_secrets(rule)]
     if not limits:
-        raise AuditError("expected a policy with a limit on a share, as recall <= 0.05, got none")
+        given = "; ".join(f"'{rule}' ({reason_for_no_number_of_secrets(rule)})" for rule in rules)
+        raise AuditError(f"expected a policy with a limit on a share, as recall <= 0.05, got {given}")
     found = list[SecretsNeeded]()
     for rule in limits:
-        if 0 < 2 * rule.limit <= 1:
+        if 2 * rule.limit <= 1:
             found.append(
                 _secrets_needed_to_fail(rule.metric_with_part, rule.limit, 2 * rule.limit, LEVEL / decisions, power)
             )
-        if rule.limit > 0:
-            found += [
-                _secrets_needed_to_hold(rule.metric_with_part, rule.limit, truth, power)
-                for truth in (rule.limit / 2, 0.0)
-            ]
+        found += [
+            _secrets_needed_to_hold(rule.metric_with_part, rule.limit, truth, power) for truth in (rule.limit / 2, 0.0)
+        ]
     return found
+
+
+def reason_for_no_number_of_secrets(rule: Rule) -> str:
+    """Return why no number of secrets is told for this rule; "" if one is."""
+    if rule.is_paired_difference:
+        return "how often answers change decides it: say --plan METRIC=A:B"
+    if rule.of_claim:
+        return "an audit of the claimed epsilon decides it"
+    if find_metric(rule.metric).unit not in SHARES:
+        return "not a share of secrets"
+    return "" if rule.limit > 0 else "no number of secrets shows that there is nothing at all"
 
 
 def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> SecretsNeeded:

@@ -66,9 +66,15 @@ TimedParts = Callable[[int], Iterator[TimedPart]]  # the parts that share what i
 
 
 def estimate_run_cost(
-    plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: SweepCache | None = None
+    plan: Plan,
+    reporter: Reporter,
+    seconds: float = PROBE,
+    shared: SweepCache | None = None,
+    starting: float = 0.0,
 ) -> CostEstimate:
-    """What running this plan will take. shared: keeps what is loaded here, for the run itself.
+    """What running this plan will take.
+
+    shared: keeps what is loaded here, for the run itself. starting: seconds that the program took until here.
 
     Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
     """
@@ -88,6 +94,8 @@ def estimate_run_cost(
         asker = _RunPartTimer(scene, seconds)
         asker.time_choosing_prefix_token()
         asker.time_all_targets()
+    if starting:
+        preparing.insert(0, ("starting and imports", starting))
     if asker.building:
         preparing.append(("making the targets", asker.building))
     members = sum(secret.member for secret in scene.benchmark.secrets)

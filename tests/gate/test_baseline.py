@@ -13,7 +13,7 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding
+from auditor.core.result import NO_TIME, AuditResult, BenchmarkRecord, Finding, RecordCounts
 from auditor.gate import comparability
 from auditor.gate.comparability import check_comparable, comparable_secrets_digest
 from auditor.gate.compare import compare_finished_runs
@@ -171,6 +171,18 @@ def test_a_refusal_is_short_and_ends_with_a_command_that_makes_them_comparable()
         "audit run --model './new model' --reference work/base --data d.jsonl --attack perplexity --attack zlib "
         "-A perplexity.temperature=0 --seed 3"
     )
+
+
+def test_checks_that_ran_out_of_time_are_to_be_resumed() -> None:
+    """The other run's settings make nothing comparable if it has not asked all of its records."""
+    asked = RecordCounts(given=200, audited=5, not_attacked={NO_TIME: 195})
+    records = BenchmarkRecord("files", "", 5, 0, 10, digest="d2-ff", records={"members": asked})
+    base = run(hits(5), "runs/my check", benchmark=records)
+    with pytest.raises(AuditError) as refusal:
+        check_comparable(run(hits(200)), base, "match")
+    why, commands = str(refusal.value).split("; checks are compared once no record is left to ask: ")
+    assert "is no match for run: data set: members 200 against 5" in why
+    assert commands == "audit check --resume 'runs/my check'"
 
 
 def test_another_checkpoint_and_another_seed_may_be_compared() -> None:

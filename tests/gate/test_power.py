@@ -32,7 +32,45 @@ def test_no_size_is_told_that_half_of_the_runs_do_not_reach(monkeypatch: pytest.
     assert power._secrets_needed_to_fail("recall", 0.05, 0.07, 0.05, 0.05).half == 1204
 
 
-@pytest.mark.parametrize(("limit", "questions"), [(0.0, 0), (0.05, 3), (0.6, 2)])
-def test_a_limit_of_nothing_asks_for_no_size(limit: float, questions: int) -> None:
-    """Twice a limit above a half is no share: only its holding is asked for."""
+@pytest.mark.parametrize(
+    ("rules", "complaint"),
+    [
+        ('"recall <= 0"', "'recall <= 0' (no number of secrets shows that there is nothing at all)"),
+        ('"membership_auc <= 0.75"', "'membership_auc <= 0.75' (not a share of secrets)"),
+    ],
+)
+def test_a_policy_without_a_number_of_secrets_is_refused(
+    rules: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f"rules = [{rules}]\n")
+    assert run_command_line(["gate", "--plan", str(policy), "--plan", "recall=0.05:0.1"]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_every_rule_is_listed_or_named_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "policy.toml"
+    limits = ["recall <= 0.05", "any_of_k <= 0.6", "recall not worse than baseline by 0.02"]
+    limits += ["near_verbatim_recall <= 0", "membership_auc <= 0.75", "epsilon_lower_bound <= claim"]
+    policy.write_text(f"rules = {limits}\n")
+    assert run_command_line(["gate", "--plan", str(policy)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    left_out = [line.partition("rules: ")[2] for line in lines if line.startswith("not listed")]
+    assert [line.partition(" (")[0] for line in left_out] == [
+        "recall not worse than baseline by 0.02",
+        "near_verbatim_recall <= 0",
+        "membership_auc <= 0.75",
+        "epsilon_lower_bound <= claim",
+    ]
+    cases = lines[lines.index(next(line for line in lines if line.endswith("case"))) + 1 :]
+    assert f"each of these {len(cases)} cases, on 2 of 6 rules" in "\n".join(lines)
+
+
+def test_only_a_share_of_secrets_is_planned() -> None:
+    with refuses("a share of secrets, as recall, got membership_auc"):
+        power.parse_planned_share_change("membership_auc=0.6:0.8")
+
+
+@pytest.mark.parametrize(("limit", "questions"), [(0.05, 3), (0.6, 2)])
+def test_twice_a_limit_above_a_half_is_not_asked_for(limit: float, questions: int) -> None:
     assert len(power.secrets_needed_for_policy((Rule("recall", limit),), 0.8, 1)) == questions

@@ -247,6 +247,7 @@ def test_the_command_shows_a_table_and_writes_nothing(
     monkeypatch.setenv("COLUMNS", "160")
     assert run_command_line(words(given, "--attack", "perplexity", "--samples", "3", "--estimate")) == 0
     said = capsys.readouterr().out
+    assert "starting and imports" in said
     assert "forward rows" in said and "Undefended: perplexity (white-box)" in said and "about" in said
     assert "would take half as long" in " ".join(said.split())
     assert not list(tmp_path.iterdir())
