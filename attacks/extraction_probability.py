@@ -151,13 +151,15 @@ class ExtractionProbability(DistributionProbe):
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, exact = member_mask(secrets), _has_exact_probability(observations)
         measured, ends = list[Measurement](), _suffix_log_p_columns_by_name_ending(observations)
+        lengths = suffix_lengths_note([len(secret.suffix) for secret in secrets if secret.member])
+        one_sample = ", ".join(filter(None, ("one sample", lengths)))
         for end, log_p in ends:
             name, one = f"extraction_probability{end}", any_sample_probability(log_p, 1)
-            measured += mean_probability_with_nonmember_baseline(name, one, member, "one sample", excess=exact)
+            measured += mean_probability_with_nonmember_baseline(name, one, member, one_sample, excess=exact)
         for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
             # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below float's 1 - p.
             name, any_of_n = f"expected_any_of_{n}{end}", any_sample_probability(log_p, n)
-            measured += mean_probability_with_nonmember_baseline(name, any_of_n, member, excess=False)
+            measured += mean_probability_with_nonmember_baseline(name, any_of_n, member, lengths, excess=False)
         for n, p, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), self.discoverability_levels(), ends):
             reached = _discoverable_secret_mask(log_p[member], n, p)
             measured.append(share_with_interval(f"discoverable_{n}_{p:g}{end}", reached))
@@ -281,6 +283,12 @@ class ExtractionProbability(DistributionProbe):
 
 _CEILING = "no temperature, top-k or top-p makes one sample more likely than this"
 _NEAR = "near_verbatim_probability"
+
+
+def suffix_lengths_note(lengths: Sequence[int]) -> str:
+    """Return `suffixes of 8 to 50 tokens`; "" if all are of one length."""
+    shortest, longest = min(lengths, default=0), max(lengths, default=0)
+    return f"suffixes of {shortest} to {longest} tokens" if shortest < longest else ""
 
 
 def _has_exact_probability(observations: Sequence[Observation]) -> bool:

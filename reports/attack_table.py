@@ -60,7 +60,7 @@ class AttackRow:
         is_named = m.note not in ("", self.finding.attack)
         note = f" ({m.note})" if m.name == auc_name("") and is_named else ""
         title = find_metric(m.name).short or phrases.lower_first(phrases.metric_label(m.name))
-        return f"{title} {phrases.value_with_interval(m)}{note}"
+        return f"{title} {phrases.value_with_interval(m)}{note}{phrases.suffix_lengths_phrase(m)}"
 
     @property
     def difference_text(self) -> str:

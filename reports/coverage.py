@@ -52,6 +52,24 @@ def coverage_label(result: AuditResult) -> str:
     return f"{audited_of_given(result)} records audited{tokens}{f' ({left})' if left else ''}"
 
 
+def attacks_kept_from_widest_access(result: AuditResult) -> list[str]:
+    """Return `Ethicist did not run on Undefended, white-box: WHY.` of each attack that ran only with less access."""
+    ran = {(f.target, f.attack) for f in result.findings if not f.not_applicable}
+    widest = list(phrases.SETTINGS)[-1]
+    return [
+        f"{finding.attack[:1].upper()}{finding.attack[1:]} did not run on "
+        f"{phrases.target_title(result, finding.target)}, {widest}: {finding.not_applicable}."
+        for finding in result.findings
+        if finding.not_applicable and finding.setting == widest and (finding.target, finding.attack) in ran
+    ]
+
+
+def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
+    """Return each attack that measured nothing anywhere, with the reason; only possible with defended targets."""
+    ran = {f.attack for f in result.findings if not f.not_applicable}
+    return {f.attack: f.not_applicable for f in result.findings if f.not_applicable and f.attack not in ran}
+
+
 def phrases_by_copies(finding: Finding, whose: str) -> list[str]:
     """Return what was recited by copies and, if not all were asked, of how many of all that is."""
     of_all = weighted_share_phrase(finding)

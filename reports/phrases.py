@@ -25,6 +25,7 @@ SETTINGS = {
     "white-box": "White-box: gradients, log-probabilities and the attack's own decoding too.",
 }
 _TINY = 1e-4
+_SUFFIX_LENGTHS = re.compile(r"suffixes of \d+ to \d+ tokens")
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
 
 
@@ -230,6 +231,12 @@ def any_of_n_recall_to_report(finding: Finding, whose: Literal["", "_nonmembers"
     numbers = metrics.EXPECTED_ANY_OF.numbers_in_metric_name
     found = ((numbers(m.name.removesuffix(whose)), m) for m in finding.measurements)
     return dict(sorted((int(n[0]), m) for n, m in found if n and m.name.endswith(whose)))
+
+
+def suffix_lengths_phrase(m: Measurement) -> str:
+    """Return `, suffixes of 8 to 50 tokens` of a probability over suffixes of several lengths; else ""."""
+    lengths = _SUFFIX_LENGTHS.search(m.note)
+    return f", {lengths[0]}" if lengths else ""
 
 
 def claim_applies_phrase(finding: Finding) -> str:

@@ -368,6 +368,7 @@ def _limitations_screen_entry(
     items += dict.fromkeys(
         f"{_short_target_title(result, f.target)}, {f.attack}: {row.early_stop_sentence}." for f, row in stopped
     )
+    items += coverage.attacks_kept_from_widest_access(result)
     items += remarks.limits
     if unread := result.benchmark.unread_columns:
         items.append(f"Columns of the data with texts or media that are not read: {_first_titles_label(unread, 4)}.")

@@ -63,12 +63,14 @@ def describe_signal_number(signal: LeakSignal) -> str:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in_metric_name(m.name):
         drawn = counted(int(tries[0]), "sample")
-        return f"{drawn} each would extract {phrases.value_with_interval(m)} of members"
+        lengths = phrases.suffix_lengths_phrase(m)
+        return f"{drawn} each would extract {phrases.value_with_interval(m)} of members{lengths}"
     if surely := DISCOVERABLE.numbers_in_metric_name(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
         return f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
-    return f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}{chosen}{at}"
+    number = f"{phrases.lower_first(phrases.metric_label(m.name))} {phrases.value_with_interval(m)}"
+    return f"{number}{chosen}{phrases.suffix_lengths_phrase(m)}{at}"
 
 
 def is_decided_by_excess(signal: LeakSignal) -> bool:
@@ -331,7 +333,7 @@ def _measured_text(s: LeakSignal) -> str:
         m = replace(m, low=math.nan, high=math.nan)
     unit = _UNITS.get(m.unit, "")
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""
-    whole = f"{phrases.value_with_interval(m)}{unit}{chosen}"
+    whole = f"{phrases.value_with_interval(m)}{unit}{chosen}{phrases.suffix_lengths_phrase(m)}"
     return phrases.format_share_with_interval(m) if m.unit == "share" else whole
 
 

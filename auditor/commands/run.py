@@ -149,6 +149,17 @@ def run(
     if policy is not None:
         outputs = gates.GateOutputFlags(junit=folder / "gate.xml", markdown=folder / "gate.md")
         raise typer.Exit(gates.judge_run_and_print_for_exit_code(folder, policy, base, outputs))
+    _check_each_attack_ran_on_some_target(folder)
+
+
+def _check_each_attack_ran_on_some_target(folder: Path) -> None:
+    """Raise AuditError, after the results were shown, for attacks asked for that ran on no target."""
+    from auditor.records.result_file import read_result
+    from auditor.reports import coverage
+
+    if idle := coverage.attacks_without_any_row(read_result(folder)):
+        reasons = "; ".join(f"--attack {name} ran on no target: {why}" for name, why in idle.items())
+        raise AuditError(f"{reasons}. All else was measured: {folder}")
 
 
 def _refuse_flags_beside_estimate_flag(

@@ -27,7 +27,11 @@ from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.runs import machine, scoring
-from auditor.runs.applicability import check_method_applies_to_target, secrets_to_probe
+from auditor.runs.applicability import (
+    check_method_applies_to_target,
+    refuse_methods_that_cannot_run,
+    secrets_to_probe,
+)
 from auditor.runs.audit import RunContext, longest_context_token_count, resolve_prefix_token_of_site
 from auditor.runs.cost import LIMIT, SAMPLES, CostEstimate, RunPartCost
 from auditor.runs.prefix_token import PAIRS
@@ -173,6 +177,7 @@ class _RunPartTimer:
         self.scene.check_models_self_consistent(
             (self.scene.site.model, self.scene.site.public_model, self.scene.site.reference_model)
         )
+        refuse_methods_that_cannot_run(self.scene, targets.undefended)
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
         def greedy(n: int) -> Iterator[TimedPart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts,
 from auditor.records.leak_readings import VERBATIM
 from auditor.records.signals import SHOWN, assess_signals
 from auditor.records.strata import weighted_extracted_share
-from auditor.reports import coverage, severity
+from auditor.reports import coverage, screen, severity
 from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
 
@@ -72,3 +73,24 @@ def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> N
     benchmark = replace(made.benchmark, records={"members": counts})
     label = coverage.coverage_label(replace(made, benchmark=benchmark))
     assert label == "41 of 141 records audited, 95% of their tokens attacked (6 too short)"
+
+
+def test_an_attack_that_lost_its_widest_access_is_said(result: AuditResult) -> None:
+    """Ethicist without auxiliary records ran text-only, and nothing said that its white-box row was dropped."""
+    row = verbatim_row(result)
+    why = "needs at least 2 auxiliary records"
+    lost = replace(row, attack="ethicist", setting="white-box", measurements=(), not_applicable=why)
+    ran = replace(row, attack="ethicist", setting="text-only", not_applicable="")
+    found = replace(result, findings=(ran, lost))
+    assert coverage.attacks_kept_from_widest_access(found) == [f"Ethicist did not run on Undefended, white-box: {why}."]
+    assert why in screen.first_screen(found, Path("none")).plain.replace("\n" + " " * 8, " ")
+    for other in ((replace(ran, not_applicable=why), lost), (replace(lost, setting="text-only"), row)):
+        assert coverage.attacks_kept_from_widest_access(replace(result, findings=other)) == []
+
+
+def test_an_attack_without_any_row_is_named(result: AuditResult) -> None:
+    row = verbatim_row(result)
+    lost = replace(row, attack="lost", measurements=(), not_applicable="why")
+    assert coverage.attacks_without_any_row(replace(result, findings=(row, lost))) == {"lost": "why"}
+    elsewhere = replace(row, attack="lost", target="pmixed", not_applicable="")
+    assert coverage.attacks_without_any_row(replace(result, findings=(row, lost, elsewhere))) == {}

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from auditor.core.result import AuditResult, BenchmarkRecord, TargetRecord
+import pytest
+
+from auditor.attacks.extraction_probability import suffix_lengths_note
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.records.leak_readings import PROBABLE
 from auditor.records.secret_details import SecretDetails
+from auditor.records.signals import SHOWN, LeakSignal
+from auditor.reports import signals
+from auditor.reports.attack_table import AttackRow
 from auditor.reports.blocks import Block, Table
 from auditor.reports.leaks import _probability_by_suffix_length_blocks
 
@@ -40,3 +49,19 @@ def test_probabilities_are_told_apart_by_the_length_of_the_suffix() -> None:
 def test_suffixes_of_one_length_take_no_table() -> None:
     assert blocks_of((50, 0.5), (50, 1.0)) == []
     assert blocks_of() == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "end"), [((50, 50), ""), ((8, 50, 20), ", suffixes of 8 to 50 tokens"), ((), "")], ids=str
+)
+def test_a_mean_probability_names_the_lengths_that_it_is_of(lengths: tuple[int, ...], end: str) -> None:
+    """The screen's number was pooled over suffixes of 8 and of 50 tokens without a word."""
+    note = ", ".join(filter(None, ("one sample", suffix_lengths_note(lengths))))
+    mean = Measurement("extraction_probability", 0.2, 0.1, 0.3, 9, "probability", note)
+    signal = LeakSignal(PROBABLE, UNDEFENDED, SHOWN, "white-box", mean, 0.0)
+    assert signals.describe_signal_number(signal) == f"extraction probability, mean 20% [10–30]{end}"
+    finding = Finding(UNDEFENDED, "white-box", "extraction-probability", {}, (), "", None, "", (mean,))
+    assert AttackRow(finding, mean).number_text == f"mean p 20% [10–30]{end}"
+    any_of = replace(mean, name="expected_any_of_100", note=suffix_lengths_note(lengths))
+    number = signals.describe_signal_number(replace(signal, measured=any_of))
+    assert number == f"100 samples each would extract 20% [10–30] of members{end}"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import run_audit
 from auditor.runs.sweep_cache import SweepCache
+from tests.conftest import save_tiny
 from tests.runs.test_site import Live, plan
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -72,6 +75,23 @@ def test_an_option_that_cannot_be_met_is_refused(tmp_path: Path, name: str, opti
     asked = {**QUICK.get(name, {}), **options}
     with pytest.raises(AuditError, match=f"--attack {name} cannot run: .*{why}"):
         run(tmp_path, attack=[name, "perplexity"], attack_options={name: asked})
+
+
+def test_an_attack_that_ran_on_no_target_ends_the_run_with_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a defense it ended with exit 0 and a row that "did not run"."""
+    save_tiny(tmp_path / "model")
+    save_tiny(tmp_path / "public")
+    rows = [json.dumps({"prefix": f"bed {i:02d} code", "suffix": f" {i * 7919 % 997:03d}"}) + "\n" for i in range(12)]
+    (tmp_path / "private.jsonl").write_text("".join(rows))
+    given = {"--model": "model", "--public": "public", "--data": "private.jsonl", "-o": "run"}
+    words = [word for flag, name in given.items() for word in (flag, str(tmp_path / name))]
+    words += ["--defense", "uniform-mixing", "--attack", "prediction-audit", "-A", "relation=zero_out"]
+    assert run_command_line(["run", *words, "-A", "games=64", "-A", "tokens=2", "--known-fraction", "0"]) == 2
+    said = capsys.readouterr()
+    assert "prediction-audit ran on no target: its neighbours are by" in said.err and "RESULT" in said.out
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_what_a_defended_target_may_give_is_not_refused_and_what_no_target_gives_is(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
 # --- against the run --------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {
-    "attack": ("ethicist", "perplexity", "extraction-probability", "exposure"),
+    "attack": ("ethicist", "perplexity", "extraction-probability"),
     "attack_options": {"": {"samples": 5}, "ethicist": {"prompt_length": 2, "epochs": 3}},
     "setting": "white-box",
 }
@@ -208,17 +208,15 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     """With time for all of it, an estimate counts what the run asks, but for what the run tunes further."""
     found = estimate.estimate_run_cost(plan(given, **OPTIONS), SilentReporter(), 1e6)
     own = ["-A", "samples=5", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=3", "--setting", "white-box"]
-    can_run = [name for name in OPTIONS["attack"] if name != "exposure"]  # which a run without canaries refuses
-    attacks = [word for name in can_run for word in ("--attack", name)]
+    attacks = [word for name in OPTIONS["attack"] for word in ("--attack", name)]
     assert run_command_line([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     rows = {f["attack"]: f["rows"] for f in result["findings"]}
     assert part(found, "Undefended: perplexity (white-box)").rows == rows["perplexity"]
-    assert part(found, "Undefended: exposure (white-box)").why.startswith("not applicable: the data hold no canaries")
     assert not found.parts_without_estimate
     tuning = part(found, "Undefended: ethicist (white-box), tuning")
     assert tuning.of == tuning.asked == result["benchmark"]["known"]
-    uncounted = {"choosing a prefix token", "Undefended: exposure (white-box)"}
+    uncounted = {"choosing a prefix token"}
     names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - uncounted
     told = {name for name in result["timings"] if name != "prepare" and not name.startswith("build ")}
     assert names == told
@@ -267,8 +265,8 @@ def test_what_an_estimate_would_ignore_is_refused(given: Path, more: tuple[str, 
     assert said in capsys.readouterr().err
 
 
-def test_there_is_no_estimate_of_resumed_remote_and_unbuilt_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+def test_there_is_no_estimate_of_resumed_remote_unbuilt_and_refused_runs(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     assert run_command_line(["run", "--resume", "runs/latest", "--estimate"]) == 2
@@ -278,5 +276,7 @@ def test_there_is_no_estimate_of_resumed_remote_and_unbuilt_models(
     )
     with pytest.raises(AuditError, match="expected a model that is loaded here with --estimate, got openai:m"):
         estimate.estimate_run_cost(remote, SilentReporter())
+    with pytest.raises(AuditError, match="--attack exposure cannot run: the data hold no canaries"):
+        estimate.estimate_run_cost(plan(given, attack=("exposure",)), SilentReporter())
     with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):
         estimate.estimate_run_cost(Plan(), SilentReporter())
