@@ -198,9 +198,7 @@ class Membership(Probe):
         if _too_few_records_reason(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
-        # In one fold: else a classifier would know a record by its copy, or an answer by its conversation.
-        origins = ([getattr(secret, name) for secret in secrets] for name in ("document", "user"))
-        group = blind_classifier.related_fold_groups(texts, *origins)
+        group = blind_classifier.fold_groups_of_secrets(secrets)
         added = self._rmia_and_lira_scores(observations, member, group)
         single = {name: added.get(name, _score_of_each_record(name, observations)) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
@@ -310,7 +308,7 @@ class Membership(Probe):
         said += [f"{SCORES[name]}: {why}" for name, why in self._missing_score_reasons(observations).items()]
         group = value_column(observations, "group").astype(int)
         if related := int((np.bincount(group)[group] > 1).sum()):
-            said.append(f"{related} records are near-duplicates, parts of one document or of one person: in one fold")
+            said.append(f"{related} records are near-duplicates, or of one document, person or prompt: in one fold")
         if "blind" not in self._target_free_baseline_scores(observations):
             said.append(
                 "no blind baseline: too few unrelated records to fit a classifier, so whether members and non-members "
@@ -368,9 +366,8 @@ def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 
 def _auc_widening_by_score(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
-    """By score, what the deviation of its AUC is multiplied by: what is learnt in few folds is less independent."""
-    folds = blind_classifier.cross_fit_fold_count(member, value_column(observations, "group").astype(int))
-    learnt = blind_classifier.cross_fit_deviation_factor(folds) if folds > 1 else 1.0
+    """Return by score what the deviation of its AUC is multiplied by: what is learnt in folds is less independent."""
+    learnt = blind_classifier.cross_fit_deviation_factor(member, value_column(observations, "group").astype(int))
     return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
 
 

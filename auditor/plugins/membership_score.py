@@ -80,9 +80,7 @@ class MembershipScore(Probe):
         if self._too_few_records_reason(secrets):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
-        # In one fold: else the classifier would know a record by its copy, or an answer by its conversation.
-        origins = ([getattr(secret, name) for secret in secrets] for name in ("document", "user"))
-        group = blind_classifier.related_fold_groups(texts, *origins)
+        group = blind_classifier.fold_groups_of_secrets(secrets)
         blind = blind_classifier.blind_membership_scores(texts, np.empty((len(texts), 0)), member, group)
         return [
             replace(seen, values={**seen.values, "blind": float(value), "group": float(fold)})
@@ -101,8 +99,7 @@ class MembershipScore(Probe):
         found += auc_and_tpr_measurements(self.score_name, scores, member)
         blind = value_column(observations, "blind")
         if not np.isnan(blind).any():
-            folds = blind_classifier.cross_fit_fold_count(member, value_column(observations, "group").astype(int))
-            widen = blind_classifier.cross_fit_deviation_factor(folds)
+            widen = blind_classifier.cross_fit_deviation_factor(member, value_column(observations, "group").astype(int))
             found.append(roc.auc_with_interval(auc_name("blind"), blind[member], blind[~member], widen=widen))
         return found
 

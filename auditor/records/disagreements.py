@@ -45,6 +45,8 @@ def member_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
             f"({_auc_label(blind)}), so no membership number here means what it says, and what members leak beyond "
             "non-members may be that difference."
         )
+        if not result.plan.get("user_column"):
+            why += " Are several records of one person or text? Name its column: --user-column."
     elif reference := highest("reference_alone"):
         why = (
             f"The reference alone distinguishes members from non-members ({_auc_label(reference)}): it saw some of "

@@ -7,6 +7,7 @@ is ever used for its score. Knows no models.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -15,20 +16,28 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
-from auditor.core.nouns import Tokens
+from auditor.core.nouns import Secret, Tokens
 from auditor.statistics.judging import near_verbatim_edit_limit
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
 Floats = NDArray[np.float64]
 FOLDS = 5
+_LEAST_PREFIX = 8  # tokens of a prefix that says which record is meant
 
 
-def cross_fit_deviation_factor(folds: int) -> float:
-    """What a cross-fitted AUC's deviation is multiplied by: scores of one fold share a classifier.
+def cross_fit_deviation_factor(member: NDArray[np.bool_], group: NDArray[np.int64]) -> float:
+    """Return what the deviation of a cross-fitted AUC is multiplied by; 1 if there are too few groups to fold.
 
-    Nadeau and Bengio 2003: the variance of a mean over folds is 1/J + n_test/n_train of a fold's, not 1/J.
+    Scores of one fold share a classifier: the variance of a mean over J folds is 1/J + n_test/n_train of a fold's, not
+    1/J (Nadeau and Bengio 2003). Texts of one group share words, so that they score alike: the variance is multiplied
+    by the mean size of a text's group, as if they scored the same (Kish 1965).
     """
-    return float(np.sqrt(1 + folds / (folds - 1)))  # n_test / n_train = 1 / (J - 1)
+    folds = cross_fit_fold_count(member, group)
+    if folds < 2:
+        return 1.0
+    of_folds = 1 + folds / (folds - 1)  # n_test / n_train = 1 / (J - 1)
+    of_groups = float(np.bincount(group)[group].mean())
+    return float(np.sqrt(of_folds * of_groups))
 
 
 def related_fold_groups(texts: Sequence[Tokens], *origins: Sequence[Hashable | None]) -> NDArray[np.int64]:
@@ -48,6 +57,25 @@ def related_fold_groups(texts: Sequence[Tokens], *origins: Sequence[Hashable | N
     at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))
     related = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
     return np.asarray(connected_components(related, directed=False)[1], dtype=np.int64)
+
+
+def fold_groups_of_secrets(secrets: Sequence[Secret]) -> NDArray[np.int64]:
+    """Return the (secrets,) group of each secret: by its text, its document, its person and its prompt."""
+    texts = [secret.prefix + secret.suffix for secret in secrets]
+    prompts = _prefixes_of_few_texts([secret.prefix for secret in secrets])
+    return related_fold_groups(texts, [s.document for s in secrets], [s.user for s in secrets], prompts)
+
+
+def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
+    """Return each prefix as an origin of its text, as a prompt with several answers is; None if it is none.
+
+    A short prefix, or one of more than a fifth of the texts, is a phrase of all kinds of texts; and texts that are more
+    than a fold holds cannot be in one.
+    """
+    counts = Counter(prefixes)
+    most = len(prefixes) / FOLDS
+    is_origin = {prefix: len(prefix) >= _LEAST_PREFIX and 1 < n <= most for prefix, n in counts.items()}
+    return [prefix if is_origin[prefix] else None for prefix in prefixes]
 
 
 def blind_membership_scores(

@@ -284,4 +284,4 @@ def test_answers_of_a_conversation_and_records_of_a_person_share_a_fold(neox: Hu
     for asked, size in ((answers, 2), (of_people, 4)):
         seen = observed(probe, view(neox), asked)
         assert [o.values["group"] for o in seen] == [float(i // size) for i in range(16)]
-        assert states(probe.notes(asked, seen), "16", "parts of one document", "person")
+        assert states(probe.notes(asked, seen), "16", "of one document", "person")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from auditor.core.nouns import Tokens
+from auditor.core.nouns import Secret, Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import blind_classifier, roc
 
@@ -19,7 +21,7 @@ def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | Non
     group = blind_classifier.related_fold_groups(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
     scores = blind_classifier.blind_membership_scores(rows, sizes, member, group)
-    widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group))
+    widen = blind_classifier.cross_fit_deviation_factor(member, group)
     found = roc.auc_with_interval("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
 
@@ -88,7 +90,15 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
     assert np.isnan(blind_classifier.stacked_membership_scores(np.ones((4, 2)), member, np.arange(4))).all()
-    assert blind_classifier.cross_fit_deviation_factor(5) == pytest.approx(1.5)
+
+
+def test_the_deviation_grows_with_folds_and_with_the_groups_of_related_texts() -> None:
+    alternating = np.arange(40) % 2 == 0
+    factor = blind_classifier.cross_fit_deviation_factor
+    assert factor(alternating, np.arange(40)) == pytest.approx(1.5)  # five folds
+    in_fours = np.repeat(np.arange(20), 4)  # without it, 14% of random splits were told apart, of 2.5%
+    assert factor(np.repeat([True, False], 40), in_fours) == pytest.approx(1.5 * 2)
+    assert factor(np.array([True, True, False]), np.array([0, 1, 2])) == 1.0
 
 
 def test_parts_of_one_origin_are_in_one_group_and_chains_of_origins_too() -> None:
@@ -117,3 +127,35 @@ def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
     )
     assert apart > 0.8
     assert abs(together - 0.5) < 0.15
+
+
+@pytest.mark.parametrize("kind", ["prompt", "person"])
+def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind: str) -> None:
+    """Three answers to each of 60 prompts, or notes on each person; before, one prompt's answers told its label."""
+    noise = keyed_random_generator(f"{kind}s")
+    aucs = []
+    for split in range(4):
+        own_words = noise.integers(200, 2000, (60, 10))
+        secrets = [
+            Secret(f"{i}.{j}", tuple(own_words[i].tolist()), texts(1, f"{split} {i} {j}")[0], member=i % 2 == 0)
+            for i in range(60)
+            for j in range(3)
+        ]
+        if kind == "person":  # in each note in other words before it
+            secrets = [replace(s, prefix=(j, *s.prefix), user=s.id.split(".")[0]) for j, s in enumerate(secrets)]
+        member = np.array([secret.member for secret in secrets])
+        group = blind_classifier.fold_groups_of_secrets(secrets)
+        assert len(set(group.tolist())) == 60
+        rows = [secret.prefix + secret.suffix for secret in secrets]
+        scores = blind_classifier.blind_membership_scores(rows, np.empty((180, 0)), member, group)
+        aucs.append(roc.auc(scores[member], scores[~member]))
+    assert abs(np.mean(aucs) - 0.5) < 0.1
+
+
+def test_a_prefix_of_many_texts_or_of_few_tokens_relates_none() -> None:
+    rows, phrase = texts(10), tuple(range(9000, 9010))
+    of_all = [Secret(f"{i}", phrase, row) for i, row in enumerate(rows)]
+    short = [Secret(f"{i}", phrase[: 7 if i < 2 else 0], row) for i, row in enumerate(rows)]
+    two = [Secret(f"{i}", phrase if i < 2 else (), row) for i, row in enumerate(rows)]
+    n_groups = [len(set(blind_classifier.fold_groups_of_secrets(one).tolist())) for one in (of_all, short, two)]
+    assert n_groups == [10, 10, 9]
