@@ -213,11 +213,11 @@ class _CanarySpaceRanking:
         view, tree = self.view, tries.load_or_build_trie(self.space, self.view.tokenizer)
         tries.check_model_has_trie_tokens(view.target, tree)
         context, tails = self._require_token_before_canaries(tree.head), [tokens[len(tree.head) :] for tokens in own]
-        nll = tries.continuation_nlls(view.target, context, tails)
+        nll = tries.compute_continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
-        references = tries.continuation_nlls(view.target, context, uniform)
+        references = tries.compute_continuation_nlls(view.target, context, uniform)
         # Ties count against exposure (formulas B6), and so does what float noise may have parted.
-        limits, nodes = tries.leaf_nll_limit_with_tie_margin(nll), self.probe.nodes
+        limits, nodes = tries.add_tie_margin(nll), self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on which others are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
         searched = f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: {_QUICKER})"
@@ -243,7 +243,7 @@ class _CanarySpaceRanking:
 
     def _estimated_exposures(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
-        head = constrained.common_proper_token_prefix([*own, *self.tokens.values()])
+        head = constrained.find_common_proper_prefix([*own, *self.tokens.values()])
         guide, context = (
             constrained.TokenGuide(self.space, view.tokenizer, head),
             self._require_token_before_canaries(head),
@@ -253,7 +253,7 @@ class _CanarySpaceRanking:
         for tail in (*tails, *uniform):
             guide.check_tokens_can_be_drawn(tail)
         noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format)
-        uniforms = noise.random((self.probe.draws, guide.max_tokens_behind_head()))
+        uniforms = noise.random((self.probe.draws, guide.max_tail_tokens()))
         drawn = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
         given = constrained.score_texts_as_constrained_draws(view.target, guide, context, self.references, uniform)
         # The uniform references are draws too: in the mixture no weight is boundless, however small q is.
@@ -266,8 +266,8 @@ class _CanarySpaceRanking:
             size,
         )
         distribution, seen = exposure.fit_skew_normal(given.nll), []
-        nll = tries.continuation_nlls(view.target, context, tails)
-        for x, limit, text in zip(nll.tolist(), tries.leaf_nll_limit_with_tie_margin(nll).tolist(), texts, strict=True):
+        nll = tries.compute_continuation_nlls(view.target, context, tails)
+        for x, limit, text in zip(nll.tolist(), tries.add_tie_margin(nll).tolist(), texts, strict=True):
             estimate, null_p = (
                 exposure.estimate_canary_rank(limit, text, draws),
                 exposure.canary_null_p_value(x, given.nll),

@@ -1,8 +1,8 @@
-"""Draws from a model that is held to the texts of a space: how ranks in spaces too large to search are estimated.
+"""Draw texts of a space from a model: estimates ranks in spaces that are too large to search.
 
-A token may come next if it goes on with some text of the space; the distribution is renormalised over those. The same
-text can be drawn in several tokenisations, of which only the tokenizer's own counts (formulas.md A8). Knows nothing of
-canaries.
+A token may come next if it continues some text of the space; the distribution is renormalised over
+these tokens. The same text can be drawn in several tokenisations, of which only the tokenizer's own
+counts (formulas.md A8). This module knows nothing of canaries.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _ROWS_BYTES = 2**30
 
 @dataclass(frozen=True)
 class ConstrainedDraws:
-    """n texts. nll: in nats under the model, behind the context; log_q: of the draw; canonical: whether the tokens
-    drawn are those that the tokenizer makes of the text.
+    """n texts with the likelihood of each.
+
+    nll: in nats under the model, after the context; log_q: log-probability of the draw, in nats;
+    canonical: whether the drawn tokens are those that the tokenizer makes of the text.
     """
 
     texts: tuple[str, ...]
@@ -40,167 +42,208 @@ class ConstrainedDraws:
 
 
 class TokenGuide:
-    """Which tokens may follow where: the vocabulary, read along the characters of the space."""
+    """Lists the tokens that may follow a state of the space."""
 
     def __init__(self, space: CanarySpace, tokenizer: Any, head: Tokens) -> None:
-        """head: the tokens that all texts begin with. Raises AuditError for a space that is not ASCII."""
-        if not space.format.isascii() or not all(choice.isascii() for block in space.choice_blocks for choice in block):
+        """Read the vocabulary after the head, the tokens that all texts begin with.
+
+        Raises AuditError if the space is not ASCII.
+        """
+        choices = [choice for block in space.choice_blocks for choice in block]
+        if not "".join([space.format, *choices]).isascii():
             raise AuditError(
-                f"expected ASCII texts in a space too large to be searched, got the format {space.format!r}: "
-                "tokens may hold parts of other characters"
+                "expected ASCII texts in a space too large to be searched, got the format "
+                f"{space.format!r}: tokens may hold parts of other characters"
             )
-        self.space, self.tokenizer, self.head = space, tokenizer, head
-        self._written = decode_keeping_special_tokens(tokenizer, head)
-        self._pieces: dict[str, list[int]] = {}  # what each token writes behind the head: tokens by text
-        # Behind the head, not alone: SentencePiece drops the space of a token that stands first.
+        self.space = space
+        self.tokenizer = tokenizer
+        self.head = head
+        self._head_text = decode_keeping_special_tokens(tokenizer, head)
+        self._tokens_by_text: dict[str, list[int]] = {}  # the text is what a token adds to the head
+        # Decode after the head: SentencePiece drops the space of a token that comes first.
         for token in range(len(tokenizer)):
-            self._pieces.setdefault(
-                decode_keeping_special_tokens(tokenizer, (*head, token))[len(self._written) :], []
-            ).append(token)
-        self._pieces.pop("", None)  # no token that writes nothing: a text could take any number of them
-        self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
+            text = decode_keeping_special_tokens(tokenizer, (*head, token))
+            self._tokens_by_text.setdefault(text[len(self._head_text) :], []).append(token)
+        # Drop tokens that add no text: a text could contain any number of them.
+        self._tokens_by_text.pop("", None)
+        self._token_text_prefixes: set[str] = set()
+        for text in self._tokens_by_text:
+            self._token_text_prefixes.update(text[:i] for i in range(1, len(text) + 1))
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
-        start = space.state_after_text(self._written)
+        start = space.state_after_text(self._head_text)
         if start is None:
-            raise AuditError(f"the tokenizer does not give texts of the format {space.format!r} back: it changes them")
+            raise AuditError(
+                f"the tokenizer cannot reproduce texts of the format {space.format!r}: it changes them",
+            )
         self.start = start
 
-    def allowed_tokens_and_next_states(self, state: State) -> tuple[Tensor, list[State]]:
-        """The tokens that may follow, and where each leads."""
+    def list_allowed_tokens(self, state: State) -> tuple[Tensor, list[State]]:
+        """Return the tokens that may follow, in ascending order, and the state after each."""
         if state not in self._allowed:
-            found: list[tuple[int, State]] = []
-            waiting = [("", state)]
-            while waiting:
-                written, at = waiting.pop()
-                for character, then in self.space.next_characters_and_states(at):
-                    longer = written + character
-                    if longer in self._beginnings:
-                        found += [(token, then) for token in self._pieces.get(longer, ())]
-                        waiting.append((longer, then))
-            found.sort(key=lambda pair: pair[0])
-            self._allowed[state] = torch.tensor([token for token, _ in found]), [then for _, then in found]
+            transitions: list[tuple[int, State]] = []
+            frontier = [("", state)]
+            while frontier:
+                text, text_state = frontier.pop()
+                for character, next_state in self.space.next_characters_and_states(text_state):
+                    longer = text + character
+                    if longer in self._token_text_prefixes:
+                        tokens = self._tokens_by_text.get(longer, ())
+                        transitions += [(token, next_state) for token in tokens]
+                        frontier.append((longer, next_state))
+            transitions.sort(key=lambda pair: pair[0])
+            tokens_allowed = torch.tensor([token for token, _ in transitions])
+            self._allowed[state] = tokens_allowed, [next_state for _, next_state in transitions]
         return self._allowed[state]
 
     def check_tokens_can_be_drawn(self, tail: Tokens) -> None:
-        """Raises AuditError where these tokens behind the head cannot be drawn."""
+        """Raise AuditError if these tokens cannot be drawn after the head."""
         state = self.start
         for token in tail:
-            tokens, then = (
-                self.allowed_tokens_and_next_states(state)
-                if not self.space.is_complete_text_state(state)
-                else (torch.empty(0), [])
-            )
+            tokens, next_states = torch.empty(0), list[State]()
+            if not self.space.is_complete_text_state(state):
+                tokens, next_states = self.list_allowed_tokens(state)
             if token not in tokens:
                 raise AuditError(
-                    f"the tokenizer writes a text of the format {self.space.format!r} with tokens that do not spell "
-                    "it: its space is too large to be searched, and cannot be drawn from"
+                    f"the tokenizer writes a text of the format {self.space.format!r} with tokens "
+                    "that do not spell it: its space is too large to be searched, and cannot be "
+                    "drawn from"
                 )
-            state = then[int((tokens == token).nonzero()[0])]
+            state = next_states[int((tokens == token).nonzero()[0])]
 
-    def max_tokens_behind_head(self) -> int:
-        """The most tokens that a text takes behind the head."""
-        # A token writes one character at least.
-        return (
-            len(self.space.common_beginning)
-            + sum(max(map(len, block)) for block in self.space.choice_blocks)
-            - len(self._written)
-        )
+    def max_tail_tokens(self) -> int:
+        """Return the largest number of tokens that a text can have after the head."""
+        # A token writes at least one character.
+        longest_choices = [max(map(len, block)) for block in self.space.choice_blocks]
+        n_characters = len(self.space.common_beginning) + sum(longest_choices)
+        return n_characters - len(self._head_text)
 
 
 Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[np.int64]]
-"""(which texts, position, tokens allowed, cdf of the draw over them) -> the place of each text's token among them."""
+"""(text indices, position, allowed tokens, cdf of the draw) -> index of each text's token."""
 
 
 @torch.no_grad()
 def draw_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, noise: NDArray[np.float64]
 ) -> ConstrainedDraws:
-    """One text a row of `noise`, (draws, guide.max_tokens_behind_head()) in [0, 1). context: ends in the head."""
+    """Draw one text for each row of `noise`.
 
-    def inverse_cdf(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
+    noise: (draws, guide.max_tail_tokens()) in [0, 1); context: ends in the guide's head.
+    """
+
+    def pick_by_inverse_cdf(
+        texts: NDArray[np.int64], position: int, allowed: Tensor, cdf: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
         # Rounding may end the cdf below a uniform close to 1.
-        return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
+        indices = np.searchsorted(cdf, noise[texts, position], side="right")
+        return np.minimum(indices, len(cdf) - 1)
 
-    tokens, nll, log_q = _walk_constrained_texts_with_nll(model, guide, context, len(noise), inverse_cdf)
-    texts = tuple(decode_keeping_special_tokens(guide.tokenizer, (*guide.head, *row)) for row in tokens)
+    tokens, nll, log_q = _walk_constrained_texts(
+        model,
+        guide,
+        context,
+        len(noise),
+        pick_by_inverse_cdf,
+    )
+    sequences = [[*guide.head, *tail] for tail in tokens]
+    texts = tuple(decode_keeping_special_tokens(guide.tokenizer, row) for row in sequences)
     distinct = sorted(set(texts))
-    own = dict(zip(distinct, encode_without_special_tokens(guide.tokenizer, distinct), strict=True))
-    canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]
+    encodings = encode_without_special_tokens(guide.tokenizer, distinct)
+    tokens_by_text = dict(zip(distinct, encodings, strict=True))
+    canonical = [tokens_by_text[texts[i]] == row for i, row in enumerate(sequences)]
     return ConstrainedDraws(texts, nll, log_q, np.array(canonical, dtype=bool))
 
 
 @torch.no_grad()
 def score_texts_as_constrained_draws(
-    model: LanguageModel, guide: TokenGuide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]
+    model: LanguageModel,
+    guide: TokenGuide,
+    context: Tokens,
+    texts: Sequence[str],
+    tails: Sequence[Tokens],
 ) -> ConstrainedDraws:
-    """nll and log_q of given texts, as of drawn ones. tails: tokens behind the head, which the guide must take."""
+    """Compute nll and log_q of these texts as if they had been drawn.
 
-    def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
-        # `allowed_tokens_and_next_states` is sorted, and has each of these tokens: `check_tokens_can_be_drawn` has seen
-        # to it.
-        return np.searchsorted(allowed.numpy(), [tails[i][at] for i in who.tolist()])
+    tails: tokens of each text after the head, which the guide must allow.
+    """
 
-    _, nll, log_q = _walk_constrained_texts_with_nll(model, guide, context, len(tails), its_own)
+    def pick_from_tails(
+        indices: NDArray[np.int64], position: int, allowed: Tensor, cdf: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        # `list_allowed_tokens` sorts the tokens; `check_tokens_can_be_drawn` made sure of these.
+        return np.searchsorted(allowed.numpy(), [tails[i][position] for i in indices.tolist()])
+
+    _, nll, log_q = _walk_constrained_texts(model, guide, context, len(tails), pick_from_tails)
     return ConstrainedDraws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
 
 
-def _walk_constrained_texts_with_nll(
-    model: LanguageModel, guide: TokenGuide, context: Tokens, count: int, pick: Pick
+def _walk_constrained_texts(
+    model: LanguageModel, guide: TokenGuide, context: Tokens, n_texts: int, pick: Pick
 ) -> tuple[list[list[int]], NDArray[np.float64], NDArray[np.float64]]:
-    """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
-    tokens: list[list[int]] = [[] for _ in range(count)]
-    nll, log_q = np.zeros(count), np.zeros(count)
+    """Return the tokens, the nll and the log_q of each text; walk as many as fit into memory."""
+    tokens: list[list[int]] = [[] for _ in range(n_texts)]
+    nll = np.zeros(n_texts)
+    log_q = np.zeros(n_texts)
+    max_tail = guide.max_tail_tokens()
 
-    def walk(some: slice) -> None:
-        """Writes these texts out, position by position. Texts that agree so far share a forward row."""
-        live = np.arange(count)[some]
-        nll[live] = log_q[live] = 0.0  # a walk that outgrew memory has left its part of them
+    def walk_texts(piece: slice) -> None:
+        """Write the texts of one piece, position by position; equal beginnings share a row."""
+        live = np.arange(n_texts)[piece]
+        # A walk that ran out of memory has left partial results of these texts.
+        nll[live] = log_q[live] = 0.0
         for text in live.tolist():
             tokens[text].clear()
-        rows = model.start(torch.tensor([context], device=model.device), guide.max_tokens_behind_head())
-        states, row_of = [guide.start], np.zeros(len(live), dtype=np.int64)
-        for position in range(guide.max_tokens_behind_head()):
+        rows = model.start(torch.tensor([context], device=model.device), max_tail)
+        states = [guide.start]
+        row_of_text = np.zeros(len(live), dtype=np.int64)
+        for position in range(max_tail):
             distribution = rows.log_probs().double().cpu()
-            followers: dict[tuple[int, int], int] = {}  # (row, token) -> row it becomes, -1 where its text has ended
-            after, then = np.empty_like(row_of), list[State]()
+            # (row, token) -> the row it becomes, -1 if its text is complete
+            next_rows: dict[tuple[int, int], int] = {}
+            next_row_of_text = np.empty_like(row_of_text)
+            next_states = list[State]()
             for row, state in enumerate(states):
-                mine = np.flatnonzero(row_of == row)
-                allowed, ends = guide.allowed_tokens_and_next_states(state)
-                own = distribution[row, allowed]
-                log_mass = torch.logsumexp(own, -1)
-                picked = pick(live[mine], position, allowed, torch.cumsum((own - log_mass).exp(), -1).numpy())
-                nll[live[mine]] -= own.numpy()[picked]
-                # Renormalised over the tokens allowed: the q that weighs a draw (formulas.md A8).
-                log_q[live[mine]] += (own - log_mass).numpy()[picked]
-                for text, place in zip(mine.tolist(), picked.tolist(), strict=True):
-                    token = int(allowed[place])
+                texts = np.flatnonzero(row_of_text == row)
+                allowed, states_after = guide.list_allowed_tokens(state)
+                log_probs = distribution[row, allowed]
+                log_mass = torch.logsumexp(log_probs, -1)
+                cdf = torch.cumsum((log_probs - log_mass).exp(), -1).numpy()
+                choices = pick(live[texts], position, allowed, cdf)
+                nll[live[texts]] -= log_probs.numpy()[choices]
+                # Renormalised over the allowed tokens: the q that weighs a draw (formulas.md A8).
+                log_q[live[texts]] += (log_probs - log_mass).numpy()[choices]
+                for text, choice in zip(texts.tolist(), choices.tolist(), strict=True):
+                    token = int(allowed[choice])
                     tokens[live[text]].append(token)
-                    if (row, token) not in followers:
-                        ended = guide.space.is_complete_text_state(ends[place])
-                        followers[row, token] = -1 if ended else len(then)
-                        then += [] if ended else [ends[place]]
-                    after[text] = followers[row, token]
-            live, row_of, states = live[after >= 0], after[after >= 0], then
+                    if (row, token) not in next_rows:
+                        next_rows[row, token] = -1
+                        if not guide.space.is_complete_text_state(states_after[choice]):
+                            next_rows[row, token] = len(next_states)
+                            next_states.append(states_after[choice])
+                    next_row_of_text[text] = next_rows[row, token]
+            continues = next_row_of_text >= 0
+            live = live[continues]
+            row_of_text = next_row_of_text[continues]
+            states = next_states
             if not len(live):
                 return
-            parents, chosen = zip(*(key for key, row in followers.items() if row >= 0), strict=True)
-            rows.advance(torch.tensor(parents, device=model.device), torch.tensor(chosen, device=model.device))
+            steps = [step for step, next_row in next_rows.items() if next_row >= 0]
+            parents, next_tokens = torch.tensor(steps, device=model.device).unbind(1)
+            rows.advance(parents, next_tokens)
 
-    most = max(
-        1,
-        decoding_memory_budget(model.device, _ROWS_BYTES)
-        // model.row_bytes(len(context) + guide.max_tokens_behind_head()),
-    )
-    for _ in BatchSizeLimit(most).run_pieces_within_memory(count, walk):
+    row_bytes = model.row_bytes(len(context) + max_tail)
+    batch_size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row_bytes)
+    for _ in BatchSizeLimit(batch_size).run_pieces_within_memory(n_texts, walk_texts):
         pass
     return tokens, nll, log_q
 
 
-def common_proper_token_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
-    """The longest beginning of all the token sequences behind which each of them goes on."""
-    # What the first and the last in order share, all between them share, too.
+def find_common_proper_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
+    """Return the longest common prefix that leaves each sequence at least one token after it."""
+    # A prefix that the first and the last in order share is shared by all between them.
     ordered = sorted(map(tuple, sequences))
-    first, last, shared = ordered[0], ordered[-1], 0
-    while shared < min(map(len, ordered)) - 1 and first[shared] == last[shared]:
-        shared += 1
-    return first[:shared]
+    first, last = ordered[0], ordered[-1]
+    n_common = 0
+    while n_common < min(map(len, ordered)) - 1 and first[n_common] == last[n_common]:
+        n_common += 1
+    return first[:n_common]

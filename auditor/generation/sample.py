@@ -1,4 +1,4 @@
-"""K samples a prefix as candidates: the distinct ones with their counts. Knows not how a model comes by them."""
+"""Group K samples of a prefix into distinct candidates with counts; independent of the model."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from auditor.core.secret_randomness import CHANNELS
 from auditor.models.base import Completions, LanguageModel, Rows, draw_model_completions_from_rows
 from auditor.models.decoding import Decoding, index_batches_of_equal_shape
 
-_RARE = 64  # rows; fewer of one shape would be slower alone than beside others
+_RARE = 64  # rows; a shape with fewer is slower in its own batch than joined with others
 
 
 @dataclass(frozen=True)
 class SuffixCandidates:
     """The distinct samples of one secret.
 
-    suffixes: (distinct, length); counts: (distinct,), which sum to the samples; token_log_probs: (distinct, length)
-    nats under the attacked distribution at temperature 1 and without truncation, None where the access gives no
-    distribution.
+    suffixes: (distinct, length); counts: (distinct,), which sum to the samples; token_log_probs:
+    (distinct, length) nats under the attacked distribution at temperature 1 and without truncation,
+    None if the access gives no distribution.
     """
 
     suffixes: Tensor
@@ -36,23 +36,30 @@ class SuffixCandidates:
 
     @property
     def nll(self) -> Tensor:
-        """Summed over the suffix, (distinct,) nats, >= 0."""
+        """Negative log-likelihood of each suffix, (distinct,) nats, >= 0."""
         if self.token_log_probs is None:
             raise ValueError("these candidates were drawn without access to the distribution")
         return -self.token_log_probs.double().sum(-1)
 
-    def forward_row_count(self) -> int:
-        """Rows that were run through the model: one a distinct partial sample, the bare prefix included."""
-        length = self.suffixes.shape[1]
-        # Sorted, each shares most with the one before it: what it does not share, but for its last token, are new rows.
-        ordered = np.unique(self.suffixes.numpy(), axis=0)
-        same = (ordered[1:] == ordered[:-1]).cumprod(axis=1).sum(axis=1)  # tokens shared with the one before
-        return length + int((length - 1 - same).sum())
+    def count_forward_rows(self) -> int:
+        """Count the rows run through the model: one for each distinct partial sample.
 
-    def select_candidates(self, keep: Tensor) -> Self:
-        """The candidates at these indices, in this order."""
-        scores = None if self.token_log_probs is None else self.token_log_probs[keep]
-        return replace(self, suffixes=self.suffixes[keep], counts=self.counts[keep], token_log_probs=scores)
+        The bare prefix counts as a partial sample.
+        """
+        length = self.suffixes.shape[1]
+        # In sorted order each sample shares most with its predecessor. Its tokens beyond the shared
+        # ones are new rows, except the last token, which is never run.
+        ordered = np.unique(self.suffixes.numpy(), axis=0)
+        n_shared = (ordered[1:] == ordered[:-1]).cumprod(axis=1).sum(axis=1)
+        return length + int((length - 1 - n_shared).sum())
+
+    def select_candidates(self, indices: Tensor) -> Self:
+        """Return the candidates at these indices, in this order."""
+        suffixes, counts = self.suffixes[indices], self.counts[indices]
+        if self.token_log_probs is None:
+            return replace(self, suffixes=suffixes, counts=counts)
+        log_probs = self.token_log_probs[indices]
+        return replace(self, suffixes=suffixes, counts=counts, token_log_probs=log_probs)
 
 
 def sample_candidates(
@@ -65,14 +72,24 @@ def sample_candidates(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """K samples of each prefix, as `LanguageModel.completions` draws them.
+    """Draw K samples of each prefix with `LanguageModel.completions`.
 
-    prefixes: (secrets, n_prefix); uniforms: (secrets, K, length, CHANNELS); prompt: (P, d) soft prompt or None.
-    distribution: whether the caller may see log-probabilities; without it only tokens come back.
+    Args:
+        prefixes: (secrets, n_prefix).
+        uniforms: (secrets, K, length, CHANNELS).
+        prompt: (P, d) soft prompt or None.
+        distribution: whether the caller may see log-probabilities; if not, only tokens come back.
     """
     noise = torch.from_numpy(uniforms)
-    drawn = model.completions(prefixes, length, decoding, noise, prompt=prompt, likelihood=distribution)
-    return _distinct_candidates(drawn, uniforms.shape[1], [length] * len(prefixes))
+    completions = model.completions(
+        prefixes,
+        length,
+        decoding,
+        noise,
+        prompt=prompt,
+        likelihood=distribution,
+    )
+    return _group_samples(completions, uniforms.shape[1], [length] * len(prefixes))
 
 
 @torch.no_grad()
@@ -85,79 +102,120 @@ def sample_mixed_length_batch(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[SuffixCandidates]:
-    """As `sample_candidates`, of prefixes and suffixes that may differ in length where the model can join rows.
+    """Draw as `sample_candidates` does, for prefixes and suffixes of different lengths.
 
-    uniforms: of each prefix, (K, its own length, CHANNELS).
+    Different lengths need a model that can join rows. uniforms: for each prefix,
+    (K, length of its suffix, CHANNELS).
     """
-    lengths, longest = [len(own[0]) for own in uniforms], max(len(own[0]) for own in uniforms)
+    lengths = [len(noise[0]) for noise in uniforms]
+    max_length = max(lengths)
     tokens = [torch.tensor(prefix, device=model.device) for prefix in prefixes]
-    if len({*zip(map(len, tokens), lengths, strict=True)}) == 1:
-        noise = np.stack(uniforms)
+    prefix_lengths = [len(prefix) for prefix in prefixes]
+    if len({*zip(prefix_lengths, lengths, strict=True)}) == 1:
         return sample_candidates(
-            model, torch.stack(tokens), longest, decoding, noise, prompt=prompt, distribution=distribution
+            model,
+            torch.stack(tokens),
+            max_length,
+            decoding,
+            np.stack(uniforms),
+            prompt=prompt,
+            distribution=distribution,
         )
-    by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-    groups = [list(alike) for _, alike in groupby(by_length, key=lambda i: len(tokens[i]))]
+    by_length = sorted(range(len(tokens)), key=prefix_lengths.__getitem__)
 
-    def begun(same: list[int]) -> Rows:  # with room for their own suffixes: another's may be longer than theirs
-        own = torch.stack([tokens[i] for i in same])
-        return model.start(own, max(lengths[i] for i in same), prompt=prompt, distribution=distribution)
+    def start_rows(indices: list[int]) -> Rows:
+        # Room for these suffixes only: suffixes of other groups may be longer.
+        room = max(lengths[i] for i in indices)
+        group_tokens = torch.stack([tokens[i] for i in indices])
+        return model.start(group_tokens, room, prompt=prompt, distribution=distribution)
 
-    first, *others = [begun(same) for same in groups]
-    noise = np.zeros((len(tokens), len(uniforms[0]), longest, CHANNELS))  # never read behind the end of a shorter one
+    groups = groupby(by_length, key=prefix_lengths.__getitem__)
+    first, *others = [start_rows(list(indices)) for _, indices in groups]
+    # Uniforms after the end of a shorter suffix are never read.
+    padded = np.zeros((len(tokens), len(uniforms[0]), max_length, CHANNELS))
     for row, i in enumerate(by_length):
-        noise[row, :, : lengths[i]] = uniforms[i]
-    ends = [lengths[i] for i in by_length]
-    drawn = draw_model_completions_from_rows(
-        model, first.joined(others), torch.from_numpy(noise), ends, decoding, distribution
+        padded[row, :, : lengths[i]] = uniforms[i]
+    suffix_lengths = [lengths[i] for i in by_length]
+    completions = draw_model_completions_from_rows(
+        model,
+        first.joined(others),
+        torch.from_numpy(padded),
+        suffix_lengths,
+        decoding,
+        distribution,
     )
-    found = dict(zip(by_length, _distinct_candidates(drawn, len(uniforms[0]), ends), strict=True))
-    return [found[i] for i in range(len(tokens))]
+    candidates = _group_samples(completions, len(uniforms[0]), suffix_lengths)
+    candidates_by_index = dict(zip(by_length, candidates, strict=True))
+    return [candidates_by_index[i] for i in range(len(tokens))]
 
 
-def sampling_batches_by_length(
+def batch_sampling_by_length(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Batches of indices into `shapes`, which are (prefix, suffix) lengths: one batch a shape and, where the model can
-    join rows, one for all rare shapes, by rising length. samples: drawn of each prefix."""
+    """Yield batches of indices into `shapes`, one batch for each shape.
+
+    If the model can join rows, all rare shapes come together in one last batch, by rising length.
+
+    Args:
+        shapes: (prefix, suffix) lengths.
+        samples: number of samples drawn of each prefix.
+    """
     rare = list[int]()
-    for alike in index_batches_of_equal_shape(shapes):
-        if model.can_join_rows and len(alike) * samples < _RARE:
-            rare += alike
+    for indices in index_batches_of_equal_shape(shapes):
+        if model.can_join_rows and len(indices) * samples < _RARE:
+            rare += indices
         else:
-            yield alike
+            yield indices
     if rare:
         yield sorted(rare, key=lambda i: shapes[i])
 
 
-def _distinct_candidates(drawn: Completions, n_samples: int, lengths: Sequence[int]) -> list[SuffixCandidates]:
-    """Samples that share a path are one candidate, in the order of their first sample. lengths: of the suffixes."""
-    result = []
-    for start, length in zip(range(0, len(drawn.path), n_samples), lengths, strict=True):
-        mine = slice(start, start + n_samples)
-        _, first, counts = np.unique(drawn.path[mine].cpu().numpy(), return_index=True, return_counts=True)
+def _group_samples(
+    completions: Completions,
+    n_samples: int,
+    lengths: Sequence[int],
+) -> list[SuffixCandidates]:
+    """Group samples that share a path into candidates, in the order of their first sample.
+
+    lengths: of the suffixes, one for each secret.
+    """
+    candidates = []
+    for secret, length in enumerate(lengths):
+        start = secret * n_samples
+        sample_slice = slice(start, start + n_samples)
+        paths = completions.path[sample_slice].cpu().numpy()
+        _, first, counts = np.unique(paths, return_index=True, return_counts=True)
         order = np.argsort(first)
-        at = torch.from_numpy(first[order] + start).to(drawn.tokens.device)
-        result.append(
+        samples = torch.from_numpy(first[order] + start).to(completions.tokens.device)
+        log_probs = None
+        if completions.log_probs is not None:
+            log_probs = completions.log_probs[samples, :length].cpu()
+        candidates.append(
             SuffixCandidates(
-                suffixes=drawn.tokens[at, :length].cpu(),
+                suffixes=completions.tokens[samples, :length].cpu(),
                 counts=torch.from_numpy(counts[order]),
-                token_log_probs=None if drawn.log_probs is None else drawn.log_probs[at, :length].cpu(),
-                near_boundary=int(drawn.near_boundary[mine].sum()),
+                token_log_probs=log_probs,
+                near_boundary=int(completions.near_boundary[sample_slice].sum()),
             )
         )
-    return result
+    return candidates
 
 
 def merge_candidates(parts: Sequence[SuffixCandidates]) -> SuffixCandidates:
-    """The candidates of one secret whose samples were drawn in several passes, in the order of their first sample."""
-    suffixes, counts = torch.cat([part.suffixes for part in parts]), torch.cat([part.counts for part in parts])
-    _, first, where = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
-    # reshape: numpy 2.0 gives the inverse one dimension more.
-    total = counts.new_zeros(len(first)).index_add_(0, torch.from_numpy(where.reshape(-1)), counts)
+    """Merge the candidates of one secret from several passes, ordered by their first sample."""
+    suffixes = torch.cat([part.suffixes for part in parts])
+    counts = torch.cat([part.counts for part in parts])
+    _, first, inverse = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
+    # numpy 2.0 returns the inverse with one dimension more.
+    inverse = torch.from_numpy(inverse.reshape(-1))
+    total = counts.new_zeros(len(first)).index_add_(0, inverse, counts)
     order = torch.from_numpy(np.argsort(first))
-    scores = [part.token_log_probs for part in parts if part.token_log_probs is not None]
-    whole = SuffixCandidates(
-        suffixes, counts, torch.cat(scores) if scores else None, sum(p.near_boundary for p in parts)
+    log_probs = [part.token_log_probs for part in parts if part.token_log_probs is not None]
+    samples = SuffixCandidates(
+        suffixes,
+        counts,
+        torch.cat(log_probs) if log_probs else None,
+        sum(part.near_boundary for part in parts),
     )
-    return replace(whole.select_candidates(torch.from_numpy(first)[order]), counts=total[order])
+    distinct = samples.select_candidates(torch.from_numpy(first)[order])
+    return replace(distinct, counts=total[order])

@@ -1,7 +1,8 @@
-"""Candidates without chance: the threshold-complete tree of a decoding distribution, and beam search.
+"""Search for candidates without sampling: the threshold tree of a decoding, and beam search.
 
-Both stand on decoding rows alone, so a defended model is searched as any other. They read the distribution: no claim
-about sampled tokens covers them. Knows nothing of who asks, nor of answers.
+Both need only decoding rows, so they search a defended model like any other. They read the
+distribution, so no claim about sampled tokens covers them. This module knows neither its callers
+nor the answers.
 """
 
 from __future__ import annotations
@@ -19,48 +20,56 @@ from auditor.generation.sample import SuffixCandidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
 
-ROUNDING = 1e-5  # nats: a node so little below the threshold is kept, so that rounding cannot lose one that reaches it
+# Nats: the search keeps a node this little below the threshold, so that rounding loses no node that
+# reaches it.
+ROUNDING = 1e-5
 MAX_ROWS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(SuffixCandidates):
-    """Candidates that were found, not drawn: each counts once. `rows`: forward rows spent on this secret."""
+    """Candidates found by a search: each counts once. `rows`: forward rows spent on this secret."""
 
     rows: int
 
-    def forward_row_count(self) -> int:
+    def count_forward_rows(self) -> int:
         return self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLeaves(SearchResult):
-    """What a tree found, likeliest first. log_q: (found,) nats under the decoding distribution, float64."""
+    """Leaves of a tree, likeliest first. log_q: (leaves,) nats under the decoding, float64."""
 
     log_q: Tensor
     certificate: Certificate
 
-    def select_candidates(self, keep: Tensor) -> Self:
-        return replace(super().select_candidates(keep), log_q=self.log_q[keep])
+    def select_candidates(self, indices: Tensor) -> Self:
+        return replace(super().select_candidates(indices), log_q=self.log_q[indices])
 
 
 @dataclass
 class _TreeSearchPaths:
-    """The live nodes: tokens (nodes, depth), and their nats under the attacked distribution, which is not truncated."""
+    """The live nodes: tokens (nodes, depth) and scores (nodes, depth).
+
+    scores: nats under the attacked distribution, without truncation.
+    """
 
     tokens: Tensor
     scores: Tensor
 
     @classmethod
-    def at_root(cls, nodes: Tensor) -> _TreeSearchPaths:
-        return cls(nodes.new_empty(len(nodes), 0), torch.empty(len(nodes), 0, device=nodes.device))
+    def start_at_root(cls, nodes: Tensor) -> _TreeSearchPaths:
+        n_nodes = len(nodes)
+        return cls(nodes.new_empty(n_nodes, 0), torch.empty(n_nodes, 0, device=nodes.device))
 
-    def append_chosen_tokens(self, distribution: Tensor, parents: Tensor, chosen: Tensor) -> None:
+    def append_tokens(self, distribution: Tensor, parents: Tensor, chosen: Tensor) -> None:
+        token_scores = distribution[parents, chosen].unsqueeze(-1)
         self.tokens = torch.cat([self.tokens[parents], chosen.unsqueeze(-1)], dim=-1)
-        self.scores = torch.cat([self.scores[parents], distribution[parents, chosen].unsqueeze(-1)], dim=-1)
+        self.scores = torch.cat([self.scores[parents], token_scores], dim=-1)
 
 
 def check_tree_search_threshold(threshold: float) -> None:
+    """Raise AuditError if the threshold is outside (0, 1]."""
     if not 0 < threshold <= 1:
         raise AuditError(f"expected threshold in (0, 1], got {threshold}")
 
@@ -76,107 +85,154 @@ def find_suffixes_above_threshold(
     prompt: Tensor | None = None,
     max_rows: int = MAX_ROWS,
 ) -> list[TreeLeaves]:
-    """Every suffix of `length` tokens whose probability under the decoding distribution is >= threshold, of each
-    prefix.
+    """Find every suffix of `length` tokens whose decoding probability is >= threshold.
 
-    prefixes: (secrets, n_prefix); prompt: (P, d) soft prompt or None. Breadth-first, one row a live node: a node stays
-    while its probability reaches the threshold, so that at most 1/threshold are live (formulas A5), and nothing that
-    reaches it is missed. Where no child of a secret does, its likeliest one stays all the same, alone: the one leaf it
-    leads to is the guess, and the certificate says that it did not reach the threshold. A batch whose live rows exceed
-    `max_rows` is searched anew in two halves, down to a single prefix, which may exceed them; `rows` counts what a
-    secret needs, however it was batched.
-    Raises AuditError for a threshold outside (0, 1].
+    Searches breadth-first, one row for each live node. A node survives while its probability
+    reaches the threshold, so at most 1/threshold nodes are live (formulas A5) and no suffix that
+    reaches the threshold is missed. If no child of a secret reaches it, only the likeliest child
+    survives: its single leaf is the guess, and the certificate says that it did not reach the
+    threshold. A batch whose live rows exceed `max_rows` is searched again in two halves, down to a
+    single prefix, which may exceed them; `rows` counts the rows of a secret in any batching.
+
+    Args:
+        prefixes: (secrets, n_prefix).
+        prompt: (P, d) soft prompt or None.
+
+    Raises:
+        AuditError: if the threshold is outside (0, 1].
     """
     check_tree_search_threshold(threshold)
-    secrets, floor = len(prefixes), math.log(threshold) - ROUNDING
+    n_secrets = len(prefixes)
+    floor = math.log(threshold) - ROUNDING
     rows = model.start(prefixes, length, prompt=prompt)
-    owner = torch.arange(secrets, device=model.device)  # the secret of each live node, ascending
-    log_q = torch.zeros(secrets, dtype=torch.float64, device=model.device)
-    pruned = torch.full_like(log_q, -math.inf)
-    spent = torch.zeros_like(owner)
-    paths = _TreeSearchPaths.at_root(owner)
+    secret_of_node = torch.arange(n_secrets, device=model.device)  # ascending
+    log_q = torch.zeros(n_secrets, dtype=torch.float64, device=model.device)
+    max_pruned = torch.full_like(log_q, -math.inf)
+    n_rows = torch.zeros_like(secret_of_node)
+    paths = _TreeSearchPaths.start_at_root(secret_of_node)
     for position in range(length):
-        spent += torch.bincount(owner, minlength=secrets)
+        n_rows += torch.bincount(secret_of_node, minlength=n_secrets)
         distribution = rows.log_probs()
-        parents, chosen, log_q, lost = _surviving_tree_children(decoding, distribution, log_q, owner, floor, secrets)
-        pruned = torch.maximum(pruned, lost)
-        paths.append_chosen_tokens(distribution, parents, chosen)
-        owner = owner[parents]
-        if len(owner) > max_rows and secrets > 1:
-            halves = prefixes.tensor_split(2)
-            return [
-                leaves
-                for half in halves
-                for leaves in find_suffixes_above_threshold(
+        parents, chosen, log_q, step_pruned = _expand_tree(
+            decoding, distribution, log_q, secret_of_node, floor, n_secrets
+        )
+        max_pruned = torch.maximum(max_pruned, step_pruned)
+        paths.append_tokens(distribution, parents, chosen)
+        secret_of_node = secret_of_node[parents]
+        if len(secret_of_node) > max_rows and n_secrets > 1:
+            leaves: list[TreeLeaves] = []
+            for half in prefixes.tensor_split(2):
+                leaves += find_suffixes_above_threshold(
                     model, half, length, decoding, threshold, prompt=prompt, max_rows=max_rows
                 )
-            ]
+            return leaves
         if position + 1 < length:
             rows.advance(parents, chosen)
-    sizes = torch.bincount(owner, minlength=secrets).tolist()
-    parts = (x.cpu().split(sizes) for x in (paths.tokens, paths.scores, log_q))
+    n_leaves = torch.bincount(secret_of_node, minlength=n_secrets).tolist()
+    columns = (column.cpu().split(n_leaves) for column in (paths.tokens, paths.scores, log_q))
     return [
-        _leaves_with_certificate(suffixes, token_scores, of_leaf, most, cost, floor)
-        for suffixes, token_scores, of_leaf, most, cost in zip(*parts, pruned.tolist(), spent.tolist(), strict=True)
+        _certify_leaves(*leaf_columns, pruned, cost, floor)
+        for *leaf_columns, pruned, cost in zip(
+            *columns,
+            max_pruned.tolist(),
+            n_rows.tolist(),
+            strict=True,
+        )
     ]
 
 
-def _surviving_tree_children(
-    decoding: Decoding, distribution: Tensor, log_q: Tensor, owner: Tensor, floor: float, secrets: int
+def _expand_tree(
+    decoding: Decoding,
+    distribution: Tensor,
+    log_q: Tensor,
+    secret_of_node: Tensor,
+    floor: float,
+    n_secrets: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The children that stay: those that reach the floor, or the likeliest of a secret where none does.
+    """Expand the live nodes and prune the children below the floor.
 
-    Returns parents, tokens and log_q of the children, ordered by parent and token; and the largest log_q that was
-    pruned, (secrets,). Reads the support of the decoding distribution only: a nucleus is some tokens, a vocabulary
-    50,000.
+    A secret whose children are all below the floor keeps its likeliest child. Reads only the
+    support of the decoding distribution: a nucleus has a few tokens, a vocabulary 50,000.
+
+    Returns:
+        parents, tokens and log_q of the surviving children, ordered by parent and token, and the
+        largest log_q that was pruned, (secrets,).
     """
-    parts, pruned = [], log_q.new_full((secrets,), -math.inf)
+    groups = []
+    pruned = log_q.new_full((n_secrets,), -math.inf)
     for nodes, tokens, weights in decoding.kept_tokens_and_weights_by_group(distribution):
         step = weights.log() - weights.sum(-1, keepdim=True).log()
-        # In float32 too: ROUNDING, by which `floor` lies below the threshold, is more than that rounds.
-        keep = step >= (floor - log_q[nodes]).to(step.dtype).unsqueeze(-1)
-        keep.scatter_(-1, step.argmax(-1, keepdim=True), True)  # for a secret in which nothing reaches the floor
-        lost = log_q[nodes] + step.masked_fill(keep, -math.inf).amax(-1).double()
-        pruned = pruned.scatter_reduce(0, owner[nodes], lost, "amax")
-        row, column = keep.nonzero(as_tuple=True)
+        # float32 is enough: `floor` is below the threshold by ROUNDING, more than float32 rounds.
+        survives = step >= (floor - log_q[nodes]).to(step.dtype).unsqueeze(-1)
+        # Keep the likeliest token too, for a secret in which nothing reaches the floor.
+        survives.scatter_(-1, step.argmax(-1, keepdim=True), True)
+        best_pruned = log_q[nodes] + step.masked_fill(survives, -math.inf).amax(-1).double()
+        pruned = pruned.scatter_reduce(0, secret_of_node[nodes], best_pruned, "amax")
+        row, column = survives.nonzero(as_tuple=True)
         token = column if tokens is None else tokens[row, column]
-        parts.append((nodes[row], token, log_q[nodes[row]] + step[row, column].double()))
-    parents, chosen, child = (torch.cat(part) for part in zip(*parts, strict=True))
-    # Groups come in any order; by parent and token, owners ascend again, as the split into secrets needs.
+        child_log_q = log_q[nodes[row]] + step[row, column].double()
+        groups.append((nodes[row], token, child_log_q))
+    parents, chosen, child_log_q = (torch.cat(column) for column in zip(*groups, strict=True))
+    # Groups come in any order. Sorted by parent and token, secrets ascend again, as the split into
+    # secrets needs.
     order = torch.argsort(parents * distribution.shape[-1] + chosen)
-    parents, chosen, child = parents[order], chosen[order], child[order]
-    stays = _surviving_tree_children_mask(child, owner[parents], floor, secrets)
-    pruned = pruned.scatter_reduce(0, owner[parents[~stays]], child[~stays], "amax")
-    return parents[stays], chosen[stays], child[stays], pruned
+    parents = parents[order]
+    chosen = chosen[order]
+    child_log_q = child_log_q[order]
+    secret_of_child = secret_of_node[parents]
+    survives = _mark_surviving_children(child_log_q, secret_of_child, floor, n_secrets)
+    pruned = pruned.scatter_reduce(0, secret_of_child[~survives], child_log_q[~survives], "amax")
+    return parents[survives], chosen[survives], child_log_q[survives], pruned
 
 
-def _surviving_tree_children_mask(child: Tensor, owner: Tensor, floor: float, secrets: int) -> Tensor:
-    """(children,) whether each reaches the floor, or is the likeliest of a secret in which none does."""
-    reached = child >= floor
-    starving = torch.ones(secrets, dtype=torch.bool, device=child.device)
-    starving[owner[reached]] = False
-    best = child.new_full((secrets,), -math.inf).scatter_reduce(0, owner, child, "amax")
-    champions = ((child == best[owner]) & starving[owner]).nonzero().squeeze(-1)
-    first = torch.full((secrets,), len(child), device=child.device)
-    first.scatter_reduce_(0, owner[champions], champions, "amin")  # of equals, the first
-    reached[first[starving]] = True
-    return reached
+def _mark_surviving_children(
+    child_log_q: Tensor,
+    secret_of_child: Tensor,
+    floor: float,
+    n_secrets: int,
+) -> Tensor:
+    """Mark children at or above the floor, and the likeliest child of a secret without any.
+
+    Returns a mask, (children,).
+    """
+    survives = child_log_q >= floor
+    device = child_log_q.device
+    below_floor = torch.ones(n_secrets, dtype=torch.bool, device=device)
+    below_floor[secret_of_child[survives]] = False
+    lowest = child_log_q.new_full((n_secrets,), -math.inf)
+    best = lowest.scatter_reduce(0, secret_of_child, child_log_q, "amax")
+    is_champion = (child_log_q == best[secret_of_child]) & below_floor[secret_of_child]
+    champions = is_champion.nonzero().squeeze(-1)
+    # Of equally likely children, the first.
+    first = torch.full((n_secrets,), len(child_log_q), device=device)
+    first.scatter_reduce_(0, secret_of_child[champions], champions, "amin")
+    survives[first[below_floor]] = True
+    return survives
 
 
-def _leaves_with_certificate(
+def _certify_leaves(
     suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
 ) -> TreeLeaves:
+    """Sort the leaves of one secret, likeliest first, and state what the search proves."""
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
     best = float(log_q[0])
     certificate = Certificate(
         reached=best >= floor,
-        certified=best >= pruned,  # what was pruned only loses probability with each further token (formulas.md A5)
+        # Pruned nodes only lose probability with each further token (formulas.md A5).
+        certified=best >= pruned,
         leftover=max(0.0, 1 - float(log_q.exp().sum())),
         pruned=math.exp(pruned),
     )
-    ones = torch.ones_like(order)
-    return TreeLeaves(suffixes[order], ones, scores[order], rows=rows, log_q=log_q, certificate=certificate)
+    counts = torch.ones_like(order)
+    return TreeLeaves(
+        suffixes[order],
+        counts,
+        scores[order],
+        rows=rows,
+        log_q=log_q,
+        certificate=certificate,
+    )
 
 
 @torch.no_grad()
@@ -189,36 +245,47 @@ def beam_search(
     forbidden: tuple[int, ...] = (),
     prompt: Tensor | None = None,
 ) -> list[SearchResult]:
-    """Beam search of width `beams` for exactly `length` tokens, as `generate(num_beams=...)` does it.
+    """Search with `beams` beams for exactly `length` tokens, as `generate(num_beams=...)` does.
 
-    Candidates of highest total log-probability under the distribution at temperature 1, untruncated, likeliest first;
-    beams=1 is greedy. prefixes: (secrets, n_prefix); forbidden: tokens that are never taken (the distribution is not
-    renormalised). Raises AuditError for beams < 1.
+    Returns the candidates of highest total log-probability under the untruncated distribution at
+    temperature 1, likeliest first; beams=1 is greedy.
+
+    Args:
+        prefixes: (secrets, n_prefix).
+        forbidden: tokens that are never chosen; the distribution is not renormalised.
+
+    Raises:
+        AuditError: if beams < 1.
     """
     if beams < 1:
         raise AuditError(f"expected beams >= 1, got {beams}")
-    secrets, spent = len(prefixes), 0
+    n_secrets = len(prefixes)
+    n_rows = 0
     rows = model.start(prefixes, length, prompt=prompt)
-    first = torch.arange(secrets, device=model.device).unsqueeze(-1)
-    total = torch.zeros(secrets, 1, dtype=torch.float64, device=model.device)
-    paths = _TreeSearchPaths.at_root(first.flatten())
+    first = torch.arange(n_secrets, device=model.device).unsqueeze(-1)
+    total = torch.zeros(n_secrets, 1, dtype=torch.float64, device=model.device)
+    paths = _TreeSearchPaths.start_at_root(first.flatten())
     for position in range(length):
-        width = total.shape[1]  # the same of every secret
-        spent += width
+        width = total.shape[1]  # the same for every secret
+        n_rows += width
         distribution = rows.log_probs()
         if forbidden:
             distribution = distribution.clone()
             distribution[:, list(forbidden)] = -math.inf
-        sums = total.unsqueeze(-1) + distribution.double().unflatten(0, (secrets, width))  # (secrets, width, V)
-        total, at = sums.flatten(1).topk(min(beams, width * model.vocab_size), dim=-1)
-        parents = (first * width + at // model.vocab_size).flatten()
-        chosen = (at % model.vocab_size).flatten()
-        paths.append_chosen_tokens(distribution, parents, chosen)
+        step = distribution.double().unflatten(0, (n_secrets, width))
+        child_totals = total.unsqueeze(-1) + step  # (secrets, width, V)
+        n_beams = min(beams, width * model.vocab_size)
+        total, children = child_totals.flatten(1).topk(n_beams, dim=-1)
+        parents = (first * width + children // model.vocab_size).flatten()
+        chosen = (children % model.vocab_size).flatten()
+        paths.append_tokens(distribution, parents, chosen)
         if position + 1 < length:
             rows.advance(parents, chosen)
-    possible = total.isfinite().sum(-1).tolist()  # impossible ones come last; they fill a beam wider than the support
-    parts = (x.cpu().unflatten(0, (secrets, -1)) for x in (paths.tokens, paths.scores))
-    return [
-        SearchResult(suffixes[:count], torch.ones_like(suffixes[:count, 0]), token_scores[:count], rows=spent)
-        for suffixes, token_scores, count in zip(*parts, possible, strict=True)
-    ]
+    # Impossible candidates come last: they fill a beam that is wider than the support.
+    n_possible = total.isfinite().sum(-1).tolist()
+    columns = (x.cpu().unflatten(0, (n_secrets, -1)) for x in (paths.tokens, paths.scores))
+    results = []
+    for suffixes, scores, count in zip(*columns, n_possible, strict=True):
+        counts = torch.ones_like(suffixes[:count, 0])
+        results.append(SearchResult(suffixes[:count], counts, scores[:count], rows=n_rows))
+    return results

@@ -1,4 +1,7 @@
-"""The candidates of one pass, for the next attack that asks for the same: on disk, since all of them outgrow memory."""
+"""Keep the candidates of one pass for the next attack that asks for the same ones.
+
+They are on disk, because all of them together do not fit into memory.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +19,36 @@ from auditor.generation.sample import SuffixCandidates
 
 
 class CandidatesOnDisk:
-    """Candidates by secret, in a file without a name that is closed once nothing refers to this object."""
+    """Candidates by secret, in an unnamed file that closes when this object is collected."""
 
     def __init__(self) -> None:
-        self._where: dict[str, tuple[int, int]] = {}  # begins, bytes
+        self._extents: dict[str, tuple[int, int]] = {}  # offset and length in bytes
         self._file = UnnamedFile()
         weakref.finalize(self, self._file.close)
 
     def __contains__(self, secret: str) -> bool:
-        return secret in self._where
+        return secret in self._extents
 
     def __setitem__(self, secret: str, candidates: SuffixCandidates) -> None:
-        """Raises AuditError where there is no room for it."""
-        held = io.BytesIO()
-        _Pickler(held, protocol=pickle.HIGHEST_PROTOCOL).dump(candidates)
-        self._where[secret] = self._file.add(held.getvalue())
+        """Raise AuditError if the disk has no room for the candidates."""
+        buffer = io.BytesIO()
+        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(candidates)
+        self._extents[secret] = self._file.add(buffer.getvalue())
 
     def __getitem__(self, secret: str) -> SuffixCandidates:
         # Safe to unpickle: only this object writes the file.
-        found: SuffixCandidates = pickle.loads(self._file.read(*self._where[secret]))
-        return found
+        candidates: SuffixCandidates = pickle.loads(self._file.read(*self._extents[secret]))
+        return candidates
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as arrays: torch's own way writes an archive for each."""
+    """Pickles tensors as arrays: torch's own reducer writes an archive for each tensor."""
 
     def reducer_override(self, value: Any) -> Any:
-        return (
-            (_candidate_tensor_from_array, (value.cpu().numpy(), value.device))
-            if isinstance(value, Tensor)
-            else NotImplemented
-        )
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        return _restore_tensor, (value.cpu().numpy(), value.device)
 
 
-def _candidate_tensor_from_array(values: NDArray[Any], device: torch.device) -> Tensor:
+def _restore_tensor(values: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(values).to(device)

@@ -224,7 +224,7 @@ def rank_candidates_as_guesses(query: Query, candidates: SuffixCandidates, score
         Guess(tuple(candidates.suffixes[i].tolist()), float(score[i]), int(candidates.counts[i]), *likely[i])
         for i in keys
     )
-    rows, near = candidates.forward_row_count(), candidates.near_boundary
+    rows, near = candidates.count_forward_rows(), candidates.near_boundary
     if isinstance(candidates, SearchResult):  # which reads distributions and draws no token
         certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)

@@ -19,9 +19,9 @@ from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.secret_randomness import CHANNELS, secret_uniform_draws
 from auditor.generation.sample import (
     SuffixCandidates,
+    batch_sampling_by_length,
     merge_candidates,
     sample_mixed_length_batch,
-    sampling_batches_by_length,
 )
 from auditor.generation.search import beam_search, find_suffixes_above_threshold
 from auditor.generation.shared_candidates import CandidatesOnDisk
@@ -201,7 +201,7 @@ class View:
         at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
         batched = index_batches_of_equal_shape
         if sampling.search == "sample":
-            batched = partial(sampling_batches_by_length, self.target, samples=sampling.samples)
+            batched = partial(batch_sampling_by_length, self.target, samples=sampling.samples)
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
             asked = [queries[i] for i in indices]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
-from auditor.generation.sample import SuffixCandidates, sample_mixed_length_batch, sampling_batches_by_length
+from auditor.generation.sample import SuffixCandidates, batch_sampling_by_length, sample_mixed_length_batch
 from auditor.models.base import LanguageModel, implies_capability, model_nll_and_token_counts
 from auditor.models.decoding import GREEDY, index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
@@ -101,7 +101,7 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     """What greedy decoding gives behind each prefix, as many tokens as the suffix has."""
     written: list[Tokens] = [()] * len(secrets)
     at_once = BatchSizeLimit(GREEDY_AT_ONCE)
-    for batch in sampling_batches_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for batch in batch_sampling_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def decoded(some: slice, batch: Sequence[int] = batch) -> list[SuffixCandidates]:
             # Greedy decoding reads no noise; its shape says how many tokens are wanted.

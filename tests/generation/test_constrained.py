@@ -21,13 +21,13 @@ def guide(space: CanarySpace = SPACE) -> constrained.TokenGuide:
     return constrained.TokenGuide(
         space,
         own,
-        constrained.common_proper_token_prefix(tries.encode_without_special_tokens(own, list(space.texts())[::3])),
+        constrained.find_common_proper_prefix(tries.encode_without_special_tokens(own, list(space.texts())[::3])),
     )
 
 
 def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
     held, model = guide(), tiny(407, scale=6.0)
-    context, noise = (0, *held.head), np.random.default_rng(0).random((200, held.max_tokens_behind_head()))
+    context, noise = (0, *held.head), np.random.default_rng(0).random((200, held.max_tail_tokens()))
     every = constrained.draw_constrained_texts(model, held, context, noise)
     assert all(text in SPACE for text in every.texts) and every.canonical.any()
     some = constrained.draw_constrained_texts(model, held, context, noise[50:60])
@@ -42,10 +42,10 @@ def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show(
     texts = list(SPACE.texts())
     tails = [tuple(ids[len(held.head) :]) for ids in tries.encode_without_special_tokens(bpe(150), texts)]
     given = constrained.score_texts_as_constrained_draws(model, held, (0, *held.head), texts, tails)
-    assert given.nll == pytest.approx(tries.continuation_nlls(model, (0, *held.head), tails), abs=1e-4)
+    assert given.nll == pytest.approx(tries.compute_continuation_nlls(model, (0, *held.head), tails), abs=1e-4)
     mass = np.exp(given.log_q)
     assert mass.sum() <= 1 + 1e-6
-    noise = np.random.default_rng(1).random((3000, held.max_tokens_behind_head()))
+    noise = np.random.default_rng(1).random((3000, held.max_tail_tokens()))
     drawn = constrained.draw_constrained_texts(model, held, (0, *held.head), noise)
     share = drawn.canonical.mean()
     assert share == pytest.approx(mass.sum(), abs=4 * np.sqrt(0.25 / 3000))
@@ -63,10 +63,10 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     context, noise = (0, *tree.head), np.random.default_rng(0)
     texts = [space.draw(noise) for _ in range(8)]
     tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode_without_special_tokens(own, texts)]
-    limits = tries.leaf_nll_limit_with_tie_margin(tries.continuation_nlls(model, context, tails))
+    limits = tries.add_tie_margin(tries.compute_continuation_nlls(model, context, tails))
     exact = tries.count_leaves_within_nll(model, tree, context, limits).at_most
     uniform = [space.draw(noise) for _ in range(150)]
-    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.max_tokens_behind_head())))
+    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.max_tail_tokens())))
     given = constrained.score_texts_as_constrained_draws(
         model,
         held,
@@ -93,5 +93,5 @@ def test_what_cannot_be_spelt_is_refused() -> None:
         guide(CanarySpace("I like {tea}", (("tea", ("grün", "weiß")),)))
     with pytest.raises(AuditError, match="with tokens that do not spell it"):
         guide().check_tokens_can_be_drawn((0,))
-    with pytest.raises(AuditError, match=r"does not give texts of the format .* back"):
+    with pytest.raises(AuditError, match=r"cannot reproduce texts of the format"):
         constrained.TokenGuide(SPACE, bpe(150), tuple(bpe(150)("Your ID is")["input_ids"]))

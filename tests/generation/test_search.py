@@ -289,7 +289,7 @@ def test_a_beam_of_one_is_greedy_and_a_wide_one_is_exhaustive() -> None:
 @given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=20, unique_by=tuple))
 def test_rows_of_a_sample_are_its_distinct_partials(suffixes: list[list[int]]) -> None:
     candidates = SuffixCandidates(torch.tensor(suffixes), torch.ones(len(suffixes), dtype=torch.long), None)
-    assert candidates.forward_row_count() == sum(len({tuple(s[:t]) for s in suffixes}) for t in range(4))
+    assert candidates.count_forward_rows() == sum(len({tuple(s[:t]) for s in suffixes}) for t in range(4))
 
 
 def test_rows_of_a_sample_are_those_that_were_run() -> None:
@@ -297,4 +297,4 @@ def test_rows_of_a_sample_are_those_that_were_run() -> None:
     drawn = sample_candidates(
         model, torch.tensor([[0], [1]]), L, ANCESTRAL, np.stack([secret_uniform_draws(30, L, i) for i in range(2)])
     )
-    assert sum(one.forward_row_count() for one in drawn) == model.rows
+    assert sum(one.count_forward_rows() for one in drawn) == model.rows

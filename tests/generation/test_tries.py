@@ -72,7 +72,7 @@ def brute(model: LanguageModel, tokenizer: Any, space: CanarySpace) -> dict[str,
 def limits(model: LanguageModel, tokenizer: Any, space: CanarySpace, texts: list[str]) -> tuple[tries.Trie, np.ndarray]:
     tree = tries.build_trie(space, tokenizer)
     tails = [tuple(tokenizer(text)["input_ids"][len(tree.head) :]) for text in texts]
-    return tree, tries.leaf_nll_limit_with_tie_margin(tries.continuation_nlls(model, (0, *tree.head), tails))
+    return tree, tries.add_tie_margin(tries.compute_continuation_nlls(model, (0, *tree.head), tails))
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
@@ -88,7 +88,7 @@ def test_counts_equal_brute_force(tokenizer: str, space: CanarySpace) -> None:
     values, exact = np.array(list(nll.values())), 0
     for text, at_most in zip(texts, counted.tolist(), strict=True):
         # Float noise may decide about texts within twice the tolerance; on all others both must agree.
-        slack = tries.leaf_nll_limit_with_tie_margin(np.array(nll[text])) - nll[text]
+        slack = tries.add_tie_margin(np.array(nll[text])) - nll[text]
         least, most = ((values <= nll[text] + more).sum() for more in (0.0, 2 * slack))
         assert least <= at_most <= most
         exact += least == most
@@ -101,13 +101,11 @@ def test_ten_thousand_texts(space: CanarySpace) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
     tree = tries.build_trie(space, own)
     tails = [tuple(own(text)["input_ids"][len(tree.head) :]) for text in space.texts()]
-    nll = tries.continuation_nlls(model, (0, *tree.head), tails)
+    nll = tries.compute_continuation_nlls(model, (0, *tree.head), tails)
     asked = np.sort(nll)[[0, 9, 99, 999, 5000, 9999]]
-    counted = tries.count_leaves_within_nll(
-        model, tree, (0, *tree.head), tries.leaf_nll_limit_with_tie_margin(asked)
-    ).at_most
+    counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), tries.add_tie_margin(asked)).at_most
     for limit, at_most in zip(asked, counted, strict=True):
-        assert (nll <= limit).sum() <= at_most <= (nll <= 2 * tries.leaf_nll_limit_with_tie_margin(limit) - limit).sum()
+        assert (nll <= limit).sum() <= at_most <= (nll <= 2 * tries.add_tie_margin(limit) - limit).sum()
     assert counted[0] == 1 and counted[-1] == 10_000
 
 
@@ -206,7 +204,7 @@ def test_a_tokenizer_that_cannot_tell_texts_apart_is_refused() -> None:
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(True)])
     lacking = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    with pytest.raises(AuditError, match=r"writes two texts of the format .* alike"):
+    with pytest.raises(AuditError, match=r"encodes two texts of the format .* alike"):
         tries.build_trie(CanarySpace("ID {digits:2}"), lacking)
     assert tries.build_trie(CanarySpace("ID {bit}", (("bit", ("0", "1")),)), lacking).leaf_count == 2
 
@@ -219,7 +217,7 @@ def test_a_model_without_the_tokens_is_refused(neox: HuggingFaceModel) -> None:
 
 def test_a_large_trie_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
-    monkeypatch.setattr(tries, "_KEPT_ON_DISK", 100)
+    monkeypatch.setattr(tries, "_MIN_TEXTS_CACHED", 100)
     tries.load_or_build_trie.cache_clear()
     made = tries.load_or_build_trie(DIGITS, bpe(150))
     tries.load_or_build_trie.cache_clear()

@@ -10,7 +10,7 @@ import torch
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.generation.sample import SuffixCandidates, sample_mixed_length_batch, sampling_batches_by_length
+from auditor.generation.sample import SuffixCandidates, batch_sampling_by_length, sample_mixed_length_batch
 from auditor.models import self_check
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
@@ -94,10 +94,10 @@ def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
 def test_shapes_that_are_rare_are_drawn_together() -> None:
     model = tiny_model("llama")
     shapes = [(5, 3), *[(4, 2)] * 8, (2, 3), (5, 1)]  # eight prefixes, and eight samples of each: 64 rows
-    assert [*sampling_batches_by_length(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
-    assert [*sampling_batches_by_length(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
+    assert [*batch_sampling_by_length(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
+    assert [*batch_sampling_by_length(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
     model.can_join_rows = False
-    assert [*sampling_batches_by_length(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
+    assert [*batch_sampling_by_length(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
 
 
 @pytest.mark.parametrize("family", ["roberta", "mamba"])  # positions of padding's own; no keys to leave out

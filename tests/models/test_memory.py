@@ -246,7 +246,7 @@ def test_greedy_recall_is_the_same_in_parts(neox: HuggingFaceModel, tight: Calla
 def test_leaves_are_counted_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight]) -> None:
     texts = np.array([[a, b, c] for a in range(1, 9) for b in range(1, 9) for c in range(1, 4)], dtype=np.int32)
     shared = (texts[1:] == texts[:-1]).cumprod(axis=1).sum(axis=1)
-    levels = tries._trie_levels_from_sorted_tokens(texts, np.full(len(texts), 3), shared)
+    levels = tries._build_trie_levels(texts, np.full(len(texts), 3), shared)
     tree, limits = tries.Trie((5,), levels, 8), [8.0, 11.0, 14.0]
     whole = tries.count_leaves_within_nll(neox, tree, (1, 5), limits)
     limit = tight(HELD)
