@@ -105,6 +105,8 @@ _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (rf"[0-9]{{2}}{_MONTH}{_DAY}-?[1-8][0-9]{{6}}", _is_korean),
     (r"[0-9]{6} ?[0-9]{5}", partial(_is_stdnum_valid, "no.fodselsnummer")),
     (r"[0-9]{11}", partial(_is_stdnum_valid, "pl.pesel")),
+    (r"[1-9][0-9]{10}", partial(_is_stdnum_valid, "tr.tckimlik")),
+    (rf"{_DAY}{_MONTH}[0-9]{{2}}[ -]?[0-9]{{5}}", partial(_is_stdnum_valid, "gr.amka")),
     (rf"[1-6][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{4}}", partial(_is_stdnum_valid, "ee.ik")),
     (rf"[1-8][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{6}}", partial(_is_stdnum_valid, "ro.cnp")),
     (rf"{_DAY}{_MONTH}[0-9]{{2}}-[0-9]{{5}}", partial(_is_stdnum_valid, "lv.pvn")),
@@ -118,7 +120,16 @@ _CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
         _is_chinese,
     ),
 )
+_NAME_END = r"[\W_]{0,4}(?:(?:n[.ºo°]{0,2}|br\.?|№) ?)?"  # signs, and "number" as it is shortened
 _NAMED_CHECKS: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    (rf"\boib{_NAME_END}(?P<number>[0-9]{{11}})", partial(_is_stdnum_valid, "hr.oib")),
+    (rf"(?<!\w)(?:α\.?φ\.?μ\.?|afm){_NAME_END}(?P<number>[0-9]{{9}})", partial(_is_stdnum_valid, "gr.vat")),
+    (
+        rf"(?<!\w)(?:ת[.\"״]{{0,2}}ז\.?|תעודת[ -]זהות|מספר[ -]זהות|teudat[ -]zehut){_NAME_END}"
+        r"(?P<number>[0-9]{8}-?[0-9])",
+        partial(_is_stdnum_valid, "il.idnr"),
+    ),
+    (rf"(?<!\w)(?:рнокпп|іпн){_NAME_END}(?P<number>[0-9]{{10}})", partial(_is_stdnum_valid, "ua.rntrc")),
     (r"\bcpf[\W_]{0,4}(?:n[.ºo°]{0,2} ?)?(?P<number>[0-9]{11})", partial(_is_stdnum_valid, "br.cpf")),
     (
         r"\b(?:personnummer|pers\.?nr|samordningsnummer)[\W_]{0,4}(?P<number>[0-9]{6}[ -]?[0-9]{4})",

@@ -150,7 +150,9 @@ def _labels(letters: str) -> str:
 _LOCAL = regex.compile(f"{_local_part(_LATIN)}|{_local_part(_OTHERS)}", regex.V1)
 _UNSPACED_LOCAL = regex.compile(_local_part(_ALONE), regex.V1)
 _DOMAIN_END = r"(?![\p{Latin}0-9]|-[A-Za-z0-9])"
-_ASCII_DOMAIN = regex.compile(rf"(?:{_labels('A-Za-z')}\.)+[A-Za-z]{{2,63}}{_DOMAIN_END}", regex.V1)
+# A capital behind small letters begins a word that is written on the address, as in `jo@mail.exampleTel`.
+_TOP_AND_END = rf"(?:[a-z]{{2,63}}(?=[A-Z])|[A-Za-z]{{2,63}}{_DOMAIN_END})"
+_ASCII_DOMAIN = regex.compile(rf"(?:{_labels('A-Za-z')}\.)+{_TOP_AND_END}", regex.V1)
 # Without spaces nothing but the country's name tells where such a domain ends.
 _COUNTRIES = "中国|中國|香港|台湾|台灣|澳门|澳門|新加坡|한국|ไทย|ລາວ"
 _TOP = rf"[{_LATIN}]{{2,63}}|[{_OTHERS}]{{2,63}}|{_COUNTRIES}|[{_ALONE}]{{2,63}}"

@@ -21,7 +21,7 @@ from auditor.plugins.options import plugin_option_defaults
 from auditor.records import attacked_secrets, journal, manifest, private_texts, result_file, table
 from auditor.reports import files
 from auditor.statistics.metrics import METRICS
-from tests.benchmarks.pii_formats import EXAMPLES, REGIONS
+from tests.benchmarks.pii_formats import EXAMPLES, N_RANDOM, REGIONS, false_alarm_shares
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 _PRINTED = "Printed from the code by `python -m tests.docs.reference`.\n"
@@ -276,10 +276,12 @@ def personal_data() -> str:
         rows.setdefault((one.country, one.what, one.source, one.kind or "no: mark it"), []).append(_code(shown))
     head = ("country, language", "what", "examples", "format by", "recognised")
     lines = ((country, what, " ".join(some), source, kind) for (country, what, source, kind), some in rows.items())
+    alarms = _table(("digits", "a national number", "a card"), false_alarm_shares())
     return (
         f"# What is recognised as personal data\n\n{_PRINTED}\nEach example is tried by a test, in a text, with "
         f"`--phone-region {','.join(REGIONS)}`. Digits may be those of any script, full-width ones too.\n\n"
-        f"{_table(head, lines)}\n{_PRESIDIO}"
+        f"{_table(head, lines)}\nOf {N_RANDOM:,} random numbers of so many digits each, next to no name, so many are "
+        f"taken for:\n\n{alarms}\n{_PRESIDIO}"
     )
 
 
