@@ -14,7 +14,15 @@ from auditor.reports.phrases import NOTHING, shorten
 _MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")
 # The head of a table of rulings, and which of its columns hold numbers.
-HEAD = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Missed 1 in 20 at most, from", "Ruling")
+HEAD = (
+    "Row",
+    "Rule",
+    "Measured",
+    "Bounds (one-sided 95%, lower: all rules)",
+    "n",
+    "Missed 1 in 20 at most, from",
+    "Ruling",
+)
 NUMERIC = frozenset({2, 3, 4, 5})
 
 

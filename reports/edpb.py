@@ -24,12 +24,13 @@ from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.records.claims import weigh_claim_against_audits
 from auditor.records.leak_kinds import bonferroni_widened_leak_measurement
-from auditor.records.leak_readings import PERSONAL
+from auditor.records.leak_readings import MEMBERSHIP, PERSONAL
 from auditor.records.result_file import RESULT
 from auditor.records.signals import NOT_TESTED, LeakAssessment, assess_signals
 from auditor.reports import claims, edpb_summary, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import row_title_with_attack
+from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.metrics import SHARES, auc_name, find_metric, nonmember_metric_name, tpr_name
 
@@ -130,9 +131,19 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
             # The interval that decides: the repeat counts of a row share the level.
             m = bonferroni_widened_leak_measurement(m, sum(f is row for *_, f in groups))
             found.append(
-                f"{row_title_with_attack(e.result, row)}: at repeat count {count}, {_value_and_count_phrase(m)}."
+                f"{row_title_with_attack(e.result, row)}: at repeat count {count}, "
+                f"{phrases.lower_first(phrases.metric_label(m.name))} {_value_and_count_phrase(m)}."
             )
     return found
+
+
+def _membership_sentences(e: EdpbEvidence) -> list[str]:
+    """All records together and, if it decides, the number of copies at which members are surest told from others."""
+    groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
+    return [
+        *_make_highest_value_answer(auc_name(""), tpr_name("", FALSE_POSITIVES[0]))(e),
+        *(f"{phrases.target_title(e.result, s.target)}: {signals.describe_signal_number(s)}." for s in groups),
+    ]
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
@@ -185,23 +196,6 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
             f"{claims.claim_verdict_phrase(stands)}."
         )
     return found
-
-
-def _audit_scope_sentences(e: EdpbEvidence) -> list[str]:
-    r = e.result
-    measured = [f for f in r.findings if f.measurements and not f.not_applicable]
-    if not measured:
-        return []
-    attacks = ", ".join(dict.fromkeys(f.attack for f in measured))
-    settings = " and ".join(dict.fromkeys(f.setting for f in measured))
-    idle = sum(1 for f in r.findings if f.not_applicable)
-    left = f"; {idle} more did not apply" if idle else ""
-    drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
-    return [
-        f"{counted(r.benchmark.members, 'member')} and {counted(r.benchmark.nonmembers, 'non-member')} attacked, "
-        f"{counted(r.benchmark.known, 'auxiliary record')}; {counted(len(measured), 'configuration')} of model, access "
-        f"and attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
-    ]
 
 
 def _provenance_sentences(e: EdpbEvidence) -> list[str]:
@@ -305,7 +299,7 @@ QUESTIONS = (
     _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
-        _make_highest_value_answer("recall", "near_verbatim_recall"),
+        _make_highest_value_answer(documents.RECALL, "recall", documents.NEAR, "near_verbatim_recall"),
         f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
         measured_by=("verbatim",),
     ),
@@ -319,14 +313,14 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "What was tested: scope, quantity and quality?",
-        _audit_scope_sentences,
+        lambda e: edpb_summary.audit_scope_sentences(e.result),
         "One run; how often tests are repeated, audit history shows.",
         measured_by=("verbatim",),
     ),
     _opinion(
         "¶55",
         "Membership inference",
-        _make_highest_value_answer(auc_name(""), tpr_name("", FALSE_POSITIVES[0])),
+        _membership_sentences,
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
         measured_by=("membership",),
     ),

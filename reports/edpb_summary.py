@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.reports import coverage, subject_line
 from auditor.reports.blocks import Group, Paragraph, Section, Table
@@ -61,3 +63,29 @@ def coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
     caption = "What this test covers, by paragraph of the opinion"
     table = Table("coverage", caption, head, (Group("", tuple(rows)),))
     return Section("coverage", "What is in scope and what is not", (table,))
+
+
+def _attacked_label(result: AuditResult, side: Literal["members", "nonmembers"]) -> str:
+    """Return `41 members`; `33 members (52 parts)` if records were attacked in several places."""
+    n_parts, counts = getattr(result.benchmark, side), result.benchmark.records.get(side)
+    noun = {"members": "member", "nonmembers": "non-member"}[side]
+    if counts is None or counts.audited == n_parts:
+        return counted(n_parts, noun)
+    return f"{counted(counts.audited, noun)} ({counted(n_parts, 'part')})"
+
+
+def audit_scope_sentences(r: AuditResult) -> list[str]:
+    """Return what was attacked, how and at what cost; nothing if nothing was measured."""
+    measured = [f for f in r.findings if f.measurements and not f.not_applicable]
+    if not measured:
+        return []
+    attacks = ", ".join(dict.fromkeys(f.attack for f in measured))
+    settings = " and ".join(dict.fromkeys(f.setting for f in measured))
+    idle = sum(1 for f in r.findings if f.not_applicable)
+    left = f"; {idle} more did not apply" if idle else ""
+    drawn, rows = sum(f.drawn for f in measured), sum(f.rows for f in measured)
+    return [
+        f"{_attacked_label(r, 'members')} and {_attacked_label(r, 'nonmembers')} attacked, "
+        f"{counted(r.benchmark.known, 'auxiliary record')}; {counted(len(measured), 'configuration')} of model, access "
+        f"and attack ({attacks}; {settings}){left}; {counted(drawn, 'token')} drawn, {counted(rows, 'forward row')}."
+    ]

@@ -60,7 +60,7 @@ def test_each_question_is_answered_by_the_number_that_the_run_measured(with_prob
     assert "the highest of 4 configurations" in queried
     assert "Ensemble, unmixed" not in " ".join(answers.values())  # a control is nobody's model
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
-    assert "at repeat count 16, 64/64 = 100.0%" in worst
+    assert "at repeat count 16, recall (first guess, verbatim) 64/64 = 100.0%" in worst
     assert "claimed ε 8 (shard), add/remove" in answers["Theoretical resistance to re-identification"]
 
 
@@ -95,7 +95,10 @@ def test_the_worst_repeat_count_is_the_one_of_most_records_and_its_interval_is_t
     answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
     corrected = bonferroni_widened_leak_measurement(by_repeats["16"], 3)
-    assert f"at repeat count 16, 40/40 = 100.0% {phrases.format_interval(corrected)}." in worst
+    assert (
+        f"at repeat count 16, recall (first guess, verbatim) 40/40 = 100.0% {phrases.format_interval(corrected)}."
+        in worst
+    )
     assert corrected.low < by_repeats["16"].low
 
 
@@ -187,3 +190,25 @@ def test_what_cannot_be_evidence_is_refused(
     (tmp_path / "result.json").write_text(json.dumps(to_json(twice)))
     assert run_command_line(["report", str(tmp_path), *given]) == 2
     assert said in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_the_officer_reads_the_number_that_decided(result: AuditResult) -> None:
+    """The page said "membership is shown" and gave only the AUC of all records, which was not what showed it."""
+    row = next(f for f in result.findings if f.target == "undefended" and f.setting == "white-box")
+
+    def auc(value: float, low: float, high: float) -> Measurement:
+        return Measurement("membership_auc", value, low, high, 69, "AUC", "loss, best of 10 scores")
+
+    groups = {"1": auc(0.58, 0.40, 0.75), "8": auc(0.954, 0.768, 1.0)}
+    found = replace(
+        row, attack="membership", measurements=(auc(0.61, 0.48, 0.74),), by_repeats=groups, scores_tried=10, strata=()
+    )
+    counts = {"members": RecordCounts(given=234, audited=33), "nonmembers": RecordCounts(given=150, audited=33)}
+    benchmark = replace(result.benchmark, members=52, nonmembers=33, records=counts)
+    answers = rows(EdpbEvidence(replace(result, findings=(found,), benchmark=benchmark), "0" * 64))
+    told = answers["Membership inference"]
+    assert "Membership AUC 0.610 [0.480–0.740] of 69" in told
+    assert "membership AUC 0.954 [0.768–1.00] (loss, best of 10 scores), of those trained on 8 times" in told
+    assert (
+        "33 members (52 parts) and 33 non-members attacked" in answers["What was tested: scope, quantity and quality?"]
+    )
