@@ -55,6 +55,9 @@ def check(
     nonmembers: Annotated[
         str | None, typer.Option(metavar="FILE", help="Records like them that the model never saw: the baseline.")
     ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Base model of an adapter. [default: the one it names]")
+    ] = None,
     template: Annotated[
         # up to " [": typer adds the default of this flag, the plan's help names its own
         str, typer.Option(metavar=FIELDS["template"].said.metavar, help=FIELDS["template"].help.partition(" [")[0])
@@ -84,12 +87,12 @@ def check(
     """
     begun = time.perf_counter()  # --minutes include imports and loading
     if resume is not None:
-        if out is not None or deep or seed or any(given is not None for given in (model, data, nonmembers)):
+        if out is not None or deep or seed or any(given is not None for given in (model, base, data, nonmembers)):
             raise AuditError("--resume takes model, data and seed from the run folder: give only --minutes with it")
         _check_minutes(minutes)
         _resume_check(resume, begun, minutes)
         return
-    beside = {"--nonmembers": nonmembers, "--template": template != AUTO, "--deep": deep}
+    beside = {"--nonmembers": nonmembers, "--base": base, "--template": template != AUTO, "--deep": deep}
     _check_options_together(model, data, beside, minutes)
     console.silence_libraries()
     from auditor.runs import cost, estimate, quick_check
@@ -103,7 +106,7 @@ def check(
         )
         _audit_into_new_folder_and_print(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
         return
-    plan = quick_check.quick_plan(model, data, nonmembers, seed, template)
+    plan = quick_check.quick_plan(model, data, nonmembers, seed, template, base)
     shared, name = SweepCache(), f"check-{Path(model).name}"
     limits: quick_check.Limits = ()
     with console.open_progress_terminal(verbose=False) as reporter:
@@ -115,6 +118,7 @@ def check(
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
+    given += ["--base", base] if base else []
     given += ["--template", template] if template != AUTO else []
     _audit_into_new_folder_and_print(
         plan,

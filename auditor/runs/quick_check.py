@@ -26,9 +26,12 @@ FORM_ROWS = 8  # of members, and of non-members, by which a text form is chosen
 Limits = tuple[str, ...]  # sentences: what a check does not say
 
 
-def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, template: str = AUTO) -> Plan:
+def quick_plan(
+    model: str, data: str, nonmembers: str | None, seed: int, template: str = AUTO, base: str | None = None
+) -> Plan:
     """The plan of all methods that are cheap, on a model and data of the user's."""
-    own = {"model": model, "data": data, "nonmembers": nonmembers, "template": template, "device": "auto"}
+    own = {"model": model, "base": base, "data": data, "nonmembers": nonmembers, "template": template}
+    own |= {"device": "auto"}
     return Plan.from_fields(
         **own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, limit=MOST, **quick_plan_fields()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,16 @@ def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> N
     assert result()["findings"][-1]["options"]["score"] == "min_k_plus"
 
 
+def test_an_adapter_that_names_no_base_of_this_machine_is_checked_on_a_named_one(given: Path, capsys: Said) -> None:
+    """The refusal names --base, which the command did not have."""
+    moved = shutil.copytree(given / "adapter", Path("moved").absolute())
+    settings = moved / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": "./elsewhere"}))
+    assert check(given, model=str(moved)) == 2
+    assert "give --base MODEL" in capsys.readouterr().err
+    assert check(given, "--base", str(given / "model"), "--minutes", "0.0001", model=str(moved)) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -111,6 +122,7 @@ def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> N
         (["--nonmembers", "{given}/fresh.jsonl"], "--nonmembers goes with a model of your own"),
         (["--template", "none"], "--template goes with a model of your own"),
         (["{given}/model", "--data", "{given}/private.jsonl", "--template", "none"], "got data with neither"),
+        (["--base", "none"], "--base goes with a model of your own"),
         (["--deep"], "--deep goes with a model of your own"),
         (["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "0"], "expected --minutes above 0"),
         (["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "nan"], "expected --minutes above 0"),
