@@ -222,7 +222,8 @@ def _training_on_few_records(
         return None, None, ""
     try:
         few, returned = run_watched_training(train, seed, n, until, empty_draws=True)
-        return few, None if stated is not None else LoopClaim.from_stated_claim(returned).steps, ""
+        claimed = None if stated is not None else LoopClaim.from_stated_claim(returned, with_epsilon=False).steps
+        return few, claimed, ""
     except Exception as error:
         if time.monotonic() > until:
             raise
@@ -237,7 +238,7 @@ def bound_loop_epsilon_by_membership_guesses(train: Train, claim: object, seed: 
     coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]
     trace, returned = run_watched_training(train, seed, training_specimen.RECORDS, until, chosen=chosen)
-    read = LoopClaim.from_stated_claim(returned if claim is None else claim)
+    read = LoopClaim.from_stated_claim(returned if claim is None else claim, with_epsilon=False)
     # (records,): `chosen` makes the watch measure the reach of those left out as well.
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
     found = audit_epsilon_bounds(scores, coins, read.delta)[0]

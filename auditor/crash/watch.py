@@ -312,13 +312,15 @@ def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int
 def fit_reaches(inner_products: _Array, products: _Array) -> tuple[_Array, _Array, _Array]:
     """Fit a gradient on unit gradients by least squares -> coefficients, Gram matrix of unit gradients, norms.
 
-    inner_products: (records, records) of the gradients; products: (records,) theirs with the gradient that is fitted.
+    inner_products: (..., records, records) of the gradients; products: (..., records) theirs with the gradient that is
+    fitted.
     """
-    norms = np.sqrt(np.diag(inner_products))
+    norms = np.sqrt(np.diagonal(inner_products, axis1=-2, axis2=-1))
     lengths = np.where(norms > 0, norms, 1.0)  # a gradient of 0, as of LoRA's first matrix at first, stays 0
-    gram = inner_products / np.outer(lengths, lengths)
+    gram = inner_products / (lengths[..., :, None] * lengths[..., None, :])
     # pinv: records of one text may have the same gradient.
-    return np.linalg.pinv(gram, hermitian=True) @ (products / lengths), gram, norms
+    inverse = np.linalg.pinv(gram, hermitian=True)
+    return (inverse @ (products / lengths)[..., None])[..., 0], gram, norms
 
 
 Train = Callable[..., Any]
