@@ -12,7 +12,8 @@ from auditor.crash.reaches import (
     ChooseRecords,
     Chosen,
     estimate_mean_reach,
-    estimate_reach_of_tensors_together,
+    estimate_reach_by_tensors,
+    is_clipped_by_tensors,
     rank_norms_in_training,
 )
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
@@ -41,7 +42,8 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
     samples = [runs.steps, *turns]
     estimates = [estimate_mean_reach(steps) for steps in samples]
-    estimates += [estimate_reach_of_tensors_together(steps, runs.noise_shares) for steps in samples]
+    # Equal noise counts as such: shares of a few degrees of freedom would add their own errors.
+    estimates += estimate_reach_by_tensors(turns, runs.whitened_shares or {})
     estimates.append(_estimate_reach_of_ranks(runs))
     found = [estimate for estimate in estimates if estimate]
     if not found:
@@ -155,7 +157,12 @@ def _worst_record_sensitivity_violation(
 def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    shares = {what: _sensitivity_rise_with_gradient_share(runs.steps, parts) for what, parts in _COMPANY.items()}
+    # Clipped tensor by tensor, a record's part is no multiple of its gradient, and no share of the batch's.
+    by_tensors = is_clipped_by_tensors(runs.steps, runs.whitened_shares or {})
+    shares = {
+        what: None if by_tensors else _sensitivity_rise_with_gradient_share(runs.steps, parts)
+        for what, parts in _COMPANY.items()
+    }
     found = {
         what: one
         for what, one in {_NORM: _sensitivity_rise_with_gradient_norm(runs, promised), **shares}.items()

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
+from scipy import optimize, stats
 
-from auditor.crash.verdicts import Array
+from auditor.crash.verdicts import SHARE, Array
 from auditor.crash.watch import ObservedStep, fit_reaches
 from auditor.crash.watch import TrainingTrace as Trace
 
@@ -24,6 +24,7 @@ Chosen = NDArray[np.bool_]
 ChooseRecords = Callable[[ObservedStep], Chosen]  # a step -> (records,) which of them
 Estimate = tuple[float, float]  # a mean reach, and its standard error
 _ROUNDING = 1e-9  # of a Gram matrix's largest eigenvalue
+_PINV = 1e-15  # of the same, below which `numpy.linalg.pinv` drops a direction
 
 
 def choose_all_records(step: ObservedStep) -> Chosen:
@@ -32,28 +33,31 @@ def choose_all_records(step: ObservedStep) -> Chosen:
 
 
 def estimate_mean_reach(steps: Sequence[ObservedStep], choose: ChooseRecords = choose_all_records) -> Estimate | None:
-    """Estimate the mean reach of the chosen records, whatever the others' reaches are; None: none had noise.
+    """Estimate the mean reach of the chosen records, whatever the others' reaches are; None: none had noise."""
+    sums = [_sum_chosen_reaches(step.gram, step.reaches, choose(step)) for step in steps if step.scale and step.records]
+    return _average_sums_of_reaches([each for each in sums if each])
+
+
+def _sum_chosen_reaches(gram: Array, reaches: Array, chosen: Chosen) -> tuple[float, float] | None:
+    """Return the weights' sum and that of the weighted reaches, each over the latter's deviation; None: no record."""
+    if not chosen.any():
+        return None
+    weights, deviation = _weigh_chosen_records(gram, chosen)
+    if not deviation > 0:
+        return None
+    return float(weights.sum()) / deviation, float(weights @ reaches[chosen]) / deviation
+
+
+def _average_sums_of_reaches(sums: Sequence[tuple[float, float]]) -> Estimate | None:
+    """Average a sum of each step.
 
     A step's weighted sum of reaches, over its standard deviation, has variance 1 given all before it. So the sum over
     T steps has variance T exactly, however earlier noise moved the weights.
     """
-    total_weight = total_reach = 0.0
-    n_steps = 0
-    for step in steps:
-        if not step.scale or not step.records:
-            continue
-        chosen = choose(step)
-        if not chosen.any():
-            continue
-        weights, deviation = _weigh_chosen_records(step.gram, chosen)
-        if not deviation > 0:
-            continue
-        total_weight += float(weights.sum()) / deviation
-        total_reach += float(weights @ step.reaches[chosen]) / deviation
-        n_steps += 1
+    total_weight = sum(weight for weight, _ in sums)
     if not total_weight > 0:
         return None
-    return total_reach / total_weight, math.sqrt(n_steps) / total_weight
+    return sum(reach for _, reach in sums) / total_weight, math.sqrt(len(sums)) / total_weight
 
 
 def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
@@ -74,7 +78,9 @@ def _weigh_chosen_records(gram: Array, chosen: Chosen) -> tuple[Array, float]:
     roots = np.sqrt(np.maximum(values, _ROUNDING * max(float(values[-1]), 1e-300)))
     inverse_root = (vectors / roots) @ vectors.T
     weights = optimize.nnls(inverse_root, (vectors * roots) @ vectors.T @ np.ones(len(roots)))[0]
-    return weights, float(np.linalg.norm(inverse_root @ weights))
+    # Of the reaches as they were fitted, whose `pinv` keeps more directions than that.
+    variances = np.where(values > _PINV * values[-1], 1 / np.where(values > 0, values, 1.0), 0.0)
+    return weights, math.sqrt(float(variances @ (vectors.T @ weights) ** 2))
 
 
 def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Array]:
@@ -88,37 +94,96 @@ def rank_norms_in_training(traces: Sequence[Trace]) -> dict[int, Array]:
     return ranks
 
 
-def estimate_reach_of_tensors_together(
-    steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
-) -> Estimate | None:
-    """Estimate a record's reach over all tensors, each with a bound of its own: the root of the sum of their squares.
+def estimate_reach_by_tensors(
+    trainings: Sequence[Sequence[ObservedStep]], noise_shares: Mapping[str, float]
+) -> list[Estimate | None]:
+    """Estimate a record's reach over tensors that each have a bound of their own: of all trainings, then of each.
 
-    Clipped tensor by tensor, a record's sum of gradients is no multiple of its gradient, but each tensor's part is one
-    of that tensor's gradient. The square of a mean is below the mean of squares: the estimate errs downwards only.
-    noise_shares: each tensor's noise over that of all.
+    Clipped tensor by tensor, what a record adds is no multiple of its gradient, but each tensor's part is one of that
+    tensor's gradient. Along a direction u it adds at most b(u), the root of the sum over tensors of the squared inner
+    products of u with its unit gradients where positive, if its length is at most 1. So the sum of all, along u, is at
+    most the sum of their b(u), whichever way they were clipped. noise_shares: each tensor's noise over that of all.
     """
-    square = variance = 0.0
-    for name, share in noise_shares.items():
-        parts = [part for step in steps if (part := _keep_one_tensor(step, name)) is not None]
-        estimate = estimate_mean_reach(parts)
-        if estimate is None:
+    sums = [_sum_reaches_by_tensors(steps, noise_shares) for steps in trainings]
+    together = [each for part in sums for each in part]
+    return [_average_sums_of_reaches(part) for part in (together, *sums)]
+
+
+def _sum_reaches_by_tensors(
+    steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]
+) -> list[tuple[float, float]]:
+    """Return for each step the sum of bounds and the released gradient, both along a unit vector.
+
+    Each tensor's part of it points along the sum of its records' unit gradients, and is as long as earlier steps reach
+    there: never chosen by the step's own noise.
+    """
+    sums = []
+    products: dict[str, float] = {}
+    squares: dict[str, float] = {}
+    for step in steps:
+        if not step.scale or not step.records or not len(step.tensor_grams):
             continue
-        mean, error = estimate[0] / share, estimate[1] / share
-        square += mean**2 - error**2  # less what noise adds to a square
-        variance += 4 * mean**2 * error**2 + 2 * error**4
-    if not square > 0:
-        return None
-    total = math.sqrt(square)
-    return total, math.sqrt(variance) / (2 * total)
+        names = list(step.shapes)
+        along, bounds = _project_on_tensor_sums(step, np.array([noise_shares.get(name, 1.0) for name in names]))
+        totals = bounds.sum(1)
+        used = totals > 0
+        earlier = np.array([products[name] / squares[name] if squares.get(name) else 1.0 for name in names])
+        lengths = np.where(used, np.maximum(earlier, 0.0) / np.where(used, totals, 1.0), 0.0)
+        length = float(np.linalg.norm(lengths))
+        if length > 0:
+            weight = float(np.linalg.norm(lengths[:, None] * bounds, axis=0).sum())
+            sums.append((weight / length, float(lengths @ along) / length))
+        for name, product, total in zip(names, along, totals, strict=True):
+            products[name] = products.get(name, 0.0) + float(total * product)
+            squares[name] = squares.get(name, 0.0) + float(total**2)
+    return sums
 
 
-def _keep_one_tensor(step: ObservedStep, name: str) -> ObservedStep | None:
-    """Return the step as this tensor alone shows it, in units of all tensors' noise; None if it does not train it."""
-    if name not in step.shapes or not step.scale or not len(step.tensor_grams):
-        return None
-    at = list(step.shapes).index(name)
-    reaches, gram, norms = fit_reaches(step.tensor_grams[at], step.tensor_products[at])
-    return replace(step, reaches=reaches, gram=gram, norms=norms) if norms.any() else None
+def _project_on_tensor_sums(step: ObservedStep, shares: Array) -> tuple[Array, Array]:
+    """Return by tensor the released gradient, and each record's unit gradient, along the sum of unit gradients.
+
+    shares: (tensors,) -> (tensors,) in units of each tensor's noise, (tensors, records) what is negative as 0.
+    """
+    norms = np.sqrt(np.diagonal(step.tensor_grams, axis1=1, axis2=2))
+    inverse = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1.0), 0.0)
+    sums = (step.tensor_grams * inverse[:, None, :]).sum(2) * inverse  # each unit gradient on the sum of them
+    squares = sums.sum(1)
+    lengths = np.sqrt(np.maximum(squares, 0.0))
+    usable = squares > _ROUNDING * norms.shape[1] ** 2
+    scale = np.where(usable, 1 / np.where(usable, lengths, 1.0), 0.0)
+    along = (step.tensor_products * inverse).sum(1) * scale / shares
+    return along, np.maximum(sums, 0.0) * scale[:, None]
+
+
+def is_clipped_by_tensors(steps: Sequence[ObservedStep], noise_shares: Mapping[str, float]) -> bool:
+    """Return whether steps moved along tensors' gradients in other proportions than records' gradients have.
+
+    What the gradients of tensors explain of a step beyond those of records is chi-squared if noise is all that it has.
+    """
+    excess, freedom = 0.0, 0
+    for step in steps:
+        if not step.scale or not step.records or not len(step.tensor_grams):
+            continue
+        squares = np.array([noise_shares.get(name, 1.0) for name in step.shapes]) ** -2.0
+        grams = step.tensor_grams * squares[:, None, None]
+        products = step.tensor_products * squares[:, None]
+        apart, apart_rank = _explain_products(grams, products)
+        whole, whole_rank = _explain_products(grams.sum(0, keepdims=True), products.sum(0, keepdims=True))
+        excess += apart - whole
+        freedom += apart_rank - whole_rank
+    return freedom > 0 and float(stats.chi2.sf(excess, freedom)) < SHARE
+
+
+def _explain_products(grams: Array, products: Array) -> tuple[float, int]:
+    """Return the squared length of a unit-noise gradient in the span of gradients, and the span's dimension.
+
+    grams: (parts, records, records); products: (parts, records) the gradient's with them; both summed over parts.
+    """
+    values, vectors = np.linalg.eigh(grams)
+    used = values > _ROUNDING * np.maximum(values[:, -1:], 1e-300)
+    turned = (vectors.swapaxes(1, 2) @ products[..., None])[..., 0]
+    explained = np.where(used, turned**2 / np.where(used, values, 1.0), 0.0)
+    return float(explained.sum()), int(used.sum())
 
 
 def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> ObservedStep:

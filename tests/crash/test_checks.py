@@ -246,15 +246,27 @@ def test_a_made_up_row_in_an_empty_batch_is_broken_and_an_error_is_told() -> Non
 
 
 def whole(
-    rng: np.random.Generator, scales: dict[str, float], bounds: dict[str, float], signals: dict[str, float]
-) -> ObservedStep:
-    """A step in four tensors, each clipped to its own bound after its own noise; gradients of eight records apart."""
+    rng: np.random.Generator, scales: dict[str, float], bounds: dict[str, float], signals: dict[str, float],
+    apart: bool = False,
+) -> ObservedStep:  # fmt: skip
+    """A step in four tensors, each clipped to its own bound after its own noise; gradients of eight records apart.
+
+    No bounds: each record's whole gradient is clipped to 1. apart: two records have nearly all of their gradients in
+    the same tensor and one direction; those of the others there are short, and opposite by twos.
+    """
     drawn = tuple(range(8))
     parts = {name: rng.normal(0, signals[name] / math.sqrt(size), (8, size)) for name, size in SIZES.items()}
+    if apart:
+        for at, part in enumerate(parts.values()):
+            part[1::2] = 0.1 * part[1::2] - part[::2]
+            part[2 * at + 1] = -part[2 * at + 1]
+            others = np.arange(8) // 2 != at
+            part[others] *= 0.05
+    lengths = np.linalg.norm(np.concatenate([*parts.values()], axis=1), axis=1)
     released = {}
     for name, part in parts.items():
-        lengths = np.linalg.norm(part, axis=1)
-        clipped = (part * np.minimum(1, bounds[name] / lengths)[:, None]).sum(0)
+        factors = 1 / lengths if not bounds else np.minimum(1, bounds[name] / np.linalg.norm(part, axis=1))
+        clipped = (part * factors[:, None]).sum(0)
         released[name] = clipped + rng.normal(0, scales[name], SIZES[name])
     noise, spread, found = [], [], {}
     for name, part in parts.items():
@@ -294,7 +306,21 @@ def test_noise_of_its_own_for_each_tensor_is_counted_in_units_of_that(noise: flo
     found = {check.name: check for check in checks.run_all_crash_test_checks(given)}
     assert found["one record's reach"].verdict == verdict
     assert found["noise in every tensor"].verdict == found["Gaussian noise"].verdict == NO_FAULT
+    assert found["clipped by record"].verdict == NO_FAULT
     assert "0.54 to 2.19" in found["noise in every tensor"].said
+
+
+def test_records_that_divide_their_bound_otherwise_among_tensors_reach_no_farther() -> None:
+    """In each tensor those weigh most that have nearly all of their gradient there; of 4 runs none is far off."""
+    noise, signals = dict.fromkeys(SIZES, 1.0), dict.fromkeys(SIZES, 30.0)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        steps = [whole(rng, noise, {}, signals, apart=True) for _ in range(40)]
+        together, _ = reaches.estimate_reach_by_tensors([steps], {})
+        assert together is not None and (together[0] - 1) / together[1] < 2.5
+        assert not reaches.is_clipped_by_tensors(steps, {})
+    by_tensors = in_groups(0, 1.0, signals)
+    assert reaches.is_clipped_by_tensors(by_tensors.steps, {name: by_tensors.noise_shares[name] for name in SIZES})
 
 
 def test_a_tensor_of_less_noise_than_its_gradients_need_shows_as_reach() -> None:
