@@ -1,9 +1,9 @@
 """How often `audit dp-loop` calls an honest training broken, and whether what it saw of its noise holds the claim.
 
-    python -m validation.trust.loop_alarms COUNT [--first 0] [-o DIR]
+    python -m validation.trust.loop_alarms COUNT [--first 0] [--kinds NAME ...] [-o DIR]
 
-The whole crash test, of seeds FIRST and on: an even seed trains with Poisson sampling, an odd one on shuffled batches.
-Each seed is a line of DIR/loop_alarms.jsonl as soon as it is done; those that stand there are not done again.
+The whole crash test, of seeds FIRST and on, each with every kind of honest loop.
+Each test is a line of DIR/loop_alarms.jsonl as soon as it is done; those that are there are not done again.
 Only what costs time and decides nothing is left out: the bound from one training, the exact accountant (a smooth one
 stands in), the forward pass that a plain loop makes beside its gradients; models are copies of those made first.
 """
@@ -14,7 +14,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -27,13 +27,21 @@ from scipy import stats
 from auditor.core import threads
 from auditor.crash import claim, training_specimen
 from auditor.crash.trial import CrashTest
-from auditor.crash.verdicts import LEVEL
+from auditor.crash.verdicts import LEVEL, UNKNOWN
 from auditor.privacy import gaussian
 from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
 from validation.harness import Page, run
 from validation.trust import loop_plain
-from validation.trust.loop_faults import tested
+from validation.trust.loop_faults import tested, written_out
 from validation.trust.loop_plain import Plain, plain
+from validation.trust.loop_variants import (
+    WithAdaptiveClipping,
+    WithMomentum,
+    WithTensorBounds,
+    WithUnfreezing,
+    allocate,
+    make_bounded_loop,
+)
 
 _made = cache(training_specimen.Specimen.build_crash_test_model)
 
@@ -72,10 +80,21 @@ def _in_turn(self: Plain, step: int, n: int) -> list[int]:
 _STEPS, _RATE = loop_plain.STEPS // 2, 2 * loop_plain.RATE
 _SHORT: dict[str, Any] = {"steps": _STEPS, "sample_rate": _RATE}
 _PARTS: dict[str, Any] = {"batch": 2 * loop_plain.BATCH, "sampling_rate": _RATE, "begun": _unread}
-KINDS: dict[str, Plain] = {
-    "Poisson": plain(_SHORT, _STEPS, **_PARTS),
-    "shuffled": plain({**_SHORT, "sampling": "shuffled"}, _STEPS, **_PARTS, drawn=_in_turn),
+KINDS: dict[str, Callable[[int], Plain]] = {
+    "plain": lambda seed: plain(_SHORT, _STEPS, **_PARTS),
+    "shuffled": lambda seed: plain({**_SHORT, "sampling": "shuffled"}, _STEPS, **_PARTS, drawn=_in_turn),
+    "allocation": lambda seed: plain({**_SHORT, "sampling": "allocation"}, _STEPS, **_PARTS, drawn=allocate),
+    "momentum": lambda seed: plain(_SHORT, _STEPS, WithMomentum, **_PARTS),
+    "adaptive clipping": lambda seed: plain(_SHORT, _STEPS, WithAdaptiveClipping, **_PARTS),
+    "noise per tensor": lambda seed: plain(_SHORT, _STEPS, WithTensorBounds, **_PARTS),
+    "gradual unfreezing": lambda seed: plain(_SHORT, _STEPS, WithUnfreezing, **_PARTS),
+    "a bound of 0.1 to 10 medians": lambda seed: make_bounded_loop(_share_of_seed(seed), _SHORT, _STEPS, **_PARTS),
 }
+
+
+def _share_of_seed(seed: int) -> float:
+    """Return a share of the median gradient norm from 0.1 to 10; seeds in a row spread evenly on a log scale."""
+    return float(10 ** (2 * (seed * 0.6180339887 % 1) - 1))
 
 
 def share(count: int, of: int) -> str:
@@ -86,13 +105,14 @@ def share(count: int, of: int) -> str:
 def main(
     count: Annotated[int, "honest trainings under the whole test"],
     first: Annotated[int, "the first seed"] = 0,
+    kinds: Annotated[tuple[str, ...], "kinds of honest loop; all if none is named"] = (),
     out: Annotated[Path | None, "a folder for loop_alarms.jsonl and .md"] = None,
 ) -> int:
     threads.set_thread_count()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     page = Page(out and out / "loop_alarms.md")
-    held = counted(range(first, first + count), out and out / "loop_alarms.jsonl")
+    held = counted(range(first, first + count), kinds or tuple(KINDS), out and out / "loop_alarms.jsonl")
     alarms = summed(held, page)
     return int(stats.binomtest(alarms, len(held)).proportion_ci(method="exact").low > LEVEL)
 
@@ -100,20 +120,21 @@ def main(
 Row = dict[str, Any]  # what one seed's test said
 
 
-def counted(seeds: range, file: Path | None) -> list[Row]:
-    """One row a seed. file: of rows that were done before, to which each new one is added."""
-    held = {}
+def counted(seeds: range, kinds: Sequence[str], file: Path | None) -> list[Row]:
+    """Return a row for each seed and kind. file: of rows that were done before, to which each new one is added."""
+    rows = {}
     if file is not None and file.exists():
-        held = {row["seed"]: row for row in map(json.loads, file.read_text().splitlines())}
-    for seed in seeds:
-        if seed not in held:
-            kind = list(KINDS)[seed % len(KINDS)]
-            with quickly():
-                held[seed] = row(seed, kind, tested(KINDS[kind], seed))
-            if file is not None:
-                with file.open("a") as lines:
-                    lines.write(json.dumps(held[seed]) + "\n")
-    return [held[seed] for seed in seeds]
+        rows = {(row["seed"], row["kind"]): row for row in map(json.loads, file.read_text().splitlines())}
+    wanted = [(seed, kind) for seed in seeds for kind in kinds]
+    for seed, kind in wanted:
+        if (seed, kind) in rows:
+            continue
+        with quickly(), written_out():
+            rows[seed, kind] = row(seed, kind, tested(KINDS[kind](seed), seed))
+        if file is not None:
+            with file.open("a") as lines:
+                lines.write(json.dumps(rows[seed, kind]) + "\n")
+    return [rows[each] for each in wanted]
 
 
 def row(seed: int, kind: str, test: CrashTest) -> Row:
@@ -121,6 +142,7 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
     return {
         "seed": seed,
         "kind": kind,
+        "verdict": test.verdict,
         "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken_checks},
         "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
         "inside": low <= test.claim.implied_epsilon() <= high,
@@ -142,7 +164,8 @@ def summed(held: list[Row], page: Page) -> int:
         error = float(seen.std(correction=0)) / math.sqrt(len(own))
         inside = sum(one["inside"] for one in own)
         page.say(
-            f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; mean reach {seen.mean():.4f} "
+            f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; cannot tell "
+            f"{sum(one['verdict'] == UNKNOWN for one in own)}; mean reach {seen.mean():.4f} "
             f"± {1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(own))}; "
             f"doubted {share(sum(one['doubted'] for one in own), len(own))}"
         )

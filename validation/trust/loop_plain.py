@@ -30,7 +30,7 @@ class Plain:
     def __call__(self, model: Any, records: Any) -> Any:
         self.begun(model)
         parameters = dict(model.named_parameters())
-        optimizer = torch.optim.SGD(parameters.values(), lr=self.rate(records))
+        optimizer = self.make_optimizer(parameters, self.rate(records))
         gradients = self.gradients(copy_watched_model_without_hooks(model), records)
         for step in range(self.steps):
             if step == STEPS // 2:
@@ -39,13 +39,15 @@ class Plain:
             if self.left_out(drawn):
                 continue
             self.read(model, records, drawn)
-            found = {name: torch.zeros(0, *p.shape) for name, p in parameters.items()}
+            names = self.choose_trained(step, list(parameters))
+            found = {name: torch.zeros(0, *parameters[name].shape) for name in names}
             if drawn:
                 weights = {name: p.detach() for name, p in parameters.items()}
-                found = gradients.record_gradients_at_weights(weights, drawn, list(parameters))
+                found = gradients.record_gradients_at_weights(weights, drawn, names)
             summed = self.summed(found)
             divisor = self.divisor(len(drawn), len(records))
-            for i, (name, p) in enumerate(parameters.items()):
+            for i, name in enumerate(names):
+                p = parameters[name]
                 p.grad = self.finished(summed[name], self.noise(step, i, name, p), divisor)
             optimizer.step()
             self.stepped(step, model, records)
@@ -53,6 +55,13 @@ class Plain:
 
     def gradients(self, twin: Any, records: Any) -> SpecimenRecordGradients:
         return SpecimenRecordGradients(twin, records)
+
+    def make_optimizer(self, parameters: dict[str, Any], rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters.values(), lr=rate)
+
+    def choose_trained(self, step: int, names: list[str]) -> list[str]:
+        """Return the tensors that this step trains."""
+        return names
 
     def left_out(self, drawn: list[int]) -> bool:
         """Whether no step is taken on this batch."""
@@ -99,8 +108,10 @@ class Plain:
         return (summed + noise) / divisor
 
 
-def plain(claim: dict[str, Any] | None = None, steps: int = STEPS, **parts: Any) -> Plain:
-    """The plain loop with some of its parts replaced."""
-    kind = type("Broken", (Plain,), parts)
+def plain(
+    claim: dict[str, Any] | None = None, steps: int = STEPS, base: type[Plain] = Plain, **parts: Any
+) -> Plain:  # fmt: skip
+    """The plain loop, or another one like it, with some of its parts replaced."""
+    kind = type("Broken", (base,), parts)
     made: Plain = kind({**CLAIM, **(claim or {})}, steps)
     return made

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from validation.trust.loop_packages import _mean_of_record_means, _rows
-from validation.trust.loop_plain import BATCH, CLAIM, CLIP, DELTA, NOISE, RATE, STEPS, Loop, Plain, plain
+from validation.trust.loop_plain import BATCH, CLIP, DELTA, NOISE, STEPS, Loop, Plain, plain
 
 _MEDIAN = 30.0  # of the norms of the plain loop's gradients on our models
 
@@ -36,57 +36,83 @@ def _add_noise_of_each_tensor(self: Plain, step: int, i: int, name: str, p: Tens
     return NOISE * float(raw[i] / raw.norm()) * CLIP * math.sqrt(n_tensors) * torch.randn_like(p)
 
 
-def make_bounded_loop(share: float) -> Plain:
+def make_bounded_loop(share: float, claim: dict[str, Any] | None = None, steps: int = STEPS, **parts: Any) -> Plain:
     """Return the plain loop with this share of the median gradient norm for its bound, and noise in proportion."""
     bound = share * _MEDIAN
     return plain(
-        {"max_grad_norm": bound},
+        {"max_grad_norm": bound, **(claim or {})},
+        steps,
         factors=lambda self, norms: (bound / norms).clamp(max=1.0),
         noise=lambda self, step, i, name, p: bound * NOISE * torch.randn_like(p),
         rate=lambda self, records: 0.05 / bound,
+        **parts,
     )
 
 
-def _allocate(self: Plain, step: int, n: int) -> list[int]:
-    """Each record in one step of a pass, drawn for it alone."""
-    per_pass = round(1 / RATE)
+def allocate(self: Plain, step: int, n: int) -> list[int]:
+    """Draw each record in one step of a pass, chosen for it alone."""
+    per_pass = round(1 / self.sampling_rate)
     if step % per_pass == 0:
         object.__setattr__(self, "places", torch.randint(per_pass, (n,)))
     places: Tensor = vars(self)["places"]
     return torch.nonzero(places == step % per_pass).flatten().tolist()
 
 
-def train_with_adaptive_clipping(model: Any, records: Any) -> Any:
-    """Follow a noisy quantile of the norms with the clipping norm (Andrew et al. 2021)."""
-    from auditor.crash.watch import copy_watched_model_without_hooks
+class WithMomentum(Plain):
+    """Momentum and weight decay, which act on released gradients."""
 
-    parameters = dict(model.named_parameters())
-    optimizer = torch.optim.SGD(parameters.values(), lr=0.05)
-    loop = plain()
-    gradients = loop.gradients(copy_watched_model_without_hooks(model), records)
-    count_noise, clip = 3.0, CLIP
-    sum_noise = (NOISE**-2 - (2 * count_noise) ** -2) ** -0.5
-    for step in range(STEPS):
-        drawn = loop.drawn(step, len(records))
-        loop.read(model, records, drawn)
-        centred, found = 0.0, {name: torch.zeros(0, *p.shape) for name, p in parameters.items()}
-        if drawn:
-            weights = {name: p.detach() for name, p in parameters.items()}
-            found = gradients.record_gradients_at_weights(weights, drawn, list(parameters))
-            centred = float((loop.norms(found) <= clip).float().sub(0.5).sum())
-        factors = (clip / loop.norms(found)).clamp(max=1.0)
-        for name, p in parameters.items():
-            summed = torch.einsum("k,k...->...", factors, found[name])
-            p.grad = (summed + sum_noise * clip * torch.randn_like(p)) / BATCH
-        optimizer.step()
-        clip *= math.exp(-0.2 * (centred + count_noise * torch.randn(()).item()) / BATCH)
-    return model, CLAIM
+    def make_optimizer(self, parameters: dict[str, Any], rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters.values(), lr=rate / 5, momentum=0.9, weight_decay=0.01)
+
+
+class WithTensorBounds(Plain):
+    """A bound and noise for each tensor."""
+
+    summed = _clip_each_tensor
+    noise = _add_noise_of_each_tensor
+
+
+class WithUnfreezing(Plain):
+    """The embedding is frozen in the first third of the steps, as in gradual unfreezing."""
+
+    def choose_trained(self, step: int, names: list[str]) -> list[str]:
+        return names if 3 * step >= self.steps else [name for name in names if "embed_in" not in name]
+
+
+class WithAdaptiveClipping(Plain):
+    """The clipping norm follows a noisy quantile of the norms (Andrew et al. 2021)."""
+
+    count_noise: ClassVar[float] = 3.0
+    clip: float
+    centred: float  # the batch's records below the clipping norm, each less 1/2
+
+    def drawn(self, step: int, n: int) -> list[int]:
+        if step == 0:
+            object.__setattr__(self, "clip", CLIP)
+        return super().drawn(step, n)
+
+    def summed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        object.__setattr__(self, "centred", float((self.norms(found) <= self.clip).float().sub(0.5).sum()))
+        return super().summed(found)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return (self.clip / norms).clamp(max=1.0)
+
+    def noise(self, step: int, i: int, name: str, p: Tensor) -> Tensor:
+        sum_noise = (NOISE**-2 - (2 * self.count_noise) ** -2) ** -0.5
+        return sum_noise * self.clip * torch.randn_like(p)
+
+    def stepped(self, step: int, model: Any, records: Any) -> None:
+        below = (self.centred + self.count_noise * torch.randn(()).item()) / self.batch
+        object.__setattr__(self, "clip", self.clip * math.exp(-0.2 * below))
 
 
 HONEST_VARIANTS: dict[str, Loop] = {
-    "a bound and noise for each tensor": plain(summed=_clip_each_tensor, noise=_add_noise_of_each_tensor),
-    "adaptive clipping": train_with_adaptive_clipping,
-    "random allocation": plain({"sampling": "allocation"}, drawn=_allocate),
+    "momentum and weight decay": plain(base=WithMomentum),
+    "a bound and noise for each tensor": plain(base=WithTensorBounds),
+    "adaptive clipping": plain(base=WithAdaptiveClipping),
+    "random allocation": plain({"sampling": "allocation"}, drawn=allocate),
+    "gradual unfreezing": plain(base=WithUnfreezing),
     **{f"a bound of {share:g} times the median norm": make_bounded_loop(share) for share in (0.1, 0.3, 1, 3, 10)},
 }
 
