@@ -83,7 +83,8 @@ def whiten_unequal_noise(runs: WatchedTrainings) -> WatchedTrainings:
         return replace(trace, steps=[whiten_step(step, shares) for step in trace.steps])
 
     traces = tuple(whiten(trace) for trace in runs.traces)
-    return replace(runs, traces=traces, few=runs.few and whiten(runs.few), whitened_shares=shares)
+    few = runs.few and whiten(runs.few)
+    return replace(runs, traces=traces, fewer=whiten(runs.fewer), few=few, whitened_shares=shares)
 
 
 def _has_unequal_noise(runs: WatchedTrainings, shares: dict[str, float]) -> bool:

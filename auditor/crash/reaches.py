@@ -201,5 +201,10 @@ def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> Observ
         np.einsum("t,ti->i", shares**-2.0, step.tensor_products),
     )
     scales = {name: (scale / noise_shares[name], free) for name, (scale, free) in step.scales.items()}
-    noise = step.noise / np.repeat(shares, sizes)
-    return replace(step, reaches=reaches, gram=gram, norms=norms, noise=noise, scales=scales)
+    # Pooled again: tensors lose directions to the records' span by turns, and with them their part in a mean size.
+    freedom = sum(free for _, free in scales.values())
+    unit = math.sqrt(sum(scale**2 * free for scale, free in scales.values()) / freedom) / step.scale
+    return replace(
+        step, scale=step.scale * unit, scales=scales, reaches=reaches / unit, gram=gram, norms=norms,
+        noise=step.noise / np.repeat(shares, sizes), tensor_products=step.tensor_products / unit,
+    )  # fmt: skip
