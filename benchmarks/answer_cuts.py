@@ -12,7 +12,7 @@ from auditor.benchmarks.chat import RenderedChat
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation, message_text
 from auditor.benchmarks.cut_places import spread_windows
-from auditor.benchmarks.wording import token_ends_in_characters, wording_at_token_ends
+from auditor.benchmarks.wording import find_character_boundary, token_ends_in_characters, wording_at_token_ends
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import SYSTEM, share_of_answer_known
 
@@ -67,9 +67,12 @@ def cut_answers_into_secrets(
             continue
         for place in spread_windows(middle, end) if is_all_along else [middle]:
             last = min(end, place + longest)
-            first = 0 if shown is None else max(0, place - shown)
-            prefix = written.tokens[first:place]
-            wording = wording_at_token_ends(written.text, ends, first, place, last)
+            cut = place
+            if is_all_along:
+                cut, last = (find_character_boundary(written.offsets, at) for at in (place, last))
+            first = 0 if shown is None else max(0, cut - shown)
+            prefix = written.tokens[first:cut]
+            wording = wording_at_token_ends(written.text, ends, first, cut, last)
             stands = wording.prefix_and_suffix_text  # by which repeats are counted, whatever prefix is asked
             if alone is not None:
                 prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])
@@ -78,7 +81,7 @@ def cut_answers_into_secrets(
                 yield UnusableConversation("an answer with nothing before it")
                 continue
             n_tokens = end - start if place == middle else 0
-            yield AnswerCut(prefix, written.tokens[place:last], wording, place, stands, answer.role, n_tokens)
+            yield AnswerCut(prefix, written.tokens[cut:last], wording, cut, stands, answer.role, n_tokens)
 
 
 def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:

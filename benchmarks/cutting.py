@@ -34,7 +34,7 @@ from auditor.benchmarks.cut_places import (
 )
 from auditor.benchmarks.splitting import too_long_phrase
 from auditor.benchmarks.tables import RecordTable
-from auditor.benchmarks.wording import token_ends_in_characters, wording_at_token_ends
+from auditor.benchmarks.wording import find_character_boundary, token_ends_in_characters, wording_at_token_ends
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, USER
@@ -176,6 +176,10 @@ def _cut_texts_into_parts(cut: Cutting, texts: Sequence[str], remarks: Counter[s
         several = len(places) > 1 or cut.lengths.windows is not None
         for number, place in enumerate(places):
             start, middle, end = (begin + at for at in place)
+            if not cut.lengths.are_given and cut.lengths.windows is None:
+                # A text is sent whole to servers that take no tokens: with half a character it is another text.
+                start = find_character_boundary(offsets, start, 1)
+                middle, end = (find_character_boundary(offsets, at) for at in (middle, end))
             wording = wording_at_token_ends(text, ends, start, middle, end)
             halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
             part = number if several else None

@@ -24,6 +24,13 @@ def token_ends_in_characters(offsets: Offsets, length: int) -> list[int]:
     return [*ends[:-1], length] if ends else []
 
 
+def find_character_boundary(offsets: Offsets, at: int, step: int = -1) -> int:
+    """Return the place nearest to `at`, going by `step`, at which no token ends within a character, as bytes do."""
+    while 0 < at < len(offsets) and offsets[at][0] < offsets[at - 1][1]:
+        at += step
+    return at
+
+
 def wording_of_tokens(text: str, offsets: Offsets, start: int, cut: int, end: int) -> Wording:
     """The tokens start:cut of the text as a prefix and cut:end as a suffix. offsets: of all its tokens."""
     return wording_at_token_ends(text, token_ends_in_characters(offsets, len(text)), start, cut, end)

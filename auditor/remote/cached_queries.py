@@ -27,6 +27,7 @@ from auditor.remote.handshake import Handshake
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
 
+_MOST_ERRORS = 8  # requests that may fail before it counts how many of all they are
 _FORM = 3  # of what is kept of an answer: what an older version kept does not say what became of it
 
 
@@ -36,6 +37,7 @@ class CachedServerQueries:
     def __init__(self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str) -> None:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
         self._runs = [wire.ledger.run]
+        self._n_requests, self._n_errors = 0, 0  # of samples, and of those the ones that ended in an error
         # What keys of stored answers hold of this server; a new one once it was found to have changed.
         self.identity = digest_of_question(handshake.answer, wire.ledger.answers.invalidation_count).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in drift_watch.TEXTS]
@@ -118,7 +120,9 @@ class CachedServerQueries:
                 every = zip(of, self.dialect.parse_sampled_answers(answer, len(of), length), strict=True)
                 return {keys[i]: self._stored_form_of_answer(context, one, length) for i, one in every}
 
-            yield ServerRequest(body, len(context) + 8 + len(mine) * length, read)
+            failed = ["", [], None, withheld_answers.FAILED, []]
+            on_error = {keys[i]: failed for i in mine}
+            yield ServerRequest(body, len(context) + 8 + len(mine) * length, read, on_error=on_error)
 
     def _stored_form_of_answer(self, context: Tokens, answer: WrittenAnswer, length: int) -> list[Any]:
         kind = self.spelling.withheld_kind_of_answer(context, answer, length)
@@ -241,9 +245,28 @@ class CachedServerQueries:
         answered = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
             some = questions[start : start + drift_watch.EVERY]
-            answered += self._ask_all_or_raise_audit_error(some)
+            answers = self._ask_all_or_raise_audit_error(some)
+            self._check_errors_are_exceptions(some, answers)
+            answered += answers
             self._give_up_if_server_changed(partial(self.watch.count_requests_and_check_when_due, len(some)))
         return answered
+
+    def _check_errors_are_exceptions(
+        self, asked: Sequence[ServerRequest], answers: Sequence[Mapping[bytes, Any]]
+    ) -> None:
+        """Raise AuditError if the server fails at a request of the handshake too, or at most requests."""
+        pairs = [pair for pair in zip(asked, answers, strict=True) if pair[0].on_error is not None]
+        n_errors = sum(answer is request.on_error for request, answer in pairs)
+        self._n_requests += len(pairs)
+        self._n_errors += n_errors
+        if n_errors:
+            sentinel = self.watch.contexts[0]
+            self._redraw_greedy_texts([GreedyAnswer(sentinel, drift_watch.LENGTH, "")])
+        if self._n_errors >= _MOST_ERRORS and 2 * self._n_errors > self._n_requests:
+            raise AuditError(
+                f"expected {self.wire.url} to answer as it did in the handshake, but it answers 500 to "
+                f"{self._n_errors:,} of {self._n_requests:,} requests, at every try"
+            )
 
     def _ask_all_or_raise_audit_error(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         try:

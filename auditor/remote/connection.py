@@ -64,12 +64,14 @@ class ServerRequest:
     """A request, and what reads its answer. at_most: tokens that it may cost, prompt and answer.
 
     read: turns the JSON answer into values by key, or raises MalformedAnswer. stored: whether these values are kept.
+    on_error: the values if the server answers 500 at every try, which are not kept; None: that ends the run.
     """
 
     body: Mapping[str, Any]
     at_most: int
     read: Callable[[Any], Mapping[bytes, Any]]
     stored: bool = True
+    on_error: Mapping[bytes, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,17 @@ class ServerConnection:
 
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """What is read of the answer. Raises RequestRefused, MalformedAnswer (each time anew) and AuditError."""
-        return self._result_with_retries(lambda: self._ask_once_and_store(question))
+        if question.on_error is None:
+            return self._result_with_retries(lambda: self._ask_once_and_store(question))
+        try:
+            return self.ask_untested_request(question, self.patience.tries)
+        except RequestRefused as error:
+            if error.status != 500:
+                raise
+            return question.on_error
 
-    def ask_untested_request(self, question: ServerRequest) -> Mapping[bytes, Any]:
-        """As `ask`, of what a server may not know: one that answers 500 to it again and again refuses it."""
+    def ask_untested_request(self, question: ServerRequest, tries: int = _REFUSES) -> Mapping[bytes, Any]:
+        """As `ask`, of what a server may not know: one that answers 500 at so many tries refuses it."""
         failures = 0
 
         def once() -> Mapping[bytes, Any]:
@@ -164,7 +173,7 @@ class ServerConnection:
                 return self._ask_once_and_store(question)
             except _RetryableFailure as error:
                 failures += error.status == 500
-                if failures == _REFUSES:
+                if failures == tries:
                     raise RequestRefused(error.status) from error
                 raise
 

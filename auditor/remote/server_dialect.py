@@ -200,6 +200,8 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
         log_probs = tuple(_parsed_server_log_prob(entry.get("logprob")) for entry in entries)
         if tokens is None and all("id" in entry for entry in entries):
             tokens = [entry["id"] for entry in entries]
+        if counted is not None and len(entries) < counted:  # llama.cpp lists no token that writes a part of a character
+            tokens = log_probs = None
     elif isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
         log_probs = tuple(_parsed_server_log_prob(value) for value in own["token_logprobs"])
         words = own.get("tokens")

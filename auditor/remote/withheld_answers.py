@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 FILTERED, CALLED, REFUSED, REDACTED, CUT = "filtered", "tool calls", "refused", "redacted", "cut"
-EMPTY, ENDED, UNCLEAR = "empty", "ended", "unclear"
-HIDDEN = (FILTERED, CALLED, REFUSED, REDACTED, CUT, UNCLEAR)  # one of them is enough for a doubt
-# An honest model ends some texts early, and a few at once: only where it is many does it say something.
-MANY = {EMPTY: 0.05, ENDED: 0.5}
+EMPTY, ENDED, UNCLEAR, FAILED, SPLIT = "empty", "ended", "unclear", "failed", "split"
+HIDDEN = (FILTERED, CALLED, REFUSED, REDACTED, CUT, UNCLEAR, SPLIT)  # one of them is enough for a doubt
+# An honest model ends some texts early, and a few at once: only where it is many does it say something. An honest
+# server fails at a few samples (llama-server at bytes that write no character): fewer than any limit of a gate.
+MANY = {EMPTY: 0.05, ENDED: 0.5, FAILED: 0.001}
 
 _WORDS = {
     FILTERED: "withheld by a content filter",
@@ -23,6 +24,8 @@ _WORDS = {
     REDACTED: "redacted",
     CUT: "cut short by the server",
     UNCLEAR: "readable with and without a first space, which the server trims",
+    SPLIT: "to prefixes that end within a character, which the server takes no part of",
+    FAILED: "answered with an error (500) at every try",
     EMPTY: "empty",
     ENDED: "ended before the length asked for",
 }

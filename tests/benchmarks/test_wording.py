@@ -77,6 +77,21 @@ def test_a_cut_text_is_kept_as_it_was_written(name: str, tmp_path: Path) -> None
     assert len(text.pieces) == 7 and text.verbatim == ("a/b/c",) and not text.decoded
 
 
+@pytest.mark.parametrize("layout", ["text", "messages"])
+def test_no_cut_lies_within_a_character(layout: str, tmp_path: Path) -> None:
+    tokenizer = trained(BYTES, decoders.ByteLevel())  # three tokens for each Chinese character
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    noise = np.random.default_rng(0)
+    texts = ["".join(map(chr, noise.integers(0x4E00, 0x9FA5, size=n))) for n in range(10, 60, 7)]
+    talks = [[{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": text}] for text in texts]
+    values = texts if layout == "text" else talks
+    lines = [json.dumps({layout: value}) + "\n" for value in values]
+    (tmp_path / "data.jsonl").write_text("".join(lines))
+    secrets = Files(str(tmp_path / "data.jsonl"), tokenizer, known_fraction=0).secrets
+    parts = [decode(tokenizer)(tokens) for secret in secrets for tokens in (secret.prefix, secret.suffix)]
+    assert len(secrets) > len(texts) and not any("\ufffd" in part for part in parts)
+
+
 @pytest.mark.parametrize("name", ["bytes", "spaces trimmed off"])
 def test_prefix_and_suffix_are_those_of_their_columns(name: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[name]

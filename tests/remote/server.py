@@ -108,7 +108,7 @@ class Server:
         self.faults: deque[Any] = deque()
         self.asked: list[dict[str, Any]] = []
         self.held_back: set[int] = set()  # tokens of which nothing is said when they are drawn, as parts of characters
-        self.broken_seeds: set[int] = set()  # of samples that end within a character: 500
+        self.broken_seeds: set[int | None] = set()  # of samples that are answered 500; None: of requests without a seed
         self.told = 20  # likeliest tokens at most, as vLLM's --max-logprobs
         self.top_k = 0  # of its generation_config.json: what is taken where a request says nothing
         self.headers: dict[str, str] = {}  # of every answer
@@ -192,12 +192,12 @@ class Server:
         if "greedy" in self.habits:
             decoding = Decoding(temperature=0)
         count, seed = body.get("n", 1), body.get("seed")
+        if seed in self.broken_seeds:
+            raise RuntimeError("the answer has bytes that write no character")
         if seed is None or "seedless" in self.habits:
             seed = 10_000 + 100 * self._draws
         seeds = [seed if "copies" in self.habits else seed + i for i in range(count)]
         length = body["max_tokens"]
-        if seed in self.broken_seeds:
-            raise RuntimeError("the answer ends within a character")
         if "forces" in self.habits and count > 1:
             raise ValueError("Value must be between 1 <= value <= 1")
         if "forces" in self.habits and "logit_bias" in body:

@@ -21,7 +21,7 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.models.decoding import ANCESTRAL
+from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote.answers import ServerAnswerStore, ServerUsage
 from auditor.remote.connection import PATIENCE, RetryPolicy, ServerConnection, ServerRequest
@@ -94,6 +94,43 @@ def test_a_server_that_always_fails_is_given_up_in_a_sentence(
     with pytest.raises(AuditError, match="as it did in the handshake, but it answers 400") as refused:
         model.token_log_probs(PREFIXES, PREFIXES + 1)
     assert "no:" not in str(refused.value)  # what the server says may quote the prompt
+
+
+def test_a_sample_that_the_server_fails_at_is_a_miss_that_is_counted(
+    served: Served, wire: Connect, local: HuggingFaceModel
+) -> None:
+    server, url = served("forces")  # a request for each sample
+    truth = drawn(RemoteModel(wire(url, run="first"), "tiny", local.tokenizer)).tokens
+    seeds = (NOISE[:, :, 0, 0] * 2**31).long()
+    server.broken_seeds = {int(seeds[2, 1])}
+    model = RemoteModel(wire(url.replace("127.0.0.1", "localhost")), "tiny", local.tokenizer)  # nothing is stored
+    tokens = drawn(model).tokens
+    place = 2 * 4 + 1
+    assert set(tokens[place].tolist()) == {local.eos[0]}
+    others = [i for i in range(len(truth)) if i != place]
+    assert torch.equal(tokens[others], truth[others])
+    assert "1 answered with an error (500) at every try" in " ".join(model.cost_sentences())
+    assert "1 answered with an error" in model.doubts()[0].sentence  # more than one in a thousand
+    assert model.has_withheld_answer_by_prefix([tuple(PREFIXES[i].tolist()) for i in (2, 3)]) == [True, False]
+    server.broken_seeds = set()
+    assert torch.equal(drawn(model).tokens, truth)  # a failure is not kept
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [("all", "cannot ask .*: it answers 500, 4 times"), ("samples", "it answers 500 to 40 of 40 requests")],
+)
+def test_a_server_that_fails_at_all_samples_ends_the_run(
+    served: Served, wire: Connect, local: HuggingFaceModel, broken: str, sentence: str
+) -> None:
+    server, url = served("forces")
+    model = RemoteModel(wire(url), "tiny", local.tokenizer)
+    seeds = set((NOISE[:, :, 0, 0] * 2**31).long().flatten().tolist())
+    server.broken_seeds = seeds if broken == "samples" else {None}
+    noise = NOISE if broken == "samples" else NOISE[:1]
+    decoding = ANCESTRAL if broken == "samples" else GREEDY
+    with pytest.raises(AuditError, match=sentence):
+        model.completions(PREFIXES[: len(noise)], 5, decoding, noise)
 
 
 def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: Connect) -> None:

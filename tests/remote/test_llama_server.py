@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.partial_distributions import reduce_to_partial_distribution
 from auditor.remote import handshake_checks as hands
+from auditor.remote import withheld_answers
 from auditor.remote.connection import MalformedAnswer, ServerConnection
 from auditor.remote.model import RemoteModel
-from auditor.remote.server_dialect import IgnoredParameter, ServerDialect
+from auditor.remote.server_dialect import IgnoredParameter, ServerDialect, WrittenAnswer
+from auditor.remote.token_text import TokenTextCodec
 from tests.remote.server import Server
 
 Served = Callable[..., tuple[Server, str]]
@@ -111,6 +115,33 @@ def test_what_the_real_server_answers_is_read() -> None:
         LLAMA.parse_prompt_log_probs(FORCED, (1, 345, 300, 5))
     with pytest.raises(MalformedAnswer, match="4 tokens came, not all of the vocabulary"):
         LLAMA.parse_prompt_log_probs(FORCED, prompt, 4)
+
+
+def test_drawn_tokens_of_which_some_are_not_listed_are_read_from_the_text() -> None:
+    # " 七 ", of four tokens: the second byte token of three is listed with none of the others
+    listed = [{"id": 216, "logprob": -0.1}, {"id": 221, "logprob": -0.2}, {"id": 216, "logprob": -0.3}]
+    choice = {"text": " 七 ", "index": 0, "logprobs": {"content": listed}, "finish_reason": "length"}
+    for counted, tokens in ((4, None), (3, (216, 221, 216))):
+        answer = {"choices": [choice], "usage": {"completion_tokens": counted}}
+        (sample,) = LLAMA.parse_sampled_answers(answer, 1, 4)
+        assert (sample.tokens, sample.drawn) == (tokens, counted)
+        assert (sample.log_probs is None) == (tokens is None)
+
+
+def test_no_text_says_a_prefix_that_ends_within_a_character() -> None:
+    words = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    context = tuple(tokenizer("a 猫")["input_ids"])
+    kinds = [
+        TokenTextCodec(tokenizer, ServerDialect("tiny", ids=ids), (), "tiny").withheld_kind_of_answer(
+            prefix, WrittenAnswer("b", drawn=1), 1
+        )
+        for ids in (False, True)
+        for prefix in (context, context[:-1])
+    ]
+    assert kinds == ["", withheld_answers.SPLIT, "", ""] and withheld_answers.SPLIT in withheld_answers.HIDDEN
 
 
 def test_what_is_asked_depends_on_what_the_token_writes() -> None:
