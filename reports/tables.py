@@ -12,6 +12,7 @@ from auditor.reports import escaping
 
 # Of LaTeX's article class at 10 pt: the width of a line, of a space between columns and, on average, of a character.
 _LATEX_LINE, _LATEX_GAP, _LATEX_CHARACTER = 345.0, 8.0, 5.2
+_LATEX_CAPITAL, _LATEX_WIDE = 7.5, {"m": 8.4, "w": 7.3, "M": 9.2, "W": 10.3, "%": 8.4}  # points
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def row_table_to_latex(grid: RowTable) -> str:
     """A `tabular` with booktabs rules, for \\input, as wide as an article's line at most."""
     cells = list(zip(grid.head, *grid.rows, strict=True))
     longest_words = [
-        max(len(word) for cell in column for word in cell.replace("-", " ").split(" ")) for column in cells
+        max(_latex_points(word) for cell in column for word in cell.replace("-", " ").split(" ")) for column in cells
     ]
-    columns = _latex_columns([max(map(len, column)) for column in cells], longest_words)
+    columns = _latex_columns([max(map(_latex_points, column)) for column in cells], longest_words)
     head, *rows = (" & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows))
     # A comment ends with its line: on one line no title can go on as LaTeX.
     about = [f"% {escaping.to_printable_line(text)}" for text in (grid.title, *filter(None, (grid.note,)))]
@@ -71,14 +72,18 @@ def row_table_to_latex(grid: RowTable) -> str:
     return "\n".join([*lines, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}}"]) + "\n"
 
 
-def _latex_columns(widths: Sequence[int], words: Sequence[int]) -> str:
-    """Return a column specification that fits a line. widths, words: of the widest cells and words, in characters.
+def _latex_points(text: str) -> float:
+    """Return how wide a text is in Computer Modern of 10 points, at most about."""
+    return sum(_LATEX_WIDE.get(sign, _LATEX_CAPITAL if sign.isupper() else _LATEX_CHARACTER) for sign in text)
+
+
+def _latex_columns(natural: Sequence[float], words: Sequence[float]) -> str:
+    """Return a column specification that fits a line. natural, words: of the widest cells and words, in points.
 
     A column no wider than an equal share of the room keeps its width; the others are paragraphs and share the rest.
     """
-    room = _LATEX_LINE - _LATEX_GAP * (len(widths) - 1)
-    natural = [_LATEX_CHARACTER * width for width in widths]
-    wide = set(range(len(widths)))
+    room = _LATEX_LINE - _LATEX_GAP * (len(natural) - 1)
+    wide = set(range(len(natural)))
     while fitting := {i for i in wide if natural[i] <= room / len(wide)}:
         room -= sum(natural[i] for i in fitting)
         wide -= fitting
@@ -88,8 +93,8 @@ def _latex_columns(widths: Sequence[int], words: Sequence[int]) -> str:
         total = sum(natural[i] for i in wide)
         shares = {i: room / 2 * (1 / len(wide) + natural[i] / total) for i in wide}
         # A word is not broken: a paragraph that is too narrow for its longest word takes from the others.
-        short = {i: _LATEX_CHARACTER * words[i] for i in wide if shares[i] < _LATEX_CHARACTER * words[i]}
+        short = {i: words[i] for i in wide if shares[i] < words[i]}
         paragraphs |= short or shares
         room = max(0.0, room - sum(short.values()))
         wide -= set(short or wide)
-    return "".join(f"p{{{paragraphs[i]:.0f}pt}}" if i in paragraphs else "l" for i in range(len(widths)))
+    return "".join(f"p{{{int(paragraphs[i])}pt}}" if i in paragraphs else "l" for i in range(len(natural)))

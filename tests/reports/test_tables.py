@@ -61,6 +61,12 @@ def test_a_latex_table_fits_the_line_of_an_article(widths: tuple[int, ...]) -> N
     assert ("p{" in columns) == (sum(5.2 * len(cell) for cell in cells) + 8 * (len(cells) - 1) > 345)
 
 
+def test_wide_letters_take_their_room_in_latex() -> None:
+    """`mean p` was 32.2 points wide in a column of 31.2: five such columns of a real export did not fit the line."""
+    narrow, wide = (row_table_to_latex(RowTable("t", ("h",), ((sign * 45,),))) for sign in "im")
+    assert "{@{}l@{}}" in narrow and "{@{}p{" in wide
+
+
 def test_a_latex_row_has_as_many_cells_as_the_head() -> None:
     for line in row_table_to_latex(GRID).splitlines():
         if line.endswith(r"\\"):
