@@ -102,6 +102,8 @@ def _ask_and_measure(
     """Asks what the run folder lacks, and works out the result; loaded: digests of the weights."""
     site, selection, folder = audit.site, audit.selection, audit.folder
     targets, collector = Targets(audit), PerSecretCollector(folder)
+    # Here, not while preparing: of a check these are the secrets asked so far, not all that there are.
+    site.benchmark.notes += audit.personal_data_of_secrets.said
     everyone = (*audit.benchmark.secrets, *audit.benchmark.canaries)
     canaries = {one.id for one in audit.benchmark.canaries}
     folder.save_secret_facts(
@@ -198,7 +200,6 @@ def _prepare_audit(plan: Plan, site: Site, selection: PluginSelection, folder: R
     folder.pin_secrets(comparable_secrets_digest(audit.secrets_in_run_fingerprint))
     audit.check_texts_fit_models()
     audit.refuse_unanswerable_probes()
-    benchmark.notes += audit.personal_data_of_secrets.said
     if plan.objects:
         benchmark.notes += (
             f"{python_objects_phrase(plan.objects)}: this run cannot be resumed, or run again from its folder",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +17,11 @@ from auditor.core.result import AuditResult
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.plugins import registry
+from auditor.plugins.benchmark import Benchmark
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import read_row_values_by_secret
 from auditor.reports import coverage
-from auditor.runs import asking, quick_check
+from auditor.runs import asking, personal_data, quick_check
 from auditor.runs.asking import TimeLimit
 from auditor.runs.reporter import SilentReporter
 from auditor.runs.run import check_plan_and_select_plugins, run_audit
@@ -111,6 +113,23 @@ def test_a_check_without_time_still_asks_one_batch_the_copied_records_first(give
     row = next(finding for finding in result.findings if finding.strata)
     assert [(s.copies, s.population, s.extracted.n) for s in row.strata] == [(4, COPIED, 2), (1, 27, 0)]
     assert coverage.reached_label(result) == "2 of 30 records, 2 of the 3 that occur more than once"
+
+
+def test_personal_data_are_looked_for_after_the_first_records_and_only_in_those_asked(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the suffixes of all records were read before the first record was asked."""
+    sizes, find = list[int](), personal_data.find_personal_data_of_secrets
+
+    def counted(benchmark: Benchmark, regions: Sequence[str] = ()) -> personal_data.PersonalDataOfSecrets:
+        sizes.append(len(benchmark.secrets))
+        return replace(find(benchmark, regions), said=("looked for",))
+
+    monkeypatch.setattr(personal_data, "find_personal_data_of_secrets", counted)
+    plan, _ = planned(given)
+    result, meanwhile = checked(plan, RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
+    assert sizes[0] == 2 * asking.FIRST and sizes[-1] > sizes[0]
+    assert all(one.benchmark.notes.count("looked for") == 1 for one in (*meanwhile, result))
 
 
 def test_numbers_depend_neither_on_batches_nor_on_sessions(
