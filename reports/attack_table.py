@@ -52,11 +52,10 @@ class AttackRow:
         if m is None:
             return f"did not run: {self.finding.not_applicable or 'nothing was measured'}"
         if m.name in (RECALL, documents.RECALL):
-            share = f"{phrases.format_share_with_interval(m)} recited word for word"
-            parts = self.finding.measurement(RECALL)
+            share, parts = phrases.format_share_with_interval(m), self.finding.measurement(RECALL)
             if m.name == RECALL or parts is None:
-                return share
-            return f"{share}, at least in part (parts: {phrases.hit_count_text(parts)})"
+                return f"{share} recited word for word"
+            return f"{share} recited, at least in part (parts: {phrases.hit_count_text(parts)})"
         is_named = m.note not in ("", self.finding.attack)
         note = f" ({m.note})" if m.name == auc_name("") and is_named else ""
         title = find_metric(m.name).short or phrases.lower_first(phrases.metric_label(m.name))

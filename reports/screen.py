@@ -45,7 +45,7 @@ _NARROWEST = 60  # columns; what is narrower is wrapped by the terminal
 _LONGEST = 24  # of a target's name
 _LEAKS, _OPEN, _CLEAR, _UNMEASURED = range(4)
 _GROUPS = 4  # of secrets that the screen tells apart
-_SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, at least in part"}  # by metric
+_SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
 
 
 def first_screen(result: AuditResult, folder: Path, width: int = WIDTH) -> Text:

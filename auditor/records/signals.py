@@ -178,7 +178,19 @@ def _leak_signals_of_target(result: AuditResult, target: str) -> Iterator[LeakSi
             yield LeakSignal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
         for setting in dict.fromkeys(setting for setting, _ in own):
             signal = _signal_from_readings(kind, target, setting, [reading for at, reading in own if at == setting])
-            yield replace(signal, worst=_worst_stratum_of_rows(rows, setting)) if kind is VERBATIM else signal
+            yield _complete_verbatim_signal(signal, rows) if kind is VERBATIM else signal
+
+
+def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> LeakSignal:
+    """Return the signal with its worst stratum; of greedy decoding judged as greedy recall is: one record is enough."""
+    signal = replace(signal, worst=_worst_stratum_of_rows(rows, signal.setting))
+    m, floor = signal.measured, signal.baseline
+    is_greedy = any(row.decodes_greedily for row in rows if row.cell_key == signal.row)
+    if m is None or not is_greedy or not signal.suspected:
+        return signal
+    if isinstance(floor, Measurement) and m.value <= floor.value:
+        return signal
+    return replace(signal, status=SHOWN, suspected=False, least=1 / m.n)
 
 
 def _worst_stratum_of_rows(rows: Sequence[Finding], setting: str) -> Stratum | None:

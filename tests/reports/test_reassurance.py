@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
 from auditor.records.leak_readings import VERBATIM
 from auditor.records.secret_details import SecretDetails
-from auditor.records.signals import assess_signals
+from auditor.records.signals import SHOWN, assess_signals
 from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
 from auditor.reports.screen import first_screen
 from auditor.reports.signals import least_detectable_text
@@ -346,6 +347,21 @@ def test_where_a_signal_is_above_its_baseline_nothing_reassures(seen: list[tuple
     result = run_of(*findings, greedy=greedy)
     if any(one.above for one, _ in seen if one.greedy is None or one.greedy is greedy):
         assert_no_reassurance(result, sentences)
+
+
+@pytest.mark.parametrize(
+    ("hits", "others", "shown"), [(2, 0, True), (1, 0, True), (0, 0, False), (1, 1, False), (2, 1, True)], ids=str
+)
+def test_one_greedy_hit_counts_whichever_attack_decoded_greedily(hits: int, others: int, shown: bool) -> None:
+    """A check called both records that the model recited "inconclusive", a run called one of them a leak."""
+    measured = share("recall", hits, 2), share("recall_nonmembers", others, 2)
+    (seen,) = assess_signals(run_of(replace(row("perplexity", *measured), decoding="greedy"))).tested_signals(
+        UNDEFENDED
+    )
+    assert (seen.kind, seen.status == SHOWN) == (VERBATIM, shown)
+    assert (seen.suspected, seen.excess is None) == (False, False)
+    (sampled,) = assess_signals(run_of(row("perplexity", *measured))).tested_signals(UNDEFENDED)
+    assert sampled.status != SHOWN
 
 
 def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> None:
