@@ -72,13 +72,16 @@ def _advice_on_doubts(seen: LeakAssessment) -> Iterator[Advice]:
 
 
 def _leak_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
-    """Each kind that is shown of a target, once; and the rule by which a gate holds the next model to it."""
+    """Name the kinds that leak of each target, and the gate that holds the next model to a limit on each."""
     for target in seen.targets:
-        for found in signals.group_signals_by_kind(seen.shown_signals(target)):
-            best = signals.strongest_signal_to_report(found)
-            hold = f"; limit it in CI: {signals.gate_command_to_suggest(seen, best, run)}" if best.gate_rule else ""
-            row = phrases.target_title(result, target) + (f" · {best.row.attack}" if best.row else "")
-            yield Advice(LEAKS, f"{signals.describe_signals_of_one_kind(found)}{hold}", row)
+        kinds = signals.group_signals_by_kind(seen.shown_signals(target))
+        if not kinds:
+            continue
+        strongest = [signals.strongest_signal_to_report(kind) for kind in kinds]
+        named = ", ".join(phrases.lower_first(signal.kind.title) for signal in strongest)
+        gated = [signal for signal in strongest if signal.gate_rule]
+        limit = f"; limit it in CI: {signals.gate_command_to_suggest(seen, gated, run)}" if gated else ""
+        yield Advice(LEAKS, f"{named}{limit}", phrases.target_title(result, target))
 
 
 def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: str) -> Iterator[Advice]:
@@ -88,7 +91,7 @@ def _clear_and_untested_advice(result: AuditResult, seen: LeakAssessment, run: s
             len(signals.group_signals_by_kind(seen.tested_signals(target))),
             seen.signal_for_gate(target),
         )
-        keep = f"; keep it so in CI: {signals.gate_command_to_suggest(seen, gated, run)}" if gated else ""
+        keep = f"; keep it so in CI: {signals.gate_command_to_suggest(seen, [gated], run)}" if gated else ""
         of = len({s.kind for s in seen.signals_of_target(target)})
         said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
         yield Advice(CLEAR, said, phrases.target_title(result, target))

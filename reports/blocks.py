@@ -191,8 +191,8 @@ class Document:
     title: str
     facts: Facts
     headline: str
-    verdict: str
     sections: tuple[Section, ...]
+    verdict: str = ""  # a paragraph under the headline
     kind: str = ""  # stands above the title, where that does not say it
     lead: str = "Verdict"
     source: str = "Rendered from the run folder alone"

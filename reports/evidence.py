@@ -14,9 +14,9 @@ from auditor.records import secret_details as detailed
 from auditor.records.disagreements import EXACT
 from auditor.records.secret_details import Reliability, SecretDetails
 from auditor.reports import figures, phrases
-from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
+from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, figures_blocks, row_title_with_attack, table_groups_by_target
-from auditor.reports.verdict import strongest_attack_row, verdict_by_question
+from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.extraction import any_sample_probability
 from auditor.statistics.roc import AUC
 
@@ -233,7 +233,6 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("answers", "The verdict in full", lambda m: (FactList("", verdict_by_question(m.result)),), CHECK, 1),
     Topic("results", "Results", lambda m: _results_section_blocks(m.result), CHECK, 2, turn=3),
     Topic("ranking", "Ranking and samples", lambda m: _ranking_figure_blocks(m.result), CHECK, 3),
     Topic("calibration", "Calibration of confidence", lambda m: _calibration_blocks(m.result, m.details), CHECK, 4),

@@ -209,7 +209,7 @@ TOPICS = (
         6,
         lambda m: figures_blocks(figures.all_figures(m.result)),  # the page shows some with the evidence
     ),
-    Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=17),
+    Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=16),
     Topic("secrets", "Secret by secret", lambda m: _per_secret_blocks(m.result, m.details, m.texts or {}), MEND, 3),
     Topic(
         "private",
@@ -217,6 +217,6 @@ TOPICS = (
         lambda m: () if m.texts is None else _revealed_secret_blocks(m.result, m.texts),
         MEND,
         4,
-        turn=14,
+        turn=13,
     ),
 )

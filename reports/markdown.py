@@ -16,7 +16,7 @@ from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
 from auditor.records.secret_details import SecretDetails
-from auditor.reports import changes, escaping, phrases
+from auditor.reports import changes, claims, escaping, phrases
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -40,6 +40,7 @@ from auditor.reports.table_of_contents import markdown_document
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = 6_000, 500, 160, 300, 3, 12
+_MOST_VERDICT = 400  # of a claim: an audit that is consistent names the violation it would have caught
 _MOST_HEADLINE, _MOST_STANDINGS = 1_500, 8
 _AT_ONCE = ("advice", "glance", "results")  # sections that are not folded
 
@@ -71,8 +72,10 @@ def render_markdown_report(
     for section in shown:
         parts += [f"### {escape(section.title)}", *_unfolded_section_markdown_parts(section)]
     parts += [escape(phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
-    for lines in _claim_violation_lines(result), _epsilon_claim_lines(result):
-        parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_CLAIM) for line in lines[:_MOST_CLAIMS])]
+    violations = _claim_violation_lines(result)[:_MOST_CLAIMS]
+    verdicts = [claims.claim_verdict_sentence(claim) for claim in claims.claims_to_report(result)[:_MOST_CLAIMS]]
+    parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_CLAIM) for line in violations)]
+    parts += [_bullet_list_markdown(phrases.shorten(line, _MOST_VERDICT) for line in verdicts)]
     if since is not None:
         before = phrases.shorten(escaping.to_printable_line(since.runs[0]), _MOST_CELL)
         parts += [
@@ -82,9 +85,7 @@ def render_markdown_report(
         ]
     # Of the sections seen at once, tables and lists stand above: their paragraphs come last, folded.
     notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
-    folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
-    # First of the folded sections: long tables after it may find no room.
-    return _markdown_fitted_to_comment(parts, [Section("reading", "How to read this", notes), *folded])
+    return _markdown_fitted_to_comment(parts, [Section("reading", "How to read this", notes), *rest])
 
 
 def _target_severity_line(standing: TargetSummary) -> str:
@@ -139,11 +140,6 @@ def _claim_violation_lines(result: AuditResult) -> list[str]:
         for finding in phrases.findings_in_report_order(result)
         for violation in phrases.violation_warnings(finding)
     ]
-
-
-def _epsilon_claim_lines(result: AuditResult) -> list[str]:
-    held = [(target.title, target.claim) for target in result.targets if target.claim]
-    return [f"{title} claims {phrases.epsilon_line(claim)}; {claim.status}" for title, claim in held]
 
 
 def truncated_table_markdown(table: Table) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from auditor.core.nouns import UNDEFENDED, Claim
+from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.reports import claims, coverage, phrases
 from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, row_title_with_attack, table_groups_by_target
+from auditor.reports.topics import CHECK, Topic, table_groups_by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
@@ -27,8 +29,10 @@ _TRANSCRIPT = (
 
 def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
     """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
+    verdicts = tuple(map(claims.claim_verdict_sentence, claims.claims_to_report(result)))
     held = claims.claim_audit_table(result)
-    evidence: list[Block] = [] if held is None else [held, Paragraph(_NEVER)]
+    evidence: list[Block] = [Bullets(verdicts)] if verdicts else []
+    evidence += [] if held is None else [held, Paragraph(_NEVER)]
     promised = [(target.title, target.claim) for target in result.targets if target.claim]
     groups = tuple(
         Group(f"{title}: {claim.theorem}", _claim_table_rows_by_relation(claim)) for title, claim in promised
@@ -204,19 +208,6 @@ def _promised_and_spent_label(epsilon: float, spent: float | None) -> str:
     return f"{phrases.format_number(epsilon)}, of which {phrases.format_number(spent)} spent"
 
 
-def _measurement_blocks(result: AuditResult) -> list[Block]:
-    groups = tuple(
-        Group(
-            f"{row_title_with_attack(result, f)} · {phrases.decoding_label(f)}",
-            tuple((phrases.metric_label(m.name), *phrases.cells_of_measurement(m), m.note) for m in f.measurements),
-        )
-        for f in phrases.findings_in_report_order(result)
-        if f.measurements
-    )
-    head, caption = ("Measurement", "Value", "95% interval", "n", "Note"), "Every measurement of every row"
-    return [Table("measurements-table", caption, head, groups, frozenset({1, 2, 3}))] if result.findings else []
-
-
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
     """How each configuration was run: once what holds for all, then a row for each with the rest."""
     rows = phrases.findings_in_report_order(result)
@@ -252,7 +243,8 @@ def _row_cost_table_row(
 def _reproduction_blocks(result: AuditResult) -> list[Block]:
     seeds = (
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling and secret, "
-        "so the guesses do not depend on batch size, workers or resuming."
+        "so the guesses do not depend on batch size, workers or resuming. `audit export RUN --csv FILE` writes every "
+        "measurement with its interval."
     )
     timings = (f"{phrases.format_duration(s):>14}  {phrases.to_label(stage)}" for stage, s in result.timings.items())
     return [
@@ -261,8 +253,14 @@ def _reproduction_blocks(result: AuditResult) -> list[Block]:
         *(_how_rows_ran_blocks(result) if result.findings else []),
         FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
         Code("Time by stage", "\n".join(timings), folded=True),
-        Code("Plan", json.dumps(result.plan, indent=2, ensure_ascii=False), folded=True),
+        Code("Plan: all but the defaults", json.dumps(_changed_plan_fields(result), ensure_ascii=False), folded=True),
     ]
+
+
+def _changed_plan_fields(result: AuditResult) -> dict[str, Any]:
+    """Return the fields of the plan that are not at their defaults; result.json holds them all."""
+    defaults = Plan().to_json()
+    return {name: value for name, value in result.plan.items() if value != defaults.get(name)}
 
 
 TOPICS = (
@@ -272,6 +270,5 @@ TOPICS = (
     ),
     Topic("attacked", "What was attacked", lambda m: _attacked_records_blocks(m.result), CHECK, 12, turn=8),
     Topic("targets", "Targets, costs and claims", lambda m: _target_card_blocks(m.result), CHECK, 13, turn=9),
-    Topic("measurements", "All measurements", lambda m: _measurement_blocks(m.result), CHECK, 14, turn=13),
     Topic("reproduce", "How to reproduce", lambda m: _reproduction_blocks(m.result), CHECK, 15, turn=12),
 )

@@ -16,7 +16,7 @@ def next_command_to_suggest(seen: LeakAssessment, folder: Path) -> str:
     where, gated = shlex.quote(escaping.to_printable_line(str(folder))), seen.signal_for_gate()
     if gated is None or signals.all_doubts(seen) or any(map(seen.shown_signals, seen.targets)):
         return f"audit advise {where}"
-    return signals.gate_command_to_suggest(seen, gated, where)
+    return signals.gate_command_to_suggest(seen, [gated], where)
 
 
 def command_that_asks_the_rest(unasked: int, folder: Path) -> str:

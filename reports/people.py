@@ -80,4 +80,4 @@ def _spread_over_people_blocks(result: AuditResult, details: SecretDetails, rows
     return blocks
 
 
-TOPICS = (Topic("people", "By person", lambda m: _extraction_by_person_blocks(m.result, m.details), MEND, 6, turn=18),)
+TOPICS = (Topic("people", "By person", lambda m: _extraction_by_person_blocks(m.result, m.details), MEND, 6, turn=17),)

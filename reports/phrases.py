@@ -297,11 +297,6 @@ def brief_chain_step_effect_phrase(step: ChainStep) -> str:
     return f"{chain_step_causes_phrase(step)}: not significant {format_interval(step.difference)}"
 
 
-def full_chain_step_effect_phrase(step: ChainStep) -> str:
-    """`chain_step_effect_phrase`, and why several causes are one step."""
-    return chain_step_effect_phrase(step) + (f" ({step.note})" if step.difference and step.note else "")
-
-
 def chain_step_causes_phrase(step: ChainStep) -> str:
     """`training configuration, clipping and noise`"""
     *others, last = step.causes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -154,13 +154,15 @@ def _has_counted_secrets_and_found_none(signal: LeakSignal) -> bool:
     return m is not None and m.name in signal.kind.counted and m.value == 0
 
 
-def gate_command_to_suggest(seen: LeakAssessment, signal: LeakSignal, run: str) -> str:
-    """A gate on what this signal measures, of its own target: without --target one judges defended targets first."""
+def gate_command_to_suggest(seen: LeakAssessment, target_signals: Sequence[LeakSignal], run: str) -> str:
+    """Return a gate on what these signals of one target measure; without --target it judges defended targets first."""
     named = {s.target for s in seen.signals}
     judged = named - {UNDEFENDED} or named
-    only = "" if judged == {signal.target} else f" --target {shlex.quote(signal.target)}"
+    target = target_signals[0].target
+    only = "" if judged == {target} else f" --target {shlex.quote(target)}"
     # Quoted for the parentheses that a rule may hold, `recall(kind=card)`: a shell would read them.
-    return f"audit gate {run} --max {shlex.quote(signal.gate_rule)}{only}"
+    limits = " ".join(f"--max {shlex.quote(signal.gate_rule)}" for signal in target_signals)
+    return f"audit gate {run} {limits}{only}"
 
 
 def strongest_signal_to_report(found: Sequence[LeakSignal]) -> LeakSignal:
@@ -242,28 +244,6 @@ def target_summary(result: AuditResult, seen: LeakAssessment, target: str) -> st
     return f"{named}: inconclusive: {'; '.join(suspected + clear)}."
 
 
-def target_signals_paragraph(result: AuditResult, seen: LeakAssessment, target: str) -> str:
-    """All that is known of a target: shown, not shown and from where on it would have been, not tested."""
-    shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
-    sentences = [f"Shown: {'; '.join(shown)}."] if shown else []
-    sentences += [f"Seen, but not significant: {'; '.join(suspected)}."] if suspected else []
-    sentences += [f"Not shown: {'; '.join(clear)}."] if clear else []
-    sentences += _least_detectable_sentences(seen, target)
-    sentences += [f"Not tested: {', '.join(untested)}."] if untested else []
-    if not (shown or suspected or clear):
-        why = dict.fromkeys(s.why for s in seen.signals_of_target(target) if s.why)
-        return f"Nothing was measured{_bracketed('; '.join(why))}, so this run supports no conclusion about it."
-    return " ".join(sentences)
-
-
-def _least_detectable_sentences(seen: LeakAssessment, target: str) -> list[str]:
-    """From which number on each signal that is not shown would have been."""
-    clear = (s for s in seen.tested_signals(target) if s.status == signals.NOT_SHOWN)
-    from_on = {s.kind.title: text for s in clear if (text := least_detectable_text(s)) != phrases.NOTHING}
-    told = ", ".join(f"{phrases.lower_first(kind)} {number}" for kind, number in from_on.items())
-    return [f"It would have been shown from: {told}."] if told else []
-
-
 def least_detectable_text(signal: LeakSignal) -> str:
     """The smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
@@ -308,16 +288,29 @@ def signals_forest_table(result: AuditResult, seen: LeakAssessment) -> Forest:
     """A row a signal and access, target by target."""
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
-        found = seen.signals_of_target(target)
-        groups.append(Group(phrases.target_title_with_costs(result, target), tuple(map(_signal_table_row, found))))
-        spans += map(_signal_forest_span, found)
+        tested = seen.tested_signals(target)
+        rows = [*map(_signal_table_row, tested), *_untested_signals_row(seen.signals_of_target(target))]
+        groups.append(Group(phrases.target_title_with_costs(result, target), tuple(rows)))
+        spans += map(_signal_forest_span, tested)
+        spans += [None] * (len(rows) - len(tested))
     caption = "What is shown, what is not, and what was not tested; 95% intervals"
     return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
 
 
+def _untested_signals_row(target_signals: Sequence[LeakSignal]) -> Iterator[tuple[str, ...]]:
+    """Yield one row that names the signals that were not tested, each reason once."""
+    titles_by_reason: dict[str, list[str]] = {}
+    for signal in target_signals:
+        if signal.status == signals.NOT_TESTED:
+            titles_by_reason.setdefault(signal.why, []).append(phrases.lower_first(signal.kind.title))
+    phrases_by_reason = [
+        f"{', '.join(titles)}{f' ({why})' if why else ''}" for why, titles in sorted(titles_by_reason.items())
+    ]
+    if phrases_by_reason:
+        yield signals.NOT_TESTED.capitalize(), "", "; ".join(phrases_by_reason), "", "", ""
+
+
 def _signal_table_row(s: LeakSignal) -> tuple[str, ...]:
-    if s.status == signals.NOT_TESTED:
-        return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
     status = f"seen, {suspicion_phrase(s)}" if s.suspected else s.status
     return s.kind.title, s.setting, status, _measured_text(s), _baseline_and_excess_text(s), least_detectable_text(s)
 

@@ -21,7 +21,7 @@ from auditor.records.signals import assess_signals
 from auditor.reports import escaping, phrases, severity, signals, subject_line
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
-from auditor.reports.verdict import doubt_sentences, headline, summary_sentence_by_target, verdict_paragraph
+from auditor.reports.verdict import doubt_sentences, headline, summary_sentence_by_target
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
@@ -79,7 +79,6 @@ def _build_report_document(material: ReportMaterial, sections: tuple[Section, ..
         title=subject_line.audit_subject_line(result),
         facts=(*_report_header_facts(result), *compared),
         headline=headline(result),
-        verdict=verdict_paragraph(result),
         sections=sections,
         warning="" if material.texts is None else REVEALED,
         doubts=doubt_sentences(result),

@@ -162,5 +162,5 @@ def _record_group_table_row(row: GroupRecall, shown: list[str]) -> tuple[str, ..
 
 
 TOPICS = (
-    Topic("unlearning", "What is left of the forgotten", lambda m: _unlearning_blocks(m.result), DECIDE, 6, turn=16),
+    Topic("unlearning", "What is left of the forgotten", lambda m: _unlearning_blocks(m.result), DECIDE, 6, turn=15),
 )

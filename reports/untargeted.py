@@ -161,7 +161,7 @@ TOPICS = (
         lambda m: _untargeted_blocks(m.result, m.details),
         MEND,
         5,
-        15,
+        14,
         lambda m: _untargeted_blocks(m.result, None),
     ),
 )

@@ -12,7 +12,7 @@ from auditor.reports import html, markdown, phrases
 from auditor.reports.blocks import Figure
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.table_of_contents import markdown_document
-from auditor.reports.verdict import verdict_paragraph
+from auditor.reports.verdict import headline
 from tests.reports.conftest import finding, share
 
 
@@ -75,9 +75,9 @@ def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult
 
 
 def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:
-    text = verdict_paragraph(with_exposure)
+    text = headline(with_exposure)
     assert "exposure of canaries, mean bits 14.4 [10.4–18.4], white-box" in text
-    assert "PMixED (sound): Shown: 3/18 (17% [4–41]) canaries more exposed than chance allows" in text
+    assert "PMixED (sound) leaks: 3/18 (17% [4–41]) canaries more exposed than chance allows" in text
     for rendered in (html.render_html_report(with_exposure), markdown.render_markdown_report(with_exposure)):
         assert "2 never (controls), 6 inserted once, 6 inserted 4 times" in rendered.replace("\\", "")
         assert "says nothing of one record" in rendered

@@ -21,7 +21,7 @@ from auditor.reports.blocks import Figure, Table
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.table_of_contents import page_document
 from auditor.reports.terminal import terminal_run_summary
-from auditor.reports.verdict import headline, verdict_paragraph
+from auditor.reports.verdict import headline
 from auditor.statistics import roc
 from auditor.statistics.metrics import auc_name, score_column_name, tpr_name
 from tests.reports.conftest import finding
@@ -55,7 +55,7 @@ def said_on_the_terminal(result: AuditResult) -> str:
 def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(result: AuditResult) -> None:
     told = with_row(result, row(blind=0.8))
     opening = f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here means what it says"
-    for text in (headline(told), verdict_paragraph(told), said_on_the_terminal(told)):
+    for text in (headline(told), said_on_the_terminal(told)):
         assert text.startswith(opening)
     assert markdown.render_markdown_report(told).split("\n\n")[1].startswith("**Members and non-members differ in kind")
     shown = html.render_html_report(told)
@@ -64,7 +64,7 @@ def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(r
 
 def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -> None:
     quiet = with_row(result, row())
-    assert "differ in kind" not in headline(quiet) + verdict_paragraph(quiet)
+    assert "differ in kind" not in headline(quiet)
     assert headline(result).partition(". ")[0] in headline(quiet)
     assert "differ in kind" not in headline(with_row(result, row(blind=0.2)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,6 @@ from auditor.records.secret_details import SecretDetails
 from auditor.reports import table_of_contents
 from auditor.reports.blocks import Document, Figure, Forest, ForestSpan, Paragraph, Table
 from auditor.reports.plots import render_plot_svg
-from auditor.reports.verdict import verdict_by_question, verdict_paragraph
 from auditor.statistics.exposure import null_exposure_tail_bound
 
 
@@ -45,24 +43,15 @@ def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable
     assert list(parts) == [table_of_contents.DECIDE, table_of_contents.MEND, table_of_contents.CHECK]
     assert parts[table_of_contents.DECIDE] == ["advice", "glance", "limits"]
     assert parts[table_of_contents.MEND] == ["where", "secrets"]
-    wanted = ["answers", "results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
+    wanted = ["results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
     # The table of attacks is for those who check the method.
-    assert parts[table_of_contents.CHECK] == [*wanted, "measurements", "reproduce", "attacks"]
+    assert parts[table_of_contents.CHECK] == [*wanted, "reproduce", "attacks"]
 
 
 def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
     ids = [section.id for section in table_of_contents.page_document(result).sections]
-    assert {"glance", "where", "results", "measurements", "tradeoff", "claims"} <= set(ids)
+    assert {"glance", "where", "results", "tradeoff", "claims"} <= set(ids)
     assert not {"since", "secrets", "calibration", "exposure"} & set(ids)
-
-
-def test_the_answers_say_what_the_verdict_says(result: AuditResult) -> None:
-    """Nothing of the verdict is lost where it is told by question."""
-    told = " ".join(f"{term}: {text}" for term, text in verdict_by_question(result)).lower()
-    for sentence in re.split(r"(?<=[.]) (?=[A-Z])", verdict_paragraph(result)):
-        assert sentence.lower() in told, sentence
-    assert [term for term, _ in verdict_by_question(result)][:2] == ["Undefended", "PMixED (sound)"]
-    assert "8.78 times as long" in told and "320 secrets attacked" in told
 
 
 def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditResult) -> None:
@@ -74,8 +63,9 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
     seen = ("166/320 (52% [46–57])", "0/160", "–")
     assert first.rows[1] == ("Verbatim extraction", "white-box", "shown", *seen)
     assert pmixed.rows[1][2] == "seen, not significant" and pmixed.rows[1][5] == "2.8%"
-    assert ("Membership", "", "not tested", "", "", "") in first.rows and len(first.rows) == len(pmixed.rows)
-    assert ("Greedy decoding", "", "not tested: undefended model only", "", "", "") in pmixed.rows
+    (untested,) = (row for row in first.rows if row[0] == "Not tested")
+    assert "membership" in untested[2] and "personal data (no personal data" in untested[2]
+    assert "greedy decoding (undefended model only)" in pmixed.rows[-1][2]
     span = forest.spans[1]
     assert span is not None and (span.value, span.floor) == (166 / 320, 0.0)
     assert len(forest.spans) == sum(len(group.rows) for group in forest.table.groups)

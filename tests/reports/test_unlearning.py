@@ -11,7 +11,6 @@ from auditor.reports import markdown
 from auditor.reports.blocks import Table
 from auditor.reports.table_of_contents import page_document
 from auditor.reports.unlearning import forgetting_sentences
-from auditor.reports.verdict import verdict_paragraph
 
 MODELS = {"before": "undefended", "after": "pmixed"}
 NEVER = {"retrained": "retrained", "retrained_relearned": "retrained-relearned"}
@@ -91,6 +90,5 @@ def test_the_table_has_every_group_and_model_and_every_report_the_sentence(resul
     assert group.rows[0][1:4] == ("30% [28–32]", "2.0% [0.0–4.0]", "16% [14–18]")
     assert group.rows[0][6:] == ("−28% [−30 to −26]", "14% [12–16]", "14% [12–16]")
     assert cost.rows[0][1:3] == ("10.0", "11.0") and cost.rows[0][-1] == "× 1.10 [1.05–1.15]"
-    assert forgetting_sentences(told, told.unlearning[0]) in verdict_paragraph(told)
     assert "50 records forgotten of 90" in markdown.render_markdown_report(told)
     assert "unlearning" not in {s.id for s in page_document(result).sections}
