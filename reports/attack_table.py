@@ -196,4 +196,4 @@ def attack_lines_for_screen(result: AuditResult, details: SecretDetails, most: i
     return [*lines, f"and {counted(left, 'more attack')} in the report"] if left else lines
 
 
-TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 16, turn=18),)
+TOPICS = (Topic("attacks", "All attacks", _attack_table_blocks, CHECK, 14, turn=18),)

@@ -233,8 +233,8 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("results", "Results", lambda m: _results_section_blocks(m.result), CHECK, 2, turn=3),
-    Topic("ranking", "Ranking and samples", lambda m: _ranking_figure_blocks(m.result), CHECK, 3),
-    Topic("calibration", "Calibration of confidence", lambda m: _calibration_blocks(m.result, m.details), CHECK, 4),
-    Topic("tradeoff", "Privacy, utility, leakage", lambda m: _privacy_utility_blocks(m.result), CHECK, 6),
+    Topic("results", "Results", lambda m: _results_section_blocks(m.result), CHECK, 1, turn=3),
+    Topic("ranking", "Ranking and samples", lambda m: _ranking_figure_blocks(m.result), CHECK, 2),
+    Topic("calibration", "Calibration of confidence", lambda m: _calibration_blocks(m.result, m.details), CHECK, 3),
+    Topic("tradeoff", "Privacy, utility, leakage", lambda m: _privacy_utility_blocks(m.result), CHECK, 5),
 )

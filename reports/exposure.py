@@ -61,4 +61,4 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
     return [Figures((figure,))]
 
 
-TOPICS = (Topic("exposure", "Exposure", lambda m: _exposure_tail_blocks(m.result, m.details), CHECK, 5),)
+TOPICS = (Topic("exposure", "Exposure", lambda m: _exposure_tail_blocks(m.result, m.details), CHECK, 4),)

@@ -177,6 +177,6 @@ def _roc_step_table_rows(points: list[tuple[float, float]]) -> Iterator[tuple[st
 
 
 TOPICS = (
-    Topic("membership", "Membership", lambda m: _membership_tables(m.result), CHECK, 8, turn=7),
-    Topic("roc", "Membership by false positives", lambda m: _roc_curve_blocks(m.result, m.details), CHECK, 9),
+    Topic("membership", "Membership", lambda m: _membership_tables(m.result), CHECK, 7, turn=7),
+    Topic("roc", "Membership by false positives", lambda m: _roc_curve_blocks(m.result, m.details), CHECK, 8),
 )

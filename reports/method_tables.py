@@ -264,11 +264,11 @@ def _changed_plan_fields(result: AuditResult) -> dict[str, Any]:
 
 
 TOPICS = (
-    Topic("claims", "Claims and spending", lambda m: _claims_and_spending_blocks(m.result), CHECK, 10),
+    Topic("claims", "Claims and spending", lambda m: _claims_and_spending_blocks(m.result), CHECK, 9),
     Topic(
-        "adversary", "What the adversary was allowed", lambda m: _adversary_access_blocks(m.result), CHECK, 11, turn=10
+        "adversary", "What the adversary was allowed", lambda m: _adversary_access_blocks(m.result), CHECK, 10, turn=10
     ),
-    Topic("attacked", "What was attacked", lambda m: _attacked_records_blocks(m.result), CHECK, 12, turn=8),
-    Topic("targets", "Targets, costs and claims", lambda m: _target_card_blocks(m.result), CHECK, 13, turn=9),
-    Topic("reproduce", "How to reproduce", lambda m: _reproduction_blocks(m.result), CHECK, 15, turn=12),
+    Topic("attacked", "What was attacked", lambda m: _attacked_records_blocks(m.result), CHECK, 11, turn=8),
+    Topic("targets", "Targets, costs and claims", lambda m: _target_card_blocks(m.result), CHECK, 12, turn=9),
+    Topic("reproduce", "How to reproduce", lambda m: _reproduction_blocks(m.result), CHECK, 13, turn=12),
 )

@@ -81,5 +81,5 @@ def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...
 
 
 TOPICS = (
-    Topic("bracket", "Floors and ceilings of extraction", lambda m: _probability_bracket_blocks(m.result), CHECK, 7),
+    Topic("bracket", "Floors and ceilings of extraction", lambda m: _probability_bracket_blocks(m.result), CHECK, 6),
 )

@@ -13,7 +13,7 @@ from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.secret_details import SecretDetails
 from auditor.records.signals import assess_signals
-from auditor.reports import advice, signals, table_of_contents
+from auditor.reports import advice, signals
 from auditor.statistics.judging import Outcome
 
 TIMES = [1] * 40 + [4] * 20 + [16] * 20
