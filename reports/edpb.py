@@ -127,7 +127,8 @@ def _worst_repeat_count_sentences(e: EdpbEvidence) -> list[str]:
         # Names that are no numbers may be the data's own: they must not leave.
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
-            m, count, row = _highest_measurement(groups)
+            # Of several that are zero, the one that leaves most open.
+            m, count, row = max(groups, key=lambda one: (one[0].value, one[0].n if one[0].value else one[0].high))
             # The interval that decides: the repeat counts of a row share the level.
             m = bonferroni_widened_leak_measurement(m, sum(f is row for *_, f in groups))
             found.append(

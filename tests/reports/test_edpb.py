@@ -212,3 +212,13 @@ def test_the_officer_reads_the_number_that_decided(result: AuditResult) -> None:
     assert (
         "33 members (52 parts) and 33 non-members attacked" in answers["What was tested: scope, quantity and quality?"]
     )
+
+
+def test_of_repeat_counts_without_a_hit_the_one_that_leaves_most_open_is_told(result: AuditResult) -> None:
+    """0/27 of single records was told as the worst, beside 0/12 of those in 8 copies."""
+    groups = {n: Measurement("recall", 0.0, *clopper_pearson(0, size), size) for n, size in (("1", 27), ("8", 12))}
+    row = replace(result.findings[0], by_repeats=groups)
+    answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
+    assert "at repeat count 8, recall (first guess, verbatim) 0/12" in next(
+        answer for asked, answer in answers.items() if "every person" in asked
+    )
