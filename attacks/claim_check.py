@@ -30,7 +30,7 @@ from auditor.plugins.probe import (
     value_column,
 )
 from auditor.plugins.view import Sampling, View
-from auditor.statistics.composition import renyi_to_epsilon_penalty
+from auditor.statistics.composition import compute_renyi_conversion_penalty
 
 _DISTRIBUTION_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
 _SLACK, _LEAST = 1e-6, 1e-9  # what rounding may add: relative, and nats
@@ -230,7 +230,7 @@ def data_dependent_epsilon_of_queries(observations: Sequence[Observation], relat
         observations[0].values[f"order_{relation}"],
     )
     # Identical distributions cost 0, not what the conversion to epsilon (formulas B2.5) adds to nothing.
-    return max(0.0, lost + renyi_to_epsilon_penalty(order, DELTA)) if lost else 0.0
+    return max(0.0, lost + compute_renyi_conversion_penalty(order, DELTA)) if lost else 0.0
 
 
 def non_divergence_claim_faults(observations: Observed) -> list[str]:

@@ -22,9 +22,9 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.options import require_options_at_least
 from auditor.plugins.probe import DELTA, Observed, Probe, value_column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
-from auditor.statistics.audit_power import detection_power_sentence
+from auditor.statistics.audit_power import describe_detection_power
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds, audit_measurements
-from auditor.statistics.one_run import check_audit_delta_and_level
+from auditor.statistics.one_run import check_audit_parameters
 
 _AT_ONCE = 256  # canaries that are scored before they are kept
 _SAME = 1e-5  # nats a token: closer than this everywhere, two models are one
@@ -56,7 +56,7 @@ class EpsilonAudit(Probe):
 
     def __post_init__(self) -> None:
         require_options_at_least(self, 1, "samples")
-        check_audit_delta_and_level(self.delta, self.level)
+        check_audit_parameters(self.delta, self.level)
 
     @property
     def required_capabilities(self) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class EpsilonAudit(Probe):
             f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
         ]
         if (claimed := observations.facts.get("claimed")) is not None:
-            said.append(f"against the claimed ε of {claimed:.3g}: {detection_power_sentence(main, claimed)}")
+            said.append(f"against the claimed ε of {claimed:.3g}: {describe_detection_power(main, claimed)}")
         return tuple(said)
 
     def _inclusion_score_phrase(self, observations: Sequence[Observation]) -> str:

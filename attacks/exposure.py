@@ -78,7 +78,7 @@ class Exposure(Probe):
         """Adds the Holm-adjusted p-value of each inserted canary."""
         inserted = [i for i, secret in enumerate(secrets) if secret.member]
         # Of the inserted ones alone: a control is no hypothesis, and would only cost power.
-        adjusted = holm.adjusted_p_values([observations[i].values["null_p"] for i in inserted])
+        adjusted = holm.adjust_p_values([observations[i].values["null_p"] for i in inserted])
         completed = list(observations)
         for i, p in zip(inserted, adjusted, strict=True):
             completed[i] = replace(observations[i], values={**observations[i].values, "holm_p": p})
@@ -236,7 +236,7 @@ class _CanarySpaceRanking:
             most = max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size))) if left else least
             estimate = exposure.RankEstimate(least, least, most)
             # Of a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
-            null_p = 2.0 ** -exposure.exposure_from_rank(most, self.space.bits)
+            null_p = 2.0 ** -exposure.compute_exposure(most, self.space.bits)
             values = self._exposure_values_of_canary(x, estimate, null_p, references, distribution)
             seen.append({**values, "exact": float(not left), "estimated": 0.0})
         return seen
@@ -270,7 +270,7 @@ class _CanarySpaceRanking:
         for x, limit, text in zip(nll.tolist(), tries.add_tie_margin(nll).tolist(), texts, strict=True):
             estimate, null_p = (
                 exposure.estimate_canary_rank(limit, text, draws),
-                exposure.canary_null_p_value(x, given.nll),
+                exposure.compute_canary_p_value(x, given.nll),
             )
             values = self._exposure_values_of_canary(x, estimate, null_p, given.nll, distribution)
             seen.append({**values, "exact": 0.0, "estimated": 1.0})
@@ -286,16 +286,16 @@ class _CanarySpaceRanking:
     ) -> dict[str, float]:
         bits = self.space.bits
         return {
-            "exposure_bits": exposure.exposure_from_rank(rank.rank, bits),
+            "exposure_bits": exposure.compute_exposure(rank.rank, bits),
             # The highest rank is the least exposure.
-            "exposure_low_bits": exposure.exposure_from_rank(rank.high, bits),
-            "exposure_high_bits": exposure.exposure_from_rank(rank.low, bits),
+            "exposure_low_bits": exposure.compute_exposure(rank.high, bits),
+            "exposure_high_bits": exposure.compute_exposure(rank.low, bits),
             "rank": rank.rank,
             "space_bits": bits,
             "log_p": -nll,
             "null_p": min(1.0, null_p),
-            "sampled_bits": exposure.sampled_exposure(nll, references),
-            "extrapolated_bits": distribution.extrapolated_exposure_bits(nll, bits),
+            "sampled_bits": exposure.estimate_sampled_exposure(nll, references),
+            "extrapolated_bits": distribution.extrapolate_exposure(nll, bits),
             "fit_p": distribution.fit_p,
         }
 

@@ -36,10 +36,14 @@ from auditor.plugins.probe import (
     value_column,
 )
 from auditor.plugins.view import View
-from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
+from auditor.statistics.extraction import (
+    compute_any_sample_probability,
+    compute_greedy_window_share,
+    compute_least_window_bits,
+)
 from auditor.statistics.intervals import mean_probability, share_with_interval
-from auditor.statistics.metrics import AT_LEAST, AT_MOST, nonmember_metric_name
-from auditor.statistics.roc import conformal_p_values, conformal_threshold
+from auditor.statistics.metrics import AT_LEAST, AT_MOST, name_nonmember_metric
+from auditor.statistics.roc import compute_conformal_p_values, compute_conformal_threshold
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
@@ -142,7 +146,7 @@ class ExtractionProbability(DistributionProbe):
             return list(observations)
         log_p = value_column(observations, "log_p")
         # (1 + #{non-members as likely}) / (n + 1), of members alone below: a non-member is its own control.
-        p_values = conformal_p_values(log_p, log_p[~member])
+        p_values = compute_conformal_p_values(log_p, log_p[~member])
         return [
             replace(seen, values={**seen.values, "conformal_p": float(p)}) if secret.member else seen
             for secret, seen, p in zip(secrets, observations, p_values, strict=True)
@@ -154,11 +158,11 @@ class ExtractionProbability(DistributionProbe):
         lengths = suffix_lengths_note([len(secret.suffix) for secret in secrets if secret.member])
         one_sample = ", ".join(filter(None, ("one sample", lengths)))
         for end, log_p in ends:
-            name, one = f"extraction_probability{end}", any_sample_probability(log_p, 1)
+            name, one = f"extraction_probability{end}", compute_any_sample_probability(log_p, 1)
             measured += mean_probability_with_nonmember_baseline(name, one, member, one_sample, excess=exact)
         for n, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), ends):
             # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below float's 1 - p.
-            name, any_of_n = f"expected_any_of_{n}{end}", any_sample_probability(log_p, n)
+            name, any_of_n = f"expected_any_of_{n}{end}", compute_any_sample_probability(log_p, n)
             measured += mean_probability_with_nonmember_baseline(name, any_of_n, member, lengths, excess=False)
         for n, p, (end, log_p) in itertools.product(self.any_of_n_sample_counts(), self.discoverability_levels(), ends):
             reached = _discoverable_secret_mask(log_p[member], n, p)
@@ -192,11 +196,11 @@ class ExtractionProbability(DistributionProbe):
         for name, reached in self._one_in_n_secret_masks_by_measurement(observations).items():
             yield share_with_interval(name, reached[member])
             if not member.all():
-                yield share_with_interval(nonmember_metric_name(name), reached[~member], "the baseline")
+                yield share_with_interval(name_nonmember_metric(name), reached[~member], "the baseline")
 
     def _bracket_bounds_by_measurement(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """By measurement, (secrets,): the bounds on both sides of the exact numbers, and greedy shares."""
-        found = {_NEAR: any_sample_probability(value_column(observations, "log_p_near"), 1)}
+        found = {_NEAR: compute_any_sample_probability(value_column(observations, "log_p_near"), 1)}
         found["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         for length in self.window_token_lengths():
             found[f"window_bound_{length}"] = np.exp2(-value_column(observations, f"window_bits_{length}"))
@@ -208,7 +212,7 @@ class ExtractionProbability(DistributionProbe):
     ) -> dict[str, NDArray[np.bool_]]:
         """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must not decide."""
         columns = {
-            "extraction": any_sample_probability(value_column(observations, "log_p"), 1),
+            "extraction": compute_any_sample_probability(value_column(observations, "log_p"), 1),
             **self._bracket_bounds_by_measurement(observations),
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
@@ -218,7 +222,7 @@ class ExtractionProbability(DistributionProbe):
 
     def _conformal_extracted_share(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
         # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7); inf where there are too few.
-        threshold = conformal_threshold(controls, self.alpha)
+        threshold = compute_conformal_threshold(controls, self.alpha)
         note = f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha {self.alpha:g}"
         if math.isinf(threshold) and threshold < 0:
             note = f"any probability at all: this decoding draws the suffix of none of {len(controls)} non-members"
@@ -230,15 +234,15 @@ class ExtractionProbability(DistributionProbe):
         # The exact number, or the least that it can be.
         end, log_p = _suffix_log_p_columns_by_name_ending(observations)[0]
         return mean_probability_by_repeat_count(
-            f"extraction_probability{end}", secrets, any_sample_probability(log_p, 1)
+            f"extraction_probability{end}", secrets, compute_any_sample_probability(log_p, 1)
         )
 
     def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         numbers = dict[str, NDArray[np.float64]]()
         for end, log_p in _suffix_log_p_columns_by_name_ending(observations):
-            numbers[f"extraction_probability{end}"] = any_sample_probability(log_p, 1)
+            numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
             for n in self.any_of_n_sample_counts():
-                numbers[f"expected_any_of_{n}{end}"] = any_sample_probability(log_p, n)
+                numbers[f"expected_any_of_{n}{end}"] = compute_any_sample_probability(log_p, n)
                 for p in self.discoverability_levels():
                     reached = _discoverable_secret_mask(log_p, n, p)
                     numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
@@ -303,7 +307,7 @@ def _suffix_log_p_columns_by_name_ending(observations: Sequence[Observation]) ->
 
 def _discoverable_secret_mask(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
     """Whether one of n samples is right with probability p; rounding must not decide whether exactly p is enough."""
-    reached: NDArray[np.bool_] = any_sample_probability(log_p, n) >= p - _ROUNDING
+    reached: NDArray[np.bool_] = compute_any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
 
@@ -348,8 +352,8 @@ def suffix_extraction_log_probabilities(
     # Bits stay by token, (B, L): windows take sums of their own.
     seen = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
     log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*seen, strict=True))
-    least = {f"window_bits_{length}": least_window_bits(bits.numpy(), length) for length in windows}
-    greedy = {f"greedy_windows_{length}": greedy_window_share(bits.numpy(), length) for length in windows}
+    least = {f"window_bits_{length}": compute_least_window_bits(bits.numpy(), length) for length in windows}
+    greedy = {f"greedy_windows_{length}": compute_greedy_window_share(bits.numpy(), length) for length in windows}
     of_windows = {name: torch.from_numpy(values) for name, values in {**least, **greedy}.items()}
     return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
 

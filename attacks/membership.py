@@ -32,8 +32,8 @@ from auditor.plugins.probe import (
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, membership, people, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import auc_name, score_column_name
-from auditor.statistics.strongest_score import CandidateScore, auc_and_tpr_measurements
+from auditor.statistics.metrics import auc_name, name_score_column
+from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution whose moments are taken at once: 16 MiB of float32
@@ -144,20 +144,20 @@ class Membership(Probe):
 
     def _scores_from_token_readings(self, own: TokenReadings, below: TokenReadings | None) -> dict[str, float]:
         # Formulas A9; EZ-MIA and WBC by formulas C2.
-        seen = {"loss": float(own.log_probs.mean()), "min_k": membership.mean_of_lowest(own.log_probs, self.k)}
+        seen = {"loss": float(own.log_probs.mean()), "min_k": membership.average_lowest(own.log_probs, self.k)}
         if (away := own.min_k_plus_token_scores) is not None:
-            seen["min_k_plus"] = membership.mean_of_lowest(away, self.k)
+            seen["min_k_plus"] = membership.average_lowest(away, self.k)
         if below is None:
             return seen
         delta = own.log_probs - below.log_probs
         if away is not None and (other := below.min_k_plus_token_scores) is not None:
-            seen["min_k_plus_calibrated"] = seen["min_k_plus"] - membership.mean_of_lowest(other, self.k)
+            seen["min_k_plus_calibrated"] = seen["min_k_plus"] - membership.average_lowest(other, self.k)
         if own.wrong is not None:
-            seen["ez_mia"] = membership.error_zone_score(delta, own.wrong)
+            seen["ez_mia"] = membership.score_error_zone(delta, own.wrong)
         return seen | {
             "reference": float(delta.mean()),
             "reference_ratio": -float(own.log_probs.mean() / below.log_probs.mean()),  # both means are below 0
-            "wbc": membership.window_comparison_score(delta),
+            "wbc": membership.score_windows(delta),
             "reference_alone": float(below.log_probs.mean()),
         }
 
@@ -204,10 +204,10 @@ class Membership(Probe):
         fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
-            added["stacked"] = blind_classifier.stacked_membership_scores(np.column_stack(usable), member, group)
+            added["stacked"] = blind_classifier.combine_membership_scores(np.column_stack(usable), member, group)
         sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
         lengths = np.column_stack(sizes) if sizes else np.empty((len(texts), 0))
-        added["blind"] = blind_classifier.blind_membership_scores(texts, lengths, member, group)
+        added["blind"] = blind_classifier.score_membership_blindly(texts, lengths, member, group)
         added["group"] = group.astype(np.float64)
         return [
             replace(seen, values={**seen.values, **{name: float(values[i]) for name, values in added.items()}})
@@ -223,12 +223,12 @@ class Membership(Probe):
         # (records, models) each.
         theirs, saw = (np.column_stack([value_column(observations, f"{x}_{i}") for i in range(count)]) for x in _SHADOW)
         own = value_column(observations, "loss")
-        ratio = membership.rmia_log_ratio(own, theirs, saw == 1)
-        mine, others = membership.logit_confidence(own), membership.logit_confidence(theirs)
+        ratio = membership.compute_rmia_log_ratio(own, theirs, saw == 1)
+        mine, others = membership.compute_logit_confidence(own), membership.compute_logit_confidence(theirs)
         return {
             _RATIO: ratio,
-            "rmia": membership.rmia_population_share(ratio, ~member, group),
-            "lira": membership.lira_log_likelihood_ratio(mine, others, saw == 1),
+            "rmia": membership.compute_rmia_share(ratio, ~member, group),
+            "lira": membership.compute_lira_ratio(mine, others, saw == 1),
         }
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
@@ -240,8 +240,8 @@ class Membership(Probe):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
         widen = _auc_widening_by_score(observations, member)
         found = {**self._target_free_baseline_scores(observations), **self._usable_scores_by_name(observations)}
-        measured = [auc_and_tpr_measurements("", main, member, widen[self.score], SCORES[self.score])]
-        measured += [auc_and_tpr_measurements(name, scores, member, widen[name]) for name, scores in found.items()]
+        measured = [measure_membership_score("", main, member, widen[self.score], SCORES[self.score])]
+        measured += [measure_membership_score(name, scores, member, widen[name]) for name, scores in found.items()]
         return [*(m for part in measured for m in part), *self._user_inference_aucs(secrets, observations)]
 
     def _user_inference_aucs(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
@@ -276,7 +276,7 @@ class Membership(Probe):
         main, member = _score_of_each_record(self.score, observations), member_mask(secrets)
         widen = _auc_widening_by_score(observations, member)[self.score]
         return {
-            str(r): roc.auc_with_interval(auc_name(""), main[own], main[~member], widen=widen)
+            str(r): roc.estimate_auc(auc_name(""), main[own], main[~member], widen=widen)
             for r, own in masks_by_repeat_count(secrets).items()
             if own.sum() >= roc.LEAST
         }
@@ -285,7 +285,7 @@ class Membership(Probe):
         """Scores, of which every number of the row is worked out again."""
         main, sound = _score_of_each_record(self.score, observations), self._usable_scores_by_name(observations)
         found = {"": main, **self._target_free_baseline_scores(observations), **sound}
-        return {score_column_name(name): scores.tolist() for name, scores in found.items()}
+        return {name_score_column(name): scores.tolist() for name, scores in found.items()}
 
     def membership_candidates(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, CandidateScore]:
         """Return every score that ranks the records; baselines that never ask the target are none."""
@@ -300,10 +300,10 @@ class Membership(Probe):
             "its near-duplicates, document or person is used; its attacker knows some members and some others",
         ]
         for rate in FALSE_POSITIVES:
-            if (~member).sum() < roc.fewest_nonmembers_for_fpr_threshold(rate):
+            if (~member).sum() < roc.count_nonmembers_for_threshold(rate):
                 said.append(
                     f"no true-positive rate at {rate:.1%}: it takes "
-                    f"{roc.fewest_nonmembers_for_fpr_threshold(rate):,} non-members, there are {int((~member).sum()):,}"
+                    f"{roc.count_nonmembers_for_threshold(rate):,} non-members, there are {int((~member).sum()):,}"
                 )
         said += [f"{SCORES[name]}: {why}" for name, why in self._missing_score_reasons(observations).items()]
         group = value_column(observations, "group").astype(int)
@@ -340,7 +340,7 @@ class Membership(Probe):
     ) -> Iterator[str]:
         widen = _auc_widening_by_score(observations, member)
         for name, scores in self._target_free_baseline_scores(observations).items():
-            m = roc.auc_with_interval(auc_name(name), scores[member], scores[~member], widen=widen[name])
+            m = roc.estimate_auc(auc_name(name), scores[member], scores[~member], widen=widen[name])
             if m.low <= 0.5:
                 continue
             if name == "blind":
@@ -359,7 +359,7 @@ def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
     if count := _rmia_lira_reference_count(observations):
         saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
         kind = "online: every record is in some and out of others"
-        if not membership.has_in_and_out_models(saw):
+        if not membership.has_both_model_kinds(saw):
             kind = "offline: only those that did not see a record are asked about it"
         shared = ", LiRA's deviations shared by all records" if count < membership.SHADOWS else ""
         yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
@@ -367,7 +367,9 @@ def _rmia_lira_notes(observations: Sequence[Observation]) -> Iterator[str]:
 
 def _auc_widening_by_score(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
     """Return by score what the deviation of its AUC is multiplied by: what is learnt in folds is less independent."""
-    learnt = blind_classifier.cross_fit_deviation_factor(member, value_column(observations, "group").astype(int))
+    learnt = blind_classifier.compute_cross_fit_deviation_factor(
+        member, value_column(observations, "group").astype(int)
+    )
     return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
 
 
@@ -419,7 +421,7 @@ class TokenReadings:
     def min_k_plus_token_scores(self) -> NDArray[np.float64] | None:
         if self.mean is None or self.deviation is None:
             return None
-        return membership.standardised_log_probs(self.log_probs, self.mean, self.deviation)
+        return membership.standardise_log_probs(self.log_probs, self.mean, self.deviation)
 
 
 @torch.no_grad()

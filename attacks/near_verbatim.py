@@ -25,7 +25,7 @@ from auditor.plugins.probe import (
     value_column,
 )
 from auditor.plugins.view import View
-from auditor.statistics.extraction import any_sample_probability
+from auditor.statistics.extraction import compute_any_sample_probability
 
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution of all live rows: 32 MiB of float64
 _ROWS_AT_ONCE = 2048
@@ -68,7 +68,7 @@ class NearVerbatim(DistributionProbe):
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
         columns = (value_column(observations, name) for name in ("log_p_near", "log_p"))
-        near, verbatim = (any_sample_probability(column, 1) for column in columns)
+        near, verbatim = (compute_any_sample_probability(column, 1) for column in columns)
         note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
         # The difference of two lower bounds bounds nothing, so there is no excess.
         return [
@@ -77,13 +77,13 @@ class NearVerbatim(DistributionProbe):
         ]
 
     def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
-        near = any_sample_probability(value_column(observations, "log_p_near"), 1)
+        near = compute_any_sample_probability(value_column(observations, "log_p_near"), 1)
         return mean_probability_by_repeat_count("near_verbatim_probability", secrets, near)
 
     def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
         log_p = {name: value_column(observations, own) for name, own in names.items()}
-        return {name: any_sample_probability(column, 1).tolist() for name, column in log_p.items()}
+        return {name: compute_any_sample_probability(column, 1).tolist() for name, column in log_p.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         near, verbatim = (np.exp(value_column(observations, name)) for name in ("log_p_near", "log_p"))

@@ -40,12 +40,12 @@ from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, ob
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, audit_measurements
 from auditor.statistics.composition import (
-    best_game_advantage_of_draws,
-    exact_epsilon_of_game_draws,
-    renyi_epsilon_of_game_draws,
+    bound_game_epsilon,
+    compute_best_game_advantage,
+    compute_exact_game_epsilon,
 )
-from auditor.statistics.games import FEWEST, audit_games, confusion_of_counted_games
-from auditor.statistics.one_run import check_audit_delta_and_level
+from auditor.statistics.games import FEWEST, audit_games, count_confusion
+from auditor.statistics.one_run import check_audit_parameters
 
 Array = NDArray[np.float64]
 
@@ -86,7 +86,7 @@ class PredictionAudit(Probe):
             raise AuditError(f"expected games >= {FEWEST} (0: as many as make a million tokens), got {self.games}")
         require_options_at_least(self, 1, "tokens")
         require_options_at_least(self, 0, "positions")
-        check_audit_delta_and_level(self.delta, self.level)
+        check_audit_parameters(self.delta, self.level)
 
     def sampling(self) -> Sampling:
         """Ancestral draws, whatever the setting: no claim is about another decoding."""
@@ -123,7 +123,7 @@ class PredictionAudit(Probe):
             # nats, (B, positions, neighbours): how far apart a game leaves the two. What happens less often than once
             # in all games shows nothing.
             found = {
-                other.relation: renyi_epsilon_of_game_draws(
+                other.relation: bound_game_epsilon(
                     own[..., None, :], _normalised_game_log_probs(other.log_probs), tokens, often
                 )
                 for other in offered
@@ -198,16 +198,16 @@ class PredictionAudit(Probe):
         other = view.public if stand_in else view.target.neighbour_model(relation, neighbour)
         assert other is not None  # `_neighbours_to_play_against` has seen to it
         game = PredictionDistinguishingGame(view.target, other, context, tokens)
-        guesses = confusion_of_counted_games(
+        guesses = count_confusion(
             *game.draw_scores_and_coins(games, view.seed, view.target_name, self.name), delta, self.level
         )
-        exact = exact_epsilon_of_game_draws(*game.log_distributions_of_both_models, tokens, delta)
+        exact = compute_exact_game_epsilon(*game.log_distributions_of_both_models, tokens, delta)
         return {
             **terms,
             "stand_in": float(stand_in),
             **dict(zip(_COUNTS, map(float, guesses), strict=True)),
             f"exact_{relation}": exact,
-            "advantage": best_game_advantage_of_draws(*game.log_distributions_of_both_models, tokens),
+            "advantage": compute_best_game_advantage(*game.log_distributions_of_both_models, tokens),
         }
 
     # --- what they prove ---

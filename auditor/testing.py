@@ -59,10 +59,10 @@ def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, 
         raise AuditError("expected a score of every record, got NaN")
     if not 0 < rate < 1:
         raise AuditError(f"expected a rate in (0, 1), got {rate:g}")
-    found = roc.tpr_with_interval(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
+    found = roc.estimate_tpr(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
     if found is None:
         raise AuditError(
-            f"expected at least {roc.fewest_nonmembers_for_fpr_threshold(rate):,} "
+            f"expected at least {roc.count_nonmembers_for_threshold(rate):,} "
             f"non-members for a rate of {rate:.3g}, got {len(others):,}"
         )
     return found

@@ -20,7 +20,7 @@ from auditor.benchmarks.canaries import check_canary_counts, prefix_free_canary_
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
-from auditor.statistics.audited import canaries_needed
+from auditor.statistics.audited import count_needed_canaries
 
 if TYPE_CHECKING:
     from auditor.models.huggingface import HuggingFaceModel
@@ -75,7 +75,7 @@ class AuditCanaryManifest:
             raise AuditError(f"expected canaries that go in at least once, got {self.times} times")
         inside, m = sum(one.included for one in self.canaries), len(self.canaries)
         check_canary_counts(m, m * self.times)
-        if m < (fewest := canaries_needed(_LEAST_EPSILON, 0.0)):
+        if m < (fewest := count_needed_canaries(_LEAST_EPSILON, 0.0)):
             raise AuditError(f"expected at least {fewest} canaries, got {m}: fewer than any bound of epsilon needs")
         for what in ("id", "text"):
             if len({getattr(one, what) for one in self.canaries}) < len(self.canaries):

@@ -39,7 +39,7 @@ from auditor.benchmarks.tables import (
     parse_json_of_table,
 )
 from auditor.core.errors import AuditError
-from auditor.statistics.extraction import copies_label
+from auditor.statistics.extraction import format_copies
 
 LARGE = 50_000  # rows, above which a table is counted by text and only a sample of it is tokenised
 SAMPLE = 20_000  # rows of that sample, at least
@@ -58,7 +58,7 @@ class UnreadRows:
 
     rows: (sample,), each one's number in the table; copies: (sample,), how often its text occurs in the table (by the
     repeats column if there is one); columns, texts: of the table; n_rows: rows of the whole table; n_distinct: distinct
-    texts that were not read; by_copies: these, by `copies_label`; text_hashes: sorted, of all texts.
+    texts that were not read; by_copies: these, by `format_copies`; text_hashes: sorted, of all texts.
     """
 
     rows: tuple[int, ...]
@@ -268,7 +268,7 @@ def _choose_sample(
     chosen = _choose_rows(copies, draw_order(len(first)), size, copied_first)
     others = np.delete(copies, chosen)
     values, counts = np.unique(others, return_counts=True)
-    by_copies = Counter({copies_label(int(value)): int(n) for value, n in zip(values, counts, strict=True)})
+    by_copies = Counter({format_copies(int(value)): int(n) for value, n in zip(values, counts, strict=True)})
     rows = tuple(first[chosen].tolist())
     n_copies = tuple(copies[chosen].tolist())
     return UnreadRows(

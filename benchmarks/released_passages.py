@@ -19,7 +19,7 @@ from auditor.benchmarks.words import join_words, split_into_words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Tokens
 from auditor.statistics import memorised
-from auditor.statistics.judging import near_verbatim_edit_limit
+from auditor.statistics.judging import compute_near_verbatim_limit
 from auditor.statistics.memorised import MemorisedTokens
 
 _AT_ONCE = 1000  # texts looked up at once
@@ -126,7 +126,7 @@ def find_nearest_passages(
     """The nearest passage to each record; and of each text what it holds. Records have n words at least, members first.
 
     Verbatim: a run of n words or more that no other record has, of either kind, so that members and non-members count
-    alike. Near-verbatim: n words that take `near_verbatim_edit_limit`, found where half as many stand word for word.
+    alike. Near-verbatim: n words that take `compute_near_verbatim_limit`, found where half as many stand word for word.
     """
     members = [one for one in records if one.member]
     # Members first and each once, as in the index: a record and its text there have one number.
@@ -138,7 +138,7 @@ def find_nearest_passages(
         some = texts[start : start + _AT_ONCE]
         for i, seen in enumerate(index.match_ngrams(some, n), start):
             every.append(memorised.count_memorised_ngrams(seen, n))
-            for record, run in memorised.longest_memorised_run_by_record(seen, seen.trained | seen.heldout, n).items():
+            for record, run in memorised.find_longest_memorised_runs(seen, seen.trained | seen.heldout, n).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)
@@ -152,7 +152,7 @@ def _near_verbatim_released_passages(
 ) -> Mapping[int, CopiedSpan]:
     """Of each record that was not found, the passage with fewest edits, aligned at what stands word for word."""
     half, seeds, best = max(1, n // 2), Counter[int](), dict[int, CopiedSpan]()
-    allowed = near_verbatim_edit_limit(n)
+    allowed = compute_near_verbatim_limit(n)
     for start in range(0, len(texts), _AT_ONCE):
         for i, seen in enumerate(index.match_ngrams(texts[start : start + _AT_ONCE], half), start):
             for at, record in zip(seen.at.tolist(), seen.record.tolist(), strict=True):

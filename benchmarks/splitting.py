@@ -19,7 +19,7 @@ from auditor.core.nouns import Pair, Secret, Tokens, Wording
 from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import people
-from auditor.statistics.extraction import copies_label
+from auditor.statistics.extraction import format_copies
 from auditor.statistics.near_pairs import group_texts_within_edit_limits
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
@@ -237,7 +237,7 @@ def split_data_records_into_secrets(
     else:
         members_in_order = _first_rows_by_copies(attacked, copies, "member", split, notes)
     others_in_order = _first_rows_by_copies(others, {}, "non-member", split, notes)
-    population = Counter(copies_label(times) for times in copies.values())
+    population = Counter(format_copies(times) for times in copies.values())
     if members.unread is not None:
         population += members.unread.by_copies
     attacked, others = (_in_file_order(side) for side in (members_in_order, others_in_order))

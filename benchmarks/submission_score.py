@@ -101,10 +101,8 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
     measurements = (
         intervals.share_with_interval("recall", first),
         intervals.share_with_interval("any_of_k", some),
-        ranking.recall_of_ranked_guesses_at_errors("recall_at_100_errors", marked.example, marked.right, n, 100),
-        ranking.recall_of_ranked_guesses_at_errors(
-            "recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)
-        ),
+        ranking.measure_ranked_recall("recall_at_100_errors", marked.example, marked.right, n, 100),
+        ranking.measure_ranked_recall("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
     )
     wrong = int((~marked.right).sum())
     return SubmissionScore(
@@ -118,7 +116,7 @@ def submission_recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: boo
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
     """
     # Wrong guesses ahead of each first right one, which adds none itself.
-    before = np.cumsum(~marked.right)[ranking.first_right_guess_positions(marked.example, marked.right)]
+    before = np.cumsum(~marked.right)[ranking.find_first_right_guesses(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
     n = marked.answered_example_count if answered_only else marked.answers
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]

@@ -24,7 +24,7 @@ from auditor.reports.topics import DECIDE, Topic, row_title_with_attack
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics import copies_effect
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.compare import mean_difference_measurement
+from auditor.statistics.compare import measure_mean_difference
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
 
@@ -158,7 +158,7 @@ def _leak_concentration_sentences(members: Outcome, facts: Mapping[str, SecretFa
         _member_masks_by_group_phrase(members, facts),
         _member_masks_by_length_phrase(members, facts),
     ):
-        if (one := copies_effect.most_concentrated_part(parts, members.hit, _LEVEL)) is not None:
+        if (one := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)) is not None:
             yield (
                 f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are {one.members:,} of all "
                 f"{counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
@@ -199,7 +199,7 @@ def _advised_copy_limits_with_predicted_recall(members: Outcome) -> Iterator[tup
         return
     times = [count for count in members.repeats if count is not None]
     for most in sorted(set(times))[:-1]:
-        yield most, copies_effect.predict_recall_at_repeats(times, members.hit, np.minimum(times, most).tolist())
+        yield most, copies_effect.predict_recall(times, members.hit, np.minimum(times, most).tolist())
 
 
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
@@ -253,7 +253,7 @@ def undefended_row_and_recall_with_copies_left(
     if len(kept) < len(after):
         return None
     try:
-        return worst, copies_effect.predict_recall_at_repeats(times, members.hit, kept, whole.hit[~whole.member])
+        return worst, copies_effect.predict_recall(times, members.hit, kept, whole.hit[~whole.member])
     except ValueError:  # nobody was trained on so often
         return None
 
@@ -295,8 +295,8 @@ def _recall_changes_for_defense_advice(members: Outcome, seen: Outcome) -> tuple
     # own, base: (secrets asked of both,), places of the same secrets in the two outcomes.
     base = [place[seen.ids[i]] for i in own]
     return (
-        mean_difference_measurement("recall_difference", "share", seen.hit[own], members.hit[base]),
-        mean_difference_measurement(
+        measure_mean_difference("recall_difference", "share", seen.hit[own], members.hit[base]),
+        measure_mean_difference(
             "recall_difference", "share", seen.is_near_verbatim[own], members.is_near_verbatim[base]
         ),
     )

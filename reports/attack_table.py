@@ -19,9 +19,9 @@ from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, ReportMaterial, Topic, forest_span
 from auditor.statistics import documents, roc
-from auditor.statistics.bounds import measurement_from_evidence
+from auditor.statistics.bounds import make_measurement
 from auditor.statistics.compare import paired_difference
-from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, score_column_name
+from auditor.statistics.metrics import RECALL, SHARES, auc_name, find_metric, name_score_column
 
 _NOTE = (
     "Each attack that was asked for, in that order. A difference is that of the attack's number and that of the first "
@@ -109,7 +109,7 @@ def _paired_difference(
     """
     if new is None or base is None:
         return None
-    column = {auc_name(""): score_column_name(""), documents.RECALL: RECALL}.get(metric, metric)
+    column = {auc_name(""): name_score_column(""), documents.RECALL: RECALL}.get(metric, metric)
     if column not in new.values or column not in base.values:
         return None
     members, others = (secret_ids_common_to_rows([new, base], column, side) for side in (True, False))
@@ -118,10 +118,10 @@ def _paired_difference(
         if min(len(members), len(others)) < roc.LEAST:
             return None
         sides = [
-            roc.read_from_members_up(own, _values_of_ids(row, column, False, others))
+            roc.orient_scores(own, _values_of_ids(row, column, False, others))
             for own, row in ((one, new), (other, base))
         ]
-        return measurement_from_evidence("auc_difference", roc.auc_difference(*sides), roc.AUC)
+        return make_measurement("auc_difference", roc.auc_difference(*sides), roc.AUC)
     if not members or not np.isfinite([one, other]).all():
         return None
     if metric == documents.RECALL:

@@ -17,7 +17,7 @@ from auditor.records.claims import (
 )
 from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
-from auditor.statistics.audit_power import detection_power_sentence
+from auditor.statistics.audit_power import describe_detection_power
 from auditor.statistics.bounds import LEVEL
 
 
@@ -57,7 +57,7 @@ def claim_verdict_phrase(stands: ClaimEvidence) -> str:
     if stands.verdict is None:
         return "not audited"
     strongest = stands.most_sensitive_bound if stands.verdict == CONSISTENT else None
-    power = "" if strongest is None else f" ({detection_power_sentence(strongest.audit, strongest.promised)})"
+    power = "" if strongest is None else f" ({describe_detection_power(strongest.audit, strongest.promised)})"
     if stands.claimed is not None:
         return f"{stands.verdict}{power}"
     nominal = f"nominal ε {phrases.format_number(stands.nominal or math.nan)}"

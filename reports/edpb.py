@@ -32,7 +32,7 @@ from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import row_title_with_attack
 from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import SHARES, auc_name, find_metric, nonmember_metric_name, tpr_name
+from auditor.statistics.metrics import SHARES, auc_name, find_metric, name_nonmember_metric, name_tpr_metric
 
 _FOR_YOU = "it is not a measurement: the controller's file answers it"
 
@@ -101,7 +101,7 @@ def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) 
     if not (seen := _measurements_with_row(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
     m, _, row = _highest_measurement(seen)
-    floor = row.measurement(nonmember_metric_name(metric))
+    floor = row.measurement(name_nonmember_metric(metric))
     beside = f"; of records never trained on {_value_and_count_phrase(floor)}" if floor and _has_value(floor) else ""
     among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
     number = f"{phrases.metric_label(metric)} {_value_and_count_phrase(m)}"
@@ -142,7 +142,7 @@ def _membership_sentences(e: EdpbEvidence) -> list[str]:
     """All records together and, if it decides, the number of copies at which members are surest told from others."""
     groups = [s for s in assess_signals(e.result).signals if s.kind is MEMBERSHIP and s.count]
     return [
-        *_make_highest_value_answer(auc_name(""), tpr_name("", FALSE_POSITIVES[0]))(e),
+        *_make_highest_value_answer(auc_name(""), name_tpr_metric("", FALSE_POSITIVES[0]))(e),
         *(f"{phrases.target_title(e.result, s.target)}: {signals.describe_signal_number(s)}." for s in groups),
     ]
 

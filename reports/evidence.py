@@ -17,7 +17,7 @@ from auditor.reports import figures, phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, figures_blocks, row_title_with_attack, table_groups_by_target
 from auditor.reports.verdict import strongest_attack_row
-from auditor.statistics.extraction import any_sample_probability
+from auditor.statistics.extraction import compute_any_sample_probability
 from auditor.statistics.roc import AUC
 
 _NOTE = (
@@ -190,7 +190,7 @@ def _calibration_chance_by_secret(result: AuditResult, details: SecretDetails, f
     if probe is None or not finding.samples or first is not finding:
         return {}
     with np.errstate(divide="ignore"):  # log 0: never drawn
-        chances = any_sample_probability(np.log(probe.values[EXACT]), finding.samples)
+        chances = compute_any_sample_probability(np.log(probe.values[EXACT]), finding.samples)
     return dict(zip(probe.ids, chances.clip(0.0, 1.0).tolist(), strict=True))
 
 

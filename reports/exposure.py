@@ -12,7 +12,7 @@ from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack
-from auditor.statistics.exposure import null_exposure_tail_bound
+from auditor.statistics.exposure import bound_null_exposure_tail
 
 
 def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[Block]:
@@ -36,14 +36,14 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
             tuple(
                 (
                     phrases.format_number(x),
-                    *(f"{phrases.format_percent(p)}%" for p in (y, 2**-x, null_exposure_tail_bound(x, n))),
+                    *(f"{phrases.format_percent(p)}%" for p in (y, 2**-x, bound_null_exposure_tail(x, n))),
                 )
                 for x, y in t
             ),
         )
         for f, t in tails
     )
-    above = [phrases.row_title(result, f) for f, t in tails if any(y > null_exposure_tail_bound(x, n) for x, y in t)]
+    above = [phrases.row_title(result, f) for f, t in tails if any(y > bound_null_exposure_tail(x, n) for x, y in t)]
     title = "Exposure of the canaries beside its null"
     text = (
         "Share of canaries with at least so many bits of exposure. Had none been memorised, a canary's rank among its "
@@ -56,7 +56,7 @@ def _exposure_tail_blocks(result: AuditResult, details: SecretDetails) -> list[B
     axes = ("Exposure (bits)", "Share with at least as much")
     bits = np.linspace(0, max(point.x for one in series for point in one.points), 41)
     # A canary that was never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW band.
-    null = Series("", tuple(PlotPoint(x, 2**-x, 2**-x, null_exposure_tail_bound(x, n)) for x in bits))
+    null = Series("", tuple(PlotPoint(x, 2**-x, 2**-x, bound_null_exposure_tail(x, n)) for x in bits))
     figure = Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null)
     return [Figures((figure,))]
 

@@ -17,7 +17,7 @@ from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic, forest_span
 from auditor.statistics import bounds
-from auditor.statistics.frontier import perplexity_ratios
+from auditor.statistics.frontier import estimate_perplexity_ratios
 from auditor.statistics.metrics import SHARES
 from auditor.statistics.roc import AUC
 
@@ -76,7 +76,7 @@ def _leak_change_of_deployed_form(details: SecretDetails, full: Finding, name: s
     seen = outcomes.paired_row_difference_or_reason(full.main.name, None, own, base)
     if isinstance(seen, str):
         return None
-    return bounds.measurement_from_evidence(f"{full.main.name}_difference", seen, full.main.unit)
+    return bounds.make_measurement(f"{full.main.name}_difference", seen, full.main.unit)
 
 
 def _deployed_form_perplexity_ratio(result: AuditResult, details: SecretDetails, name: str) -> Measurement | None:
@@ -86,7 +86,7 @@ def _deployed_form_perplexity_ratio(result: AuditResult, details: SecretDetails,
     # Under "perplexity" stand summed nats a text (`Details.heldout`), not perplexities.
     tokens, base, nll = (np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"]))
     # nll: (1 form, 1 seed, texts); tokens and base: (1 seed, texts).
-    return perplexity_ratios(nll[None], tokens, base)[0]
+    return estimate_perplexity_ratios(nll[None], tokens, base)[0]
 
 
 def _deployed_form_leak_sentences(result: AuditResult, details: SecretDetails, names: Sequence[str]) -> Iterator[str]:

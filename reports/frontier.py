@@ -88,7 +88,7 @@ def _frontier_basis_sentences(f: Frontier) -> str:
 
 
 def _comparison_method_sentences(f: Frontier) -> str:
-    # Subset selection, each side of a pair at level / (2 (models - 1)): see `possibly_least_leaking`.
+    # Subset selection, each side of a pair at level / (2 (models - 1)): see `select_possibly_least_leaking`.
     return (
         f"A model is within {phrases.format_percent(f.margin)}% where its whole 95% interval is, of perplexity of the "
         "same held-out texts over the undefended model's, paired by text. Each model within is held against each "

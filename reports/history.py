@@ -38,7 +38,7 @@ from auditor.reports.blocks import (
     Table,
 )
 from auditor.reports.escaping import to_printable_line
-from auditor.statistics.metrics import SHARES, nonmember_metric_name
+from auditor.statistics.metrics import SHARES, name_nonmember_metric
 
 _ALONG: dict[By, str] = {"date": "Runs by date", "commit": "Runs by commit", "checkpoint": "Runs by checkpoint"}
 _READING = (
@@ -204,7 +204,7 @@ class _MainNumber:
 
     @property
     def history_table_cells(self) -> tuple[str, ...]:
-        floor = self.finding.measurement(nonmember_metric_name(self.main.name))
+        floor = self.finding.measurement(name_nonmember_metric(self.main.name))
         since = self.run.change_since_run_before_phrase(self.finding.cell_key, self.main.name)
         number = (*phrases.cells_of_measurement(self.main), phrases.value_with_interval(floor))
         return (f"{self.run.label} · {self.run.name}", *number, since)

@@ -18,10 +18,10 @@ from auditor.statistics.metrics import (
     CONTROLS,
     OF_TEXT,
     auc_name,
-    partial_auc_name,
-    score_column_name,
-    to_label,
-    tpr_name,
+    make_label,
+    name_partial_auc_metric,
+    name_score_column,
+    name_tpr_metric,
 )
 
 _SHOWN = 60  # steps of a curve in its table
@@ -82,12 +82,10 @@ def _membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         auc = finding.measurement(auc_name(name))
         if auc is None:
             continue
-        found = [finding.measurement(tpr_name(name, rate)) for rate in FALSE_POSITIVES]
-        partial = finding.measurement(partial_auc_name(name))
+        found = [finding.measurement(name_tpr_metric(name, rate)) for rate in FALSE_POSITIVES]
+        partial = finding.measurement(name_partial_auc_metric(name))
         cells = [
-            phrases.value_with_interval(m)
-            if m
-            else f"needs {roc.fewest_nonmembers_for_fpr_threshold(rate):,} non-members"
+            phrases.value_with_interval(m) if m else f"needs {roc.count_nonmembers_for_threshold(rate):,} non-members"
             for m, rate in zip(found, FALSE_POSITIVES, strict=True)
         ]
         cells.append(phrases.value_with_interval(partial))
@@ -98,7 +96,9 @@ def _plugin_scores(finding: Finding) -> dict[str, str]:
     """Return the titles of the row's scores that are no built-in ones, by name."""
     before = f"{auc_name('')}_"
     names = (m.name.removeprefix(before) for m in finding.measurements if m.name.startswith(before))
-    return {name: f"{to_label(name)} (of the plug-in)" for name in names if name not in SCORES and name not in OF_TEXT}
+    return {
+        name: f"{make_label(name)} (of the plug-in)" for name in names if name not in SCORES and name not in OF_TEXT
+    }
 
 
 def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
@@ -157,10 +157,10 @@ def _plotted_roc_curves_by_score(
         return
     member, none = seen.member, np.empty(0)
     for name in wanted:
-        scores = seen.values.get(score_column_name(name), none)
+        scores = seen.values.get(name_score_column(name), none)
         # A curve takes a score of every secret, and both members and non-members.
         if len(scores) and len(scores) == len(member) and 0 < member.sum() < len(member) and not np.isnan(scores).any():
-            yield name, roc.roc_curve_points(scores[member], scores[~member])
+            yield name, roc.compute_roc_curve(scores[member], scores[~member])
 
 
 def _membership_score_title(finding: Finding, name: str) -> str:

@@ -79,7 +79,7 @@ def _adversary_access_blocks(result: AuditResult) -> list[Block]:
         return []
     findings = phrases.findings_in_report_order(result)
     names = tuple(dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access))))
-    columns = (phrases.ACCESS.get(name, phrases.to_label(name)) for name in names)
+    columns = (phrases.ACCESS.get(name, phrases.make_label(name)) for name in names)
     head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
     # Keyed by every cell but the attack's: rows that were allowed the same share a key.
     attacks: dict[tuple[str, ...], list[str]] = {}
@@ -198,7 +198,7 @@ def _claim_facts(claim: Claim | None) -> Facts:
         ("Set up for", f"{phrases.relation_label(claim.relation)}; unit of protection: {unit}"),
         ("Covers", f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens_phrase(claim)}"),
         ("Spent by this audit", phrases.spent_budget_phrase(claim)),
-        *((phrases.to_label(name), phrases.format_number(value)) for name, value in claim.details.items()),
+        *((phrases.make_label(name), phrases.format_number(value)) for name, value in claim.details.items()),
     )
 
 
@@ -246,7 +246,7 @@ def _reproduction_blocks(result: AuditResult) -> list[Block]:
         "so the guesses do not depend on batch size, workers or resuming. `audit export RUN --csv FILE` writes every "
         "measurement with its interval."
     )
-    timings = (f"{phrases.format_duration(s):>14}  {phrases.to_label(stage)}" for stage, s in result.timings.items())
+    timings = (f"{phrases.format_duration(s):>14}  {phrases.make_label(stage)}" for stage, s in result.timings.items())
     return [
         Code("Command", result.command),
         Paragraph(seeds),

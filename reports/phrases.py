@@ -15,7 +15,7 @@ from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.reports.escaping import to_printable_line
 from auditor.statistics import compare, metrics
-from auditor.statistics.metrics import to_label
+from auditor.statistics.metrics import make_label
 
 NOTHING = "–"
 OUTSIDE = "outside the claim"
@@ -211,24 +211,24 @@ def main_baseline_excess_table_cells(finding: Finding) -> tuple[str, str, str]:
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
-    floor = finding.measurement(metrics.nonmember_metric_name(main.name))
-    excess = value_with_interval(finding.measurement(metrics.excess_metric_name(main.name)))
+    floor = finding.measurement(metrics.name_nonmember_metric(main.name))
+    excess = value_with_interval(finding.measurement(metrics.name_excess_metric(main.name)))
     if main.unit == "share":
         return format_share_with_interval(main), format_share_with_interval(floor), excess
-    short = metrics.find_metric(main.name).short or to_label(main.name).lower()
+    short = metrics.find_metric(main.name).short or make_label(main.name).lower()
     return f"{short} {value_or_bracket_phrase(finding, main)}", value_or_bracket_phrase(finding, floor), excess
 
 
 def value_or_bracket_phrase(finding: Finding, m: Measurement | None) -> str:
     """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55% [48–60]`."""
-    upper = finding.measurement(metrics.upper_bound_metric_name(m.name)) if m else None
+    upper = finding.measurement(metrics.name_upper_bound_metric(m.name)) if m else None
     return value_with_interval(m) if upper is None else f"{value_with_interval(m)} to {value_with_interval(upper)}"
 
 
 def any_of_n_recall_to_report(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
     """Expected recall of any of n samples by n, rising; empty where the row has none."""
     # removesuffix("") takes nothing away: for members, names of non-members then match no number.
-    numbers = metrics.EXPECTED_ANY_OF.numbers_in_metric_name
+    numbers = metrics.EXPECTED_ANY_OF.parse_numbers
     found = ((numbers(m.name.removesuffix(whose)), m) for m in finding.measurements)
     return dict(sorted((int(n[0]), m) for n, m in found if n and m.name.endswith(whose)))
 

@@ -8,7 +8,7 @@ from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack
-from auditor.statistics.metrics import nonmember_metric_name
+from auditor.statistics.metrics import name_nonmember_metric
 
 # Formulas C3: a decoding that keeps the order of tokens gives the k-th likeliest token 1/k at most, and p <= prod 1/k.
 _NOTE = (
@@ -49,7 +49,7 @@ def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
         phrases.value_with_interval(finding.measurement("rank_bound")),
     )
     above = phrases.format_share_with_interval(finding.measurement(f"rank_bound_1_in_{one_in}"))
-    floor = finding.measurement(nonmember_metric_name("rank_bound"))
+    floor = finding.measurement(name_nonmember_metric("rank_bound"))
     beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
     return (
         f"{row_title_with_attack(result, finding)}: whatever temperature, top-k or top-p the product uses, "
@@ -75,8 +75,8 @@ def _probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[str, ...
     }
     for title, (mean, above) in kinds.items():
         share = f"{above}_1_in_{_reported_one_in_threshold(finding)}"
-        means = (phrases.value_with_interval(finding.measurement(name)) for name in (mean, nonmember_metric_name(mean)))
-        above_it = (finding.measurement(name) for name in (share, nonmember_metric_name(share)))
+        means = (phrases.value_with_interval(finding.measurement(name)) for name in (mean, name_nonmember_metric(mean)))
+        above_it = (finding.measurement(name) for name in (share, name_nonmember_metric(share)))
         yield (title, *means, *map(phrases.format_share_with_interval, above_it))
 
 

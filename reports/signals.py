@@ -61,11 +61,11 @@ def describe_signal_number(signal: LeakSignal) -> str:
         return f"audited ε at least {phrases.format_number(m.value)}"
     if m.name == VIOLATIONS:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
-    if tries := EXPECTED_ANY_OF.numbers_in_metric_name(m.name):
+    if tries := EXPECTED_ANY_OF.parse_numbers(m.name):
         drawn = counted(int(tries[0]), "sample")
         lengths = phrases.suffix_lengths_phrase(m)
         return f"{drawn} each would extract {phrases.value_with_interval(m)} of members{lengths}"
-    if surely := DISCOVERABLE.numbers_in_metric_name(m.name):
+    if surely := DISCOVERABLE.parse_numbers(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
         return f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
     chosen = f" ({m.note})" if m.name == auc_name("") and m.note else ""

@@ -22,7 +22,7 @@ from auditor.statistics.memorised import (
     RECORDS,
     RICHNESS,
 )
-from auditor.statistics.metrics import RANKINGS, excess_metric_name, nonmember_metric_name
+from auditor.statistics.metrics import RANKINGS, name_excess_metric, name_nonmember_metric
 
 _SHOWN = 30  # records of a row
 _NOTE = (
@@ -53,7 +53,7 @@ def _untargeted_blocks(result: AuditResult, details: SecretDetails | None) -> li
 
 
 def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
-    names = (MEMORISED, nonmember_metric_name(MEMORISED), excess_metric_name(MEMORISED), COMMON)
+    names = (MEMORISED, name_nonmember_metric(MEMORISED), name_excess_metric(MEMORISED), COMMON)
     known = [(f, main) for f in shown if (main := f.measurement(MEMORISED))]
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     told = tuple(
@@ -76,7 +76,7 @@ def _expected_further_records_table(result: AuditResult, shown: list[Finding]) -
         (
             row_title_with_attack(result, f),
             _value_with_note_text(f, RECORDS),
-            _value_with_note_text(f, nonmember_metric_name(RECORDS)),
+            _value_with_note_text(f, name_nonmember_metric(RECORDS)),
             *(phrases.value_with_interval(f.measurement(name)) for name in (NEW, RICHNESS)),
         )
         for f in shown

@@ -247,7 +247,7 @@ def _plugins_forgotten() -> Iterator[None]:
     registry._extra.clear()
     registry._extra.update(before)
     metrics._DECLARED.clear()
-    metrics.declare_plugin_metric_titles(titles)
+    metrics.register_plugin_titles(titles)
 
 
 @pytest.fixture(scope="session")

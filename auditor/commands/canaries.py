@@ -155,7 +155,7 @@ def _write_audit_canaries_from_flags(coins: AuditFlags, out: Path | None, counts
     count, delta = coins.audit, 1e-5 if coins.delta is None else coins.delta
     if count is None:
         assert coins.for_epsilon is not None  # one of the two
-        count = audited.canaries_needed(coins.for_epsilon, delta, copies=counts[0])
+        count = audited.count_needed_canaries(coins.for_epsilon, delta, copies=counts[0])
         typer.echo(f"{count:,} canaries can prove, if every guess is right, ε {coins.for_epsilon:g} at δ {delta:g}")
         if out is None:
             return

@@ -20,7 +20,7 @@ from auditor.records import outcomes
 from auditor.records.outcomes import RunOutcomes
 from auditor.statistics import bounds
 from auditor.statistics.bounds import LEVEL, BoundedNumber
-from auditor.statistics.holm import adjusted_test_level
+from auditor.statistics.holm import adjust_test_level
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     lowest = [_index_of_run_leaking_least(line) for line in lines]
     rivals = [_excess_leak_of_other_runs(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
     # Holm (1979) over the rows; within a row the level is divided among the runs
-    level = adjusted_test_level([partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL)
+    level = adjust_test_level([partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL)
     marked = (
         replace(line, best=candidate if _is_leaking_less_than_all_rivals(others, level) else None)
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)
@@ -102,7 +102,7 @@ def _compare_to_first_run(
     seen = outcomes.paired_row_difference_or_reason(metric, None, own, first)
     if isinstance(seen, str):
         return Comparand(measured, why=seen)
-    return Comparand(measured, bounds.measurement_from_evidence(f"{metric}_difference", seen, measured.unit))
+    return Comparand(measured, bounds.make_measurement(f"{metric}_difference", seen, measured.unit))
 
 
 def _index_of_run_leaking_least(line: ComparisonRow) -> int:

@@ -25,9 +25,9 @@ from auditor.records.attacked_secrets import NOT_KEPT, PLAN, SECRETS, AnsweredSe
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE as _WHERE
-from auditor.statistics.audited import METRICS, reaudit_at_level
+from auditor.statistics.audited import METRICS, repeat_audit
 from auditor.statistics.metrics import SHARES, find_metric
-from auditor.statistics.recomputed import mean_or_nan, recompute_metric
+from auditor.statistics.recomputed import compute_mean, recompute_metric
 
 _ROUNDING = 1e-9  # relative and absolute: sums in another order
 _SOLVED = 1e-6  # of a bound that was found by bisection
@@ -143,7 +143,7 @@ def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
-            again = reaudit_at_level(audit, audit.level)
+            again = repeat_audit(audit, audit.level)
         except AuditError as why:
             yield f"{name}: {why}"
             continue
@@ -224,7 +224,7 @@ def _outcome_contradictions(finding: Finding, kept: RowValuesBySecret) -> Iterat
             chosen = (
                 kept.metric_values_in_id_order(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
             )
-            yield from _measurement_contradiction(f"{m.name}(count={count})", m, mean_or_nan(chosen), len(chosen))
+            yield from _measurement_contradiction(f"{m.name}(count={count})", m, compute_mean(chosen), len(chosen))
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
             again = kept.remeasure_metric(m.name, kind=kind)

@@ -5,7 +5,7 @@ if all rules do, so an upper bound of 95% each keeps a false pass to 5% (an inte
 rule does, so lower bounds are corrected for the number of decisions (Holm), which keeps a false alarm to 5% too.
 
 A lower bound of epsilon has no upper one: no audit shows that epsilon is small. It is held where it is within a limit
-that it could have been beyond (`statistics.audited.powerless_audit_reason`), and inconclusive where it could not have
+that it could have been beyond (`statistics.audited.explain_powerless_audit`), and inconclusive where it could not have
 been.
 """
 
@@ -36,11 +36,11 @@ from auditor.gate.rulings import Decision, Ruling, Verdict, ruling_without_numbe
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.records.signals import assess_signals
-from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
+from auditor.statistics.audit_power import SURE, describe_detection_power, find_detectable_epsilon
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.audited import powerless_audit_reason, reaudit_at_level
+from auditor.statistics.audited import explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import LEVEL, AucEitherDirection, BinomialCount, BoundedNumber, RecordedInterval
-from auditor.statistics.holm import adjusted_test_level
+from auditor.statistics.holm import adjust_test_level
 from auditor.statistics.metrics import METRICS, RECALL, SHARES, auc_name, find_metric, is_builtin_metric
 from auditor.statistics.roc import AUC
 
@@ -187,7 +187,7 @@ def judge_rules(
                 cases.append(_Case(row, rule, why))
     # a case without evidence fails at every level: it cannot err, and takes no share of Holm's
     tests = [partial(_is_rule_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)]
-    level = adjusted_test_level(tests, LEVEL)
+    level = adjust_test_level(tests, LEVEL)
     return [_ruling_at_level(case, level) for case in cases]
 
 
@@ -292,7 +292,7 @@ def _epsilon_audit_judged_by_rule(finding: Finding, metric: str) -> Audited | st
     for audit in finding.audits:
         if BOUNDS.get(audit.estimator) == metric:
             try:
-                return reaudit_at_level(audit, LEVEL)
+                return repeat_audit(audit, LEVEL)
             except AuditError as why:
                 return str(why)
     return f"this row has no counts behind its {metric}"
@@ -338,7 +338,7 @@ def _is_rule_limit_exceeded_at_level(case: _Case, level: float) -> bool:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
         case Audited():
-            return reaudit_at_level(case.seen, level).epsilon > case.rule.limit
+            return repeat_audit(case.seen, level).epsilon > case.rule.limit
         case _Claimed(at):
             return at(level).verdict == claims.CONTRADICTED
     return False
@@ -349,7 +349,7 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
     if isinstance(case.seen, Audited):
-        return _ruling_of_epsilon_lower_bound(case.row, case.rule, reaudit_at_level(case.seen, level))
+        return _ruling_of_epsilon_lower_bound(case.row, case.rule, repeat_audit(case.seen, level))
     if isinstance(case.seen, _Claimed):
         return _ruling_of_epsilon_claim(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence
@@ -384,14 +384,14 @@ def _objection_by_strata(case: _Case) -> str:
 def _ruling_of_epsilon_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """A lower bound of epsilon against a number: held only where the audit could have shown more than the number."""
     limit = rule.limit
-    weak = powerless_audit_reason(audit, limit)
+    weak = explain_powerless_audit(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
-    said = {"inconclusive": weak, "held": detection_power_sentence(audit, limit, SURE)}.get(verdict, "")
+    said = {"inconclusive": weak, "held": describe_detection_power(audit, limit, SURE)}.get(verdict, "")
     reason = (
         f"{rule.metric_with_part} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.canaries_or_games_label} "
         f"at {1 - audit.level:.4g}), limit {limit:g}" + (f": {said}" if said else "")
     )
-    missed = detectable_epsilon(audit, limit, SURE) if verdict == "held" else None
+    missed = find_detectable_epsilon(audit, limit, SURE) if verdict == "held" else None
     bound, high = audit.epsilon, math.inf
     return Ruling(
         *row,
@@ -426,8 +426,8 @@ def _ruling_of_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvide
         verdict = "failed" if stands.verdict == claims.CONTRADICTED else "held"
     strongest, missed = stands.most_sensitive_bound if verdict == "held" else None, None
     if strongest is not None:
-        missed = detectable_epsilon(strongest.audit, strongest.promised, SURE)
-        said += f"; {detection_power_sentence(strongest.audit, strongest.promised, SURE)}"
+        missed = find_detectable_epsilon(strongest.audit, strongest.promised, SURE)
+        said += f"; {describe_detection_power(strongest.audit, strongest.promised, SURE)}"
     reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({said})"
     most = max((bound.audit.epsilon for bound in bounds), default=math.nan)
     n = sum(bound.audit.canaries for bound in bounds)

@@ -16,8 +16,8 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import Observed, Probe, masks_by_repeat_count, member_mask, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, roc
-from auditor.statistics.metrics import auc_name, score_column_name
-from auditor.statistics.strongest_score import CandidateScore, auc_and_tpr_measurements
+from auditor.statistics.metrics import auc_name, name_score_column
+from auditor.statistics.strongest_score import CandidateScore, measure_membership_score
 
 _SECRETS_AT_ONCE = 64
 _SCORE = "score"
@@ -81,7 +81,7 @@ class MembershipScore(Probe):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
         group = blind_classifier.fold_groups_of_secrets(secrets)
-        blind = blind_classifier.blind_membership_scores(texts, np.empty((len(texts), 0)), member, group)
+        blind = blind_classifier.score_membership_blindly(texts, np.empty((len(texts), 0)), member, group)
         return [
             replace(seen, values={**seen.values, "blind": float(value), "group": float(fold)})
             for seen, value, fold in zip(observations, blind, group, strict=True)
@@ -95,27 +95,29 @@ class MembershipScore(Probe):
             raise NotApplicable(f"{self.name} is not a number for {missing} of {len(scores)} records")
         if (scores == scores[0]).all():
             raise NotApplicable(f"{self.name} is the same for all {len(scores)} records")
-        found = auc_and_tpr_measurements("", scores, member, note=self._score_title)
-        found += auc_and_tpr_measurements(self.score_name, scores, member)
+        found = measure_membership_score("", scores, member, note=self._score_title)
+        found += measure_membership_score(self.score_name, scores, member)
         blind = value_column(observations, "blind")
         if not np.isnan(blind).any():
-            widen = blind_classifier.cross_fit_deviation_factor(member, value_column(observations, "group").astype(int))
-            found.append(roc.auc_with_interval(auc_name("blind"), blind[member], blind[~member], widen=widen))
+            widen = blind_classifier.compute_cross_fit_deviation_factor(
+                member, value_column(observations, "group").astype(int)
+            )
+            found.append(roc.estimate_auc(auc_name("blind"), blind[member], blind[~member], widen=widen))
         return found
 
     def main_number_by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         member, scores = member_mask(secrets), value_column(observations, _SCORE)
         return {
-            str(count): roc.auc_with_interval(auc_name(""), scores[own], scores[~member])
+            str(count): roc.estimate_auc(auc_name(""), scores[own], scores[~member])
             for count, own in masks_by_repeat_count(secrets).items()
             if own.sum() >= roc.LEAST
         }
 
     def per_secret_values(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         scores = value_column(observations, _SCORE).tolist()
-        kept = {score_column_name(""): scores, score_column_name(self.score_name): scores}
+        kept = {name_score_column(""): scores, name_score_column(self.score_name): scores}
         blind = value_column(observations, "blind")
-        return kept if np.isnan(blind).any() else {**kept, score_column_name("blind"): blind.tolist()}
+        return kept if np.isnan(blind).any() else {**kept, name_score_column("blind"): blind.tolist()}
 
     def membership_candidates(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, CandidateScore]:
         return {self.score_name: CandidateScore(value_column(observations, _SCORE), self._score_title)}

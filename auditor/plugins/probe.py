@@ -21,8 +21,8 @@ from auditor.models.decoding import Decoding, index_batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
-from auditor.statistics.intervals import mean_excess_over_nonmembers, mean_probability
-from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
+from auditor.statistics.intervals import mean_probability, subtract_nonmember_mean
+from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 from auditor.statistics.strongest_score import CandidateScore, ScoredRecords
 
 DELTA = 1e-5  # of a bound on epsilon, where neither the user nor a claim says which
@@ -204,8 +204,8 @@ def mean_probability_with_nonmember_baseline(
     own = mean_probability(name, p[member], note)
     if member.all():
         return [own]
-    floor = mean_probability(nonmember_metric_name(name), p[~member], "the baseline")
-    return [own, floor, mean_excess_over_nonmembers(excess_metric_name(name), own, floor)] if excess else [own, floor]
+    floor = mean_probability(name_nonmember_metric(name), p[~member], "the baseline")
+    return [own, floor, subtract_nonmember_mean(name_excess_metric(name), own, floor)] if excess else [own, floor]
 
 
 def mean_probability_by_repeat_count(

@@ -15,8 +15,8 @@ from typing import Literal
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
-from auditor.statistics.audit_power import detectable_epsilon
-from auditor.statistics.audited import HELD, powerless_audit_reason, reaudit_at_level
+from auditor.statistics.audit_power import find_detectable_epsilon
+from auditor.statistics.audited import HELD, explain_powerless_audit, repeat_audit
 from auditor.statistics.bounds import LEVEL
 
 BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
@@ -37,7 +37,7 @@ class BoundAgainstClaim:
     @property
     def powerless_reason(self) -> str:
         """Why it could not have contradicted the claim; "" where it could have."""
-        return powerless_audit_reason(self.audit, self.promised)
+        return explain_powerless_audit(self.audit, self.promised)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ClaimEvidence:
     def most_sensitive_bound(self) -> BoundAgainstClaim | None:
         """Of the audits that could have contradicted the claim the one that catches the smallest violation."""
         able = [bound for bound in self.bounds if not bound.powerless_reason]
-        return min(able, key=lambda bound: detectable_epsilon(bound.audit, bound.promised), default=None)
+        return min(able, key=lambda bound: find_detectable_epsilon(bound.audit, bound.promised), default=None)
 
     @property
     def has_anything_to_report(self) -> bool:
@@ -118,7 +118,7 @@ def weigh_claim_against_audits(
         # Bonferroni; an audit of a smaller level keeps its own.
         share = min(audit.level, level / len(held))
         try:
-            bounds.append(BoundAgainstClaim(row.cell_key, reaudit_at_level(audit, share), promised))
+            bounds.append(BoundAgainstClaim(row.cell_key, repeat_audit(audit, share), promised))
         except AuditError as why:
             unheld.append(UncomparableBound(row.cell_key, audit, str(why)))
     refuted = tuple(dict.fromkeys(why for row in rows for why in row.violations)) if claim else ()

@@ -21,8 +21,8 @@ from auditor.core.result import Measurement
 from auditor.records.replicates import Replicates
 from auditor.statistics import bootstrap, metrics
 from auditor.statistics.bootstrap import Draws
-from auditor.statistics.bounds import measurement_from_evidence
-from auditor.statistics.compare import paired_mean_difference
+from auditor.statistics.bounds import make_measurement
+from auditor.statistics.compare import resample_paired_means
 from auditor.statistics.intervals import clopper_pearson, combine_independent_intervals
 
 _RESAMPLES = 2000
@@ -74,13 +74,15 @@ def _attack_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric]
             outcome = part.cell.member_outcomes_by_seed[seed]
             # (1 + resamples, secrets of this outcome): how often each resample draws each of them
             mine = draws[:, [at[secret] for secret in outcome.ids]]
-            values += part.coefficient / len(seeds) * metrics.find_metric(part.metric).value_at_resamples(outcome, mine)
+            values += (
+                part.coefficient / len(seeds) * metrics.find_metric(part.metric).compute_resampled_values(outcome, mine)
+            )
     units = {metrics.find_metric(part.metric).unit for part in parts}
     unit, n = units.pop() if len(units) == 1 else "", len(ids)
     value, resampled = float(values[0]), values[1:]  # the first row of draws is the sample itself
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
         return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
-    low, high = bootstrap.percentile_interval(resampled[~np.isnan(resampled)])
+    low, high = bootstrap.compute_percentile_interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
         # No resample differs, so a bootstrap has no width: bounded as a share is, or a paired difference of shares.
         unseen = clopper_pearson(0, n)[1]
@@ -105,7 +107,7 @@ def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], see
         # (resamples, parts x seeds); exp is its own slope
         return np.exp(each) @ times, np.exp(each) * times  # the sum, and its slopes
 
-    value, low, high = bootstrap.interval_of_rates(nll, tokens, of, "contrast", _RESAMPLES)
+    value, low, high = bootstrap.estimate_rate_statistic(nll, tokens, of, "contrast", _RESAMPLES)
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
 
 
@@ -132,8 +134,8 @@ def _probe_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric],
                 plus += values
             else:
                 minus -= values
-    return measurement_from_evidence(
-        name, paired_mean_difference(plus, minus), _replicate_measurement_at_seed(parts[0], seeds[0]).unit
+    return make_measurement(
+        name, resample_paired_means(plus, minus), _replicate_measurement_at_seed(parts[0], seeds[0]).unit
     )
 
 
@@ -141,7 +143,7 @@ def _probe_contrast_paired_by_secret(name: str, parts: Sequence[WeightedMetric],
 @functools.lru_cache(maxsize=4)
 def _contrast_resample_count_matrix(n: int) -> Draws:
     """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n secrets."""
-    return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.resample_blocks(n, "contrast", _RESAMPLES)])
+    return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.draw_resample_blocks(n, "contrast", _RESAMPLES)])
 
 
 def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:

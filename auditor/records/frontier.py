@@ -23,7 +23,7 @@ from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, BoundedNumber
 from auditor.statistics.frontier import ModelLeakage
 from auditor.statistics.metrics import LEAKS, Metric, find_metric
-from auditor.statistics.roc import fewest_nonmembers_for_fpr_lower_bound
+from auditor.statistics.roc import count_nonmembers_for_lower_bound
 
 MARGIN = 0.1  # of perplexity
 Row = tuple[str, str]  # setting, attack
@@ -155,7 +155,7 @@ def _frontier_perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dic
     # Under "perplexity" stand summed nats a text: (models, seeds, texts); the tokens are (seeds, texts).
     nll = np.array([[m.heldout[seed]["perplexity"] for seed in tokens] for m in known], dtype=float)
     # nll[0] is the undefended model, which equals itself and so is always among the known.
-    found = frontier.perplexity_ratios(nll, np.array(list(tokens.values()), dtype=float), nll[0])
+    found = frontier.estimate_perplexity_ratios(nll, np.array(list(tokens.values()), dtype=float), nll[0])
     return {model.label: ratio for model, ratio in zip(known, found, strict=True)}
 
 
@@ -227,16 +227,16 @@ def _paired_leakage_of_frontier_models(
         return []
     if not metric.scores:
         # (models, secrets): the means over seeds.
-        return frontier.model_leakages_by_mean(
+        return frontier.estimate_mean_leakages(
             np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows])
         )
     # By model and seed: the scores of the members, and of the non-members.
     scores = [[(values(h, own), values(h, others)) for h in held] for held in rows]
     if not metric.rate:
-        return frontier.model_leakages_by_auc(scores) if len(others) > 1 else []
-    if len(others) < fewest_nonmembers_for_fpr_lower_bound(metric.rate, LEVEL / 2):
+        return frontier.estimate_auc_leakages(scores) if len(others) > 1 else []
+    if len(others) < count_nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
         return []  # they bound the rate of no model from below, so they show none to leak more than another
-    return frontier.model_leakages_by_tpr(scores, metric.rate)
+    return frontier.estimate_tpr_leakages(scores, metric.rate)
 
 
 def _frontier_point(model: FrontierModel, ratio: Measurement, leak: Measurement) -> FrontierPoint:
@@ -260,9 +260,9 @@ def _flag_least_leaking_points(points: Sequence[FrontierPoint], leaks: Sequence[
 
     @cache
     def apart(i: int, j: int) -> BoundedNumber:
-        return frontier.paired_leak_difference(leaks[held[i]], leaks[held[j]])
+        return frontier.compare_paired_leakage(leaks[held[i]], leaks[held[j]])
 
-    least = dict(zip(held, frontier.possibly_least_leaking(len(held), apart, LEVEL), strict=True))
+    least = dict(zip(held, frontier.select_possibly_least_leaking(len(held), apart, LEVEL), strict=True))
     return [replace(point, least=least.get(i)) for i, point in enumerate(points)]
 
 
@@ -270,5 +270,5 @@ def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoin
     """Over the logarithm of perplexity: lots drawn between two models lie on the line between them there."""
     known = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
     places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in known]
-    corners = {known[i] for i in frontier.convex_frontier_corner_indices(places)}
+    corners = {known[i] for i in frontier.find_convex_frontier(places)}
     return [replace(point, corner=i in corners) for i, point in enumerate(points)]

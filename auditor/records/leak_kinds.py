@@ -17,14 +17,14 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.records.disagreements import is_measured
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, wilson_interval
+from auditor.statistics.intervals import clopper_pearson, compute_wilson_interval, subtract_nonmember_mean
 from auditor.statistics.metrics import (
     AT_LEAST,
     SHARES,
-    excess_metric_name,
     find_metric,
-    nonmember_metric_name,
-    upper_bound_metric_name,
+    name_excess_metric,
+    name_nonmember_metric,
+    name_upper_bound_metric,
 )
 from auditor.statistics.roc import AUC
 
@@ -112,15 +112,17 @@ def _smallest_share_that_shows_leak(n: int, baseline: Measurement | float | None
 
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
-            # Newcombe's rule, as in `mean_excess_over_nonmembers`.
-            return k / n - baseline.value > factor * math.hypot(k / n - wilson_interval(k, n)[0], high - baseline.value)
+            # Newcombe's rule, as in `subtract_nonmember_mean`.
+            return k / n - baseline.value > factor * math.hypot(
+                k / n - compute_wilson_interval(k, n)[0], high - baseline.value
+            )
         # An exact interval's lower end, widened as `bonferroni_widened_leak_measurement` widens it.
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     # `above` reads this when it is called, further down.
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
-        high = wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
+        high = compute_wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
     # Bisected over counts: what is above the baseline is so with more hits too.
     least = bisect_left(range(1, n + 1), True, key=above) + 1
     return math.nan if least > n else least / n
@@ -158,12 +160,12 @@ def leak_readings_against_nonmembers(
     m = finding.measurement(name)
     if not is_measured(m):
         return
-    floor = finding.measurement(nonmember_metric_name(upper_bound_metric_name(name) or name))
+    floor = finding.measurement(name_nonmember_metric(name_upper_bound_metric(name) or name))
     floor = floor if is_measured(floor) else None
-    excess = finding.measurement(excess_metric_name(name))
+    excess = finding.measurement(name_excess_metric(name))
     if excess is None or math.isnan(excess.low):
         bounded = bounds or AT_LEAST in name
-        excess = None if floor is None or bounded else mean_excess_over_nonmembers(excess_metric_name(name), m, floor)
+        excess = None if floor is None or bounded else subtract_nonmember_mean(name_excess_metric(name), m, floor)
     yield LeakReading(m, floor, excess if floor is not None else None, finding.cell_key, alone)
 
 
@@ -180,7 +182,7 @@ def leak_readings_by_repeat_count(
         excess = None
         if isinstance(baseline, Measurement):
             wide = bonferroni_widened_leak_measurement(m, len(groups))
-            excess = mean_excess_over_nonmembers(excess_metric_name(name), wide, baseline)
+            excess = subtract_nonmember_mean(name_excess_metric(name), wide, baseline)
         yield LeakReading(m, baseline, excess, finding.cell_key, count=count, looks=len(groups))
 
 

@@ -21,8 +21,8 @@ from auditor.records.leak_kinds import (
     leak_readings_by_repeat_count,
 )
 from auditor.statistics import documents, people
-from auditor.statistics.extraction import copies_label
-from auditor.statistics.intervals import mean_excess_over_nonmembers
+from auditor.statistics.extraction import format_copies
+from auditor.statistics.intervals import subtract_nonmember_mean
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.memorised import GENERATIONS, MEMORISED, RECORDS
 from auditor.statistics.metrics import (
@@ -31,9 +31,9 @@ from auditor.statistics.metrics import (
     EXPECTED_ANY_OF,
     RECALL,
     auc_name,
-    excess_metric_name,
-    nonmember_metric_name,
-    tpr_name,
+    name_excess_metric,
+    name_nonmember_metric,
+    name_tpr_metric,
 )
 
 NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
@@ -59,9 +59,9 @@ def _leak_readings_by_copies(finding: Finding) -> Iterator[LeakReading]:
     """Yield the share extracted of each stratum, where there are several, at a level shared among them."""
     asked = [s for s in finding.strata if is_measured(s.extracted)]
     of_records = is_measured(finding.measurement(documents.RECALL))
-    baseline = finding.measurement(nonmember_metric_name(documents.RECALL if of_records else RECALL))
+    baseline = finding.measurement(name_nonmember_metric(documents.RECALL if of_records else RECALL))
     if len(asked) > 1:
-        shares = {copies_label(s.copies): s.extracted for s in asked}
+        shares = {format_copies(s.copies): s.extracted for s in asked}
         floor = baseline if is_measured(baseline) else 0.0
         yield from leak_readings_by_repeat_count(replace(finding, by_repeats=shares), floor, RECALL)
 
@@ -73,17 +73,15 @@ def _near_verbatim_leak_readings(finding: Finding) -> Iterator[LeakReading]:
 
 def _extraction_probability_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     """The mean of one sample and of any of n; and whether single secrets are likely, which a mean may hide."""
-    any_of = (
-        m.name for m in finding.measurements if EXPECTED_ANY_OF.numbers_in_metric_name(m.name.removesuffix(AT_LEAST))
-    )
+    any_of = (m.name for m in finding.measurements if EXPECTED_ANY_OF.parse_numbers(m.name.removesuffix(AT_LEAST)))
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
         yield from leak_readings_against_nonmembers(finding, name)
     for m in finding.measurements:
-        levels = DISCOVERABLE.numbers_in_metric_name(m.name)
+        levels = DISCOVERABLE.parse_numbers(m.name)
         # levels: (samples, probability), as the name has them.
         if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
             yield LeakReading(m, 0.0, row=finding.cell_key, alone=False)
-    yield from leak_readings_by_repeat_count(finding, finding.measurement(nonmember_metric_name(EXACT)), EXACT)
+    yield from leak_readings_by_repeat_count(finding, finding.measurement(name_nonmember_metric(EXACT)), EXACT)
 
 
 def _personal_data_leak_readings(finding: Finding) -> Iterator[LeakReading]:
@@ -91,7 +89,7 @@ def _personal_data_leak_readings(finding: Finding) -> Iterator[LeakReading]:
         floor = finding.by_kind_nonmembers.get(kind)
         if is_measured(m):
             if is_measured(floor):
-                excess = mean_excess_over_nonmembers(excess_metric_name(m.name), m, floor)
+                excess = subtract_nonmember_mean(name_excess_metric(m.name), m, floor)
                 yield LeakReading(m, floor, excess, finding.cell_key, part=kind)
             else:  # a mean of shares, and no tiny probability
                 yield LeakReading(m, 0.0, None, finding.cell_key, part=kind)
@@ -178,7 +176,7 @@ def _membership_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     for count, m in by_copies.items():
         yield LeakReading(m, 0.5, either_way=True, row=row, blind=blind, count=count)
     for rate in FALSE_POSITIVES:
-        share = finding.measurement(tpr_name("", rate))
+        share = finding.measurement(name_tpr_metric("", rate))
         if is_measured(share):
             # By chance as many members are above the threshold as non-members: the rate itself.
             yield LeakReading(share, rate, row=row)
@@ -228,11 +226,11 @@ MEMBERSHIP = LeakKind(
 
 def _untargeted_extraction_leak_readings(finding: Finding) -> Iterator[LeakReading]:
     yield from leak_readings_against_nonmembers(finding, MEMORISED)
-    records, floor = finding.measurement(RECORDS), finding.measurement(nonmember_metric_name(RECORDS))
+    records, floor = finding.measurement(RECORDS), finding.measurement(name_nonmember_metric(RECORDS))
     if is_measured(records):
         # Counts of records, without intervals: held-out ones that stand there say how many are merely alike.
         yield LeakReading(records, 0.0 if floor is None else floor.value, alone=floor is None, row=finding.cell_key)
-    if finding.measurement(nonmember_metric_name(MEMORISED)) is None:
+    if finding.measurement(name_nonmember_metric(MEMORISED)) is None:
         yield from leak_readings_against_nonmembers(finding, GENERATIONS, alone=False)
 
 

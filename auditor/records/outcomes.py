@@ -21,12 +21,12 @@ from auditor.records.manifest import NO_EDITS, FolderEdits
 from auditor.records.table import MEASURED, TABLE, Column, blame_errors_on_secrets_table_context, read_secrets_table
 from auditor.statistics import metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
-from auditor.statistics.bounds import BoundedNumber, SharedLevel, measurement_from_evidence
-from auditor.statistics.compare import difference_evidence
-from auditor.statistics.intervals import mean_share_per_secret
+from auditor.statistics.bounds import BoundedNumber, SharedLevel, make_measurement
+from auditor.statistics.compare import compare_columns
+from auditor.statistics.intervals import estimate_mean_share
 from auditor.statistics.judging import Outcome
-from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find_metric, nonmember_metric_name
-from auditor.statistics.recomputed import remeasure_with_interval, strongest_score_columns
+from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find_metric, name_nonmember_metric
+from auditor.statistics.recomputed import list_strongest_score_columns, repeat_measurement
 
 _FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
 _PROBABILITY = "probability"  # what a score is called that is one
@@ -85,10 +85,10 @@ class RowValuesBySecret:
         about = find_metric(name)
         if self.anytime:
             seen = self.anytime_valid_evidence(name, count, kind)
-            return None if seen is None else measurement_from_evidence(name, seen, about.unit, about.note)
+            return None if seen is None else make_measurement(name, seen, about.unit, about.note)
         if kind is not None:
             held = self._personal_data_shares_of_kind(kind, about.members)
-            return mean_share_per_secret(name, held) if len(held) else None
+            return estimate_mean_share(name, held) if len(held) else None
         # Only members have repeat counts: of one there are neither non-members nor a difference from them.
         if count is not None and (about.signed or not about.members):
             return None
@@ -96,7 +96,7 @@ class RowValuesBySecret:
         if self.outcome is not None and (about.values or about.errors):
             return about.measure(self.outcome.select_secrets(wanted), self.outcome.select_secrets(~self.member))
         # in the order of the row: a bootstrap draws other places in another one
-        return remeasure_with_interval(
+        return repeat_measurement(
             about, *({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member))
         )
 
@@ -107,7 +107,7 @@ class RowValuesBySecret:
         about = find_metric(name)
         if about.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)
-            own, floor = self.anytime_valid_evidence(base), self.anytime_valid_evidence(nonmember_metric_name(base))
+            own, floor = self.anytime_valid_evidence(base), self.anytime_valid_evidence(name_nonmember_metric(base))
             if isinstance(own, BettingMean) and isinstance(floor, BettingMean):
                 return BettingExcess(own, floor)
         if about.errors or about.scores or about.signed or about.unit not in SHARES:
@@ -206,15 +206,15 @@ def tpr_bounds_of_row(metric: str, row: RowValuesBySecret | None) -> BoundedNumb
         return None
     own, others = (row.metric_values_in_id_order(members, None)[about.scores] for members in (True, False))
     if (
-        len(others) < roc.fewest_nonmembers_for_fpr_threshold(most)
+        len(others) < roc.count_nonmembers_for_threshold(most)
         or np.isnan(row.values[about.scores]).any()
         or not len(own)
     ):
         return None
     bounds = roc.BoundedTprAtFpr(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
-    if about.scores != metrics.score_column_name(""):
+    if about.scores != metrics.name_score_column(""):
         return bounds
-    return SharedLevel(bounds, len(strongest_score_columns(row.values)))
+    return SharedLevel(bounds, len(list_strongest_score_columns(row.values)))
 
 
 def paired_row_difference_or_reason(
@@ -237,7 +237,7 @@ def paired_row_difference_or_reason(
         return f"no secret stood in the data {count} times" if count is not None else "no secret to pair"
     one, other = (tuple(side[column] for column in about.columns_to_recompute) for side in (first, second))
     if about.errors is not None:
-        return difference_evidence(one, other, errors=about.wrong_guess_limit(n))
+        return compare_columns(one, other, errors=about.compute_wrong_guess_limit(n))
     if about.below:
         return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
     if about.scores:
@@ -249,11 +249,11 @@ def paired_row_difference_or_reason(
         if np.isnan(np.concatenate([*one, *other])).any():
             return f"{metric} is by a score that is not a number for some secret"
         if not about.rate:
-            one, other = roc.read_from_members_up(*one), roc.read_from_members_up(*other)
-        return difference_evidence(one, other, rate=about.rate)
+            one, other = roc.orient_scores(*one), roc.orient_scores(*other)
+        return compare_columns(one, other, rate=about.rate)
     if not np.isfinite([*one, *other]).all():
         return f"{metric} is not a number for some secret"
-    return difference_evidence(one, other)
+    return compare_columns(one, other)
 
 
 def _anytime_valid_row_difference_or_reason(

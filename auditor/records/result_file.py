@@ -30,7 +30,7 @@ def read_result(folder: Path) -> AuditResult:
         then = "a newer audit made it, update this one" if newer else f"{made_by}re-run the audit"
         raise AuditError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {found!r}; {then}")
     result: AuditResult = from_json(AuditResult, raw, str(path))
-    metrics.declare_plugin_metric_titles(result.metrics)
+    metrics.register_plugin_titles(result.metrics)
     return result
 
 

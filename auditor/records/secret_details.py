@@ -93,7 +93,7 @@ def extraction_counts_by_document(details: SecretDetails, seen: RowValuesBySecre
         for s in details.secrets
         if s.document is not None and s.member and s.id in hit
     ]
-    longest = documents.longest_extracted_block_by_document(parts)
+    longest = documents.measure_longest_extracted_blocks(parts)
     asked, out = Counter(part.document for part in parts), Counter(part.document for part in parts if part.out)
     worst = sorted(longest, key=lambda name: (-longest[name], name))
     return {name: (longest[name], out[name], asked[name]) for name in worst}

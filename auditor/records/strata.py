@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from auditor.core.result import Finding, Measurement, Stratum
 from auditor.statistics.metrics import RECALL
-from auditor.statistics.strata import StratumCount, share_of_whole
+from auditor.statistics.strata import StratumCount, estimate_population_share
 
 _TAIL = 0.025
 
@@ -27,7 +27,7 @@ def weighted_extracted_share(finding: Finding, tail: float = _TAIL) -> Measureme
     if not finding.strata:
         return None
     counts = [StratumCount(s.population, s.extracted.n, hits_of_stratum(s)) for s in finding.strata]
-    value, low, high = share_of_whole(counts, tail)
+    value, low, high = estimate_population_share(counts, tail)
     return Measurement(RECALL, value, low, high, sum(s.population for s in finding.strata))
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.records.outcomes import RowValuesBySecret, read_row_values_by_secret
 from auditor.records.table import read_heldout_losses
-from auditor.statistics.frontier import perplexity_ratios
+from auditor.statistics.frontier import estimate_perplexity_ratios
 from auditor.statistics.unlearning import (
     AFTER,
     BEFORE,
     FORGOTTEN,
     NONMEMBERS,
     RETAINED,
-    group_numbers_around_unlearning,
+    measure_unlearning_group,
 )
 
 _GREEDY = "greedy"  # of a row with a bound by ranks: whether greedy decoding gives the secret
@@ -74,7 +74,7 @@ def _group_recall_of_unlearning(
                 # prod_t 1 / rank_t = 1 (formulas C3): every true token is the likeliest, as greedy decoding takes it.
                 found = {model: (values == 1).astype(float) for model, values in found.items()}
             if ids and all(np.isfinite(values).all() for values in found.values()):
-                yield group_numbers_around_unlearning(attack, name, group, found)
+                yield measure_unlearning_group(attack, name, group, found)
 
 
 def _perplexities_around_unlearning(
@@ -86,5 +86,5 @@ def _perplexities_around_unlearning(
     # `+` joins two lists: the losses of every text, before and after.
     if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
         base, nll, tokens = np.array([before["perplexity"], after["perplexity"], before["tokens"]], dtype=float)
-        found["ratio"] = perplexity_ratios(nll[None, None], tokens[None], base[None])[0]  # one model, one seed
+        found["ratio"] = estimate_perplexity_ratios(nll[None, None], tokens[None], base[None])[0]  # one model, one seed
     return found

@@ -31,7 +31,7 @@ from auditor.runs.per_secret_results import (
 from auditor.runs.target import Target
 from auditor.runs.tuned_states import State
 from auditor.statistics import documents, extraction, judging
-from auditor.statistics.metrics import RECALL, nonmember_metric_name
+from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
 
 @dataclass(frozen=True)
@@ -160,21 +160,21 @@ class AttackCell(Cell):
         return dataclasses.replace(
             blank,
             measurements=(
-                *extraction.extraction_measurements(outcome),
-                *documents.document_recall_measurements(
+                *extraction.measure_extraction(outcome),
+                *documents.measure_document_recall(
                     self.target.secrets,
                     dict(zip(outcome.ids, map(bool, outcome.hit), strict=True)),
                     dict(zip(outcome.ids, map(bool, outcome.is_near_verbatim), strict=True)),
                 ),
                 *self._recall_difference_to_undefended(),
             ),
-            by_repeats=extraction.hit_share_by_repeats("recall", members),
+            by_repeats=extraction.measure_hit_shares("recall", members),
             strata=self._strata_of_members(members),
             by_kind={kind: m for kind in kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
             by_kind_nonmembers={
-                kind: m for kind in kinds if (m := kept.remeasure_metric(nonmember_metric_name(RECALL), kind=kind))
+                kind: m for kind in kinds if (m := kept.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
             },
-            curve=extraction.recall_error_curve(members),
+            curve=extraction.compute_recall_error_curve(members),
             notes=(
                 *blank.notes,
                 *self.method.notes(self.view, state),
@@ -194,7 +194,7 @@ class AttackCell(Cell):
         if counts is None or not whole_sample or self.key in self.audit.stops:
             return ()
         secrets = map(self.audit.secrets_by_id.__getitem__, members.ids)
-        return extraction.strata_by_copies(counts.by_copies, secrets, members.hit)
+        return extraction.group_copies_strata(counts.by_copies, secrets, members.hit)
 
     def _recall_difference_to_undefended(self) -> Iterator[Measurement]:
         """The paired difference to the undefended target at the same setting, on the members that both answered."""

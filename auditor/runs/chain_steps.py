@@ -87,7 +87,7 @@ def paired_mean_difference_of_run_rows(
     # (2, ids) each: the new row above the base. With floors it is a difference in differences.
     (own, before), floors = sides(True, secrets), sides(False, others)
     floor = (floors[0], floors[1]) if others else None
-    return compare.mean_difference_measurement(f"{name}_difference", unit, own, before, floor)
+    return compare.measure_mean_difference(f"{name}_difference", unit, own, before, floor)
 
 
 def _changes_by_cause(chain_rows: Sequence[ChainRow]) -> dict[str, str]:

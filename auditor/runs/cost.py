@@ -109,8 +109,8 @@ def run_cost_estimate_table(found: CostEstimate) -> RowTable:
         note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
     if found.rates:
         needs = (
-            f"{roc.fewest_nonmembers_for_fpr_threshold(r):,} for {100 * r:g}% "
-            f"({roc.fewest_nonmembers_for_fpr_lower_bound(r, _SIDE):,} to bound it)"
+            f"{roc.count_nonmembers_for_threshold(r):,} for {100 * r:g}% "
+            f"({roc.count_nonmembers_for_lower_bound(r, _SIDE):,} to bound it)"
             for r in FALSE_POSITIVES
         )
         note += (

@@ -138,9 +138,7 @@ def judge_generations_of_cell(
                     best[record] = run, guesses.secret
     # A score that some generations lack ranks none.
     names = sorted(set.intersection(*map(set, scores)))
-    firsts = {
-        name: memorised.most_confident_distinct_text_indices([own[name] for own in scores], text) for name in names
-    }
+    firsts = {name: memorised.select_distinct_texts([own[name] for own in scores], text) for name in names}
     seen = Counter(record for held in every for record in held.records)
     key = load_alias_salt()
     aliases = {record: alias_of_training_record(corpus.index.tokens_of_text(record), key) for record in seen}
@@ -160,7 +158,7 @@ def judge_generations_of_cell(
         )
     return JudgedGenerations(
         tuple(
-            memorised.generation_memorisation_measurements(
+            memorised.measure_generation_memorisation(
                 every, corpus.ngram_and_record_counts, corpus.n, attack.length, firsts
             )
         ),

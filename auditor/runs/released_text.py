@@ -46,18 +46,18 @@ from auditor.statistics import extraction, judging, memorised, roc
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import OF_TEXT, RECALL, nonmember_metric_name, score_column_name, tpr_name
+from auditor.statistics.metrics import OF_TEXT, RECALL, name_nonmember_metric, name_score_column, name_tpr_metric
 from auditor.statistics.ngram_scores import (
     NGramCounts,
-    mean_jaccard_similarity,
-    mean_per_text,
+    average_per_text,
+    measure_jaccard_similarity,
     score_against_other_records,
 )
 from auditor.statistics.strongest_score import (
     CandidateScore,
     ScoredRecords,
     choose_strongest_score,
-    simultaneous_widening,
+    compute_simultaneous_widening,
 )
 
 SETTING = "text-only"
@@ -253,14 +253,14 @@ def _find_copied_passages(
     members = outcome.select_secrets(outcome.member)
     finding = _finding_of_release(
         PASSAGES,
-        extraction.extraction_measurements(outcome),
+        extraction.measure_extraction(outcome),
         tuple(_released_passage_sentences(held, n, len(long), every, index)),
-        by_repeats=extraction.hit_share_by_repeats(RECALL, members),
+        by_repeats=extraction.measure_hit_shares(RECALL, members),
         by_kind={kind: m for kind in of_kinds if (m := kept.remeasure_metric(RECALL, kind=kind))},
         by_kind_nonmembers={
-            kind: m for kind in of_kinds if (m := kept.remeasure_metric(nonmember_metric_name(RECALL), kind=kind))
+            kind: m for kind in of_kinds if (m := kept.remeasure_metric(name_nonmember_metric(RECALL), kind=kind))
         },
-        curve=extraction.recall_error_curve(members),
+        curve=extraction.compute_recall_error_curve(members),
         options={"words": n},
     )
     return finding, counts
@@ -276,8 +276,8 @@ def _released_passage_sentences(
     unit = "characters" if held.is_unspaced else "words"
     yield (
         f"extracted: {n} {unit} in a row or more that one record alone has, of --data or --nonmembers; near-verbatim: "
-        f"{n} {unit} with {judging.near_verbatim_edit_limit(n)} changed at most, of which {max(1, n // 2)} stand side "
-        "by side"
+        f"{n} {unit} with {judging.compute_near_verbatim_limit(n)} changed at most, of which {max(1, n // 2)} stand "
+        "side by side"
     )
     if short := len(held.records) - long:
         yield f"{short:,} records have fewer than {n} {unit}: they are not looked for here (--words)"
@@ -349,20 +349,20 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Re
     model = NGramCounts.count_ngrams(held.texts, kinds)
     found = {
         "ngrams": score_against_other_records(model, records, held.plan.seed),
-        "bigrams": model.mean_laplace_log_prob(records),
-        "likeness": mean_jaccard_similarity(records, held.texts, kinds),
+        "bigrams": model.average_laplace_log_prob(records),
+        "likeness": measure_jaccard_similarity(records, held.texts, kinds),
     }
     who = ScoredRecords(np.array([one.member for one in held.records]), {})
     scores = {name: CandidateScore(values, OF_TEXT[name]) for name, values in found.items()}
-    widening = simultaneous_widening(list(scores.values()), who)
+    widening = compute_simultaneous_widening(list(scores.values()), who)
     strongest = choose_strongest_score(scores, who, widening, len(scores))
     rates = [
         tpr
         for name, values in found.items()
         for rate in FALSE_POSITIVES
-        if (tpr := roc.tpr_with_interval(tpr_name(name, rate), values[who.member], values[~who.member], rate))
+        if (tpr := roc.estimate_tpr(name_tpr_metric(name, rate), values[who.member], values[~who.member], rate))
     ]
-    columns = {score_column_name(name): values for name, values in {"": strongest.values, **found}.items()}
+    columns = {name_score_column(name): values for name, values in {"": strongest.values, **found}.items()}
     rows.add_observations(_CELLS[MEMBERS], secrets, columns)
     notes = [
         f"the membership AUC is that of the strongest of {len(scores)} scores; the intervals of all AUCs hold "
@@ -389,7 +389,7 @@ def _epsilon_lower_bound_finding(
     gained = model.log_probs(whole) - reference.log_probs(whole)
     # (words of all canaries,): those of the prefix are given away, and count for nothing.
     secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
-    scores = mean_per_text(np.where(secret, gained, 0.0), whole)
+    scores = average_per_text(np.where(secret, gained, 0.0), whole)
     coins = np.array([one.included for one in manifest.canaries])
     # Scores of released text are guesses of coins as any others are (arXiv 2502.14921): one-run bounds hold for them.
     audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)

@@ -148,7 +148,7 @@ def _ask_and_measure(
         own_methods=selection.own_methods,
         sections=_plugin_report_sections(selection, findings),
     )
-    metrics.declare_plugin_metric_titles(
+    metrics.register_plugin_titles(
         result.metrics
     )  # for the whole process: frontiers and reports look metrics up by name
     if not collector.stopped:  # else its intervals are of a fixed size
@@ -312,7 +312,7 @@ def _benchmark_record(
         greedy_recall=greedy,
         greedy_nonmembers=greedy_nonmembers,
         digest=comparable_secrets_digest(audit.secrets_in_run_fingerprint),
-        near_duplicates=len(judging.near_duplicate_secret_ids(members, benchmark.known)),
+        near_duplicates=len(judging.find_near_duplicate_ids(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,
         kinds=dict(audit.personal_data_of_secrets.counts),

@@ -27,8 +27,8 @@ from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.audit import Audit
 from auditor.runs.target import Target
 from auditor.statistics import intervals
-from auditor.statistics.compare import welch_interval
-from auditor.statistics.metrics import nonmember_metric_name
+from auditor.statistics.compare import compute_welch_interval
+from auditor.statistics.metrics import name_nonmember_metric
 
 GREEDY_AT_ONCE = 256  # prefixes
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
@@ -57,7 +57,7 @@ def greedy_nonmember_recall(
     """The baseline: of secrets that the model was not trained on; None where there are none."""
     others = [secret for secret in secrets if not secret.member]
     return (
-        intervals.share_with_interval(nonmember_metric_name("greedy"), greedy_hits(model, others, guesses))
+        intervals.share_with_interval(name_nonmember_metric("greedy"), greedy_hits(model, others, guesses))
         if others
         else None
     )
@@ -174,7 +174,7 @@ def perplexity_measurements(found: Mapping[str, Sequence[float]]) -> tuple[Measu
     """A measurement of each perplexity that `heldout_losses` found, in its order."""
     tokens = [int(count) for count in found.get("tokens", ())]
     return tuple(
-        intervals.perplexity_with_interval(list(zip(nll, tokens, strict=True)), name)
+        intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)), name)
         for name, nll in found.items()
         if name != "tokens"
     )
@@ -231,7 +231,7 @@ def doubt_if_members_likelier(
     """
     values = answers.values[LIKELIHOOD]
     members, others = values[answers.member], values[~answers.member]
-    least, _ = welch_interval(members, others)
+    least, _ = compute_welch_interval(members, others)
     if not least > 0:  # NaN, which is no doubt either, where a defense forbids a true token or all values are equal
         return ()
     gap = np.mean(members) - np.mean(others)

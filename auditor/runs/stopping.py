@@ -21,10 +21,10 @@ from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.runs.selection import PluginSelection
-from auditor.statistics.anytime import sample_sizes_at_looks
+from auditor.statistics.anytime import yield_look_sizes
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.metrics import METRICS, excess_metric_name, find_metric, nonmember_metric_name
+from auditor.statistics.metrics import METRICS, find_metric, name_excess_metric, name_nonmember_metric
 
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
@@ -86,7 +86,7 @@ class StoppingRule:
         # Each item draws its own place: the order of two does not depend on which others are asked.
         turn = sorted(items, key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random())
         before, why = 0, ""
-        for at in sample_sizes_at_looks(len(turn)):
+        for at in yield_look_sizes(len(turn)):
             ask(turn[before:at])
             before = at
             if why := self.reason_to_stop(replace(seen(turn[:at]), anytime=True)):
@@ -183,7 +183,7 @@ def _per_secret_mean_metric_names(method: Attack | Probe) -> tuple[str, ...]:
 def _can_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
     """Whether its rows can be stopped by this number."""
     own = _per_secret_mean_metric_names(method)
-    return metric in own or any(metric in (nonmember_metric_name(one), excess_metric_name(one)) for one in own)
+    return metric in own or any(metric in (name_nonmember_metric(one), name_excess_metric(one)) for one in own)
 
 
 def _is_rule_without_stopping_row(rule: Rule) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding
 from auditor.runs.per_secret_results import PerSecretCollector, ScoredRow
-from auditor.statistics.metrics import score_column_name
-from auditor.statistics.strongest_score import CandidateScore, choose_strongest_score, simultaneous_widening
+from auditor.statistics.metrics import name_score_column
+from auditor.statistics.strongest_score import CandidateScore, choose_strongest_score, compute_simultaneous_widening
 
 
 def findings_with_strongest_membership(findings: Sequence[Finding], collector: PerSecretCollector) -> list[Finding]:
@@ -24,10 +24,10 @@ def findings_with_strongest_membership(findings: Sequence[Finding], collector: P
     changed = {}
     for family in _families_of_rows(findings, collector.scored):
         scores = list(_scores_in_one_order(family))
-        widening = simultaneous_widening(scores, next(iter(family.values())).records)
+        widening = compute_simultaneous_widening(scores, next(iter(family.values())).records)
         for key, row in family.items():
             strongest = choose_strongest_score(row.candidates, row.records, widening, len(scores))
-            collector.replace_row_column(key, score_column_name(""), strongest.values)
+            collector.replace_row_column(key, name_score_column(""), strongest.values)
             measured = {m.name: m for m in (*strongest.measurements, *strongest.corrected)}
             finding = next(f for f in findings if f.cell_key == key)
             changed[key] = replace(

@@ -30,7 +30,7 @@ from auditor.runs.likeliest_reading import (
     mean_suffix_nll_of_each_pair,
 )
 from auditor.runs.prefix_token import tokenizer_default_prefix_token
-from auditor.statistics.compare import welch_interval
+from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.intervals import CONFIDENCE
 
 ROWS = 64  # of members, and of non-members, that a choice looks at
@@ -304,7 +304,7 @@ def _text_form_doubt_sentences(sample: _RenderingScores, best: ChatRendering, se
 def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool:
     # One-sided at 5%, Bonferroni over the forms: an interval has two such ends.
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(sample.members)
-    return welch_interval(sample.others[form], sample.members[form], confidence)[0] > 0
+    return compute_welch_interval(sample.others[form], sample.members[form], confidence)[0] > 0
 
 
 def _is_confirmed_by_nonmembers(others: Mapping[ChatRendering, NDArray[np.float64]], best: ChatRendering) -> bool:

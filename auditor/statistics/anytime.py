@@ -1,11 +1,14 @@
-"""Bounds of a mean that hold at every look at once, by betting: who asks in random order may stop when they say enough.
+"""Bounds of a mean that hold at every look at once, by betting: who asks in random order may stop
+when they say enough.
 
-A gambler who stakes a share f of his capital on each number x in [0, 1] against a mean of at most m turns 1 into
-prod (1 - f + f x / m). If the mean is no more than m that does not grow on average, so it ever reaches 1 / level with
-probability `level` at most (Ville). Waudby-Smith and Ramdas (2024, arXiv 2010.09686) choose each stake by what was seen
-before it; here all stakes of a fixed grid are played side by side and their capitals averaged, as Cover's universal
-portfolio is (Ryu and Bhatt, 2207.12382). So a bound does not depend on the order, and is worked out again from what is
-kept of each secret. The secrets count as a sample, and the bound is of its population's mean, as fixed-size ones are.
+A gambler who stakes a share f of his capital on each number x in [0, 1] against a mean of at most m
+turns 1 into prod (1 - f + f x / m). If the mean is no more than m that does not grow on average, so
+it ever reaches 1 / level with probability `level` at most (Ville). Waudby-Smith and Ramdas (2024,
+arXiv 2010.09686) choose each stake by what was seen before it; here all stakes of a fixed grid are
+played side by side and their capitals averaged, as Cover's universal portfolio is (Ryu and Bhatt,
+2207.12382). So a bound does not depend on the order, and is worked out again from what is kept of
+each secret. The secrets count as a sample, and the bound is of its population's mean, as fixed-size
+ones are.
 """
 
 from __future__ import annotations
@@ -22,13 +25,18 @@ from auditor.statistics.bounds import bisect_refuted
 
 Floats = NDArray[np.float64]
 
-_FIRST, _GROWTH = 16, 1.1  # secrets asked at the first look, and how many times as many at each next one
-_ALL = 0.3  # of the capital: what is staked whole, which pays most where nothing leaks, and is lost at the first leak
-STAKES = np.append(np.geomspace(0.008, 0.7, 8), 1.0)  # few: what is shared out over many is missing from the best
+# secrets asked at the first look, and how many times as many at each next one
+_FIRST = 16
+_GROWTH = 1.1
+# of the capital: what is staked whole, which pays most where nothing leaks, and is lost at the
+# first leak
+_ALL = 0.3
+# few: what is shared out over many is missing from the best
+STAKES = np.append(np.geomspace(0.008, 0.7, 8), 1.0)
 CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
-def sample_sizes_at_looks(n: int) -> Iterator[int]:
+def yield_look_sizes(n: int) -> Iterator[int]:
     """How many of n secrets are asked at each look: counts that depend on nothing else."""
     at = _FIRST
     while at < n:
@@ -39,19 +47,24 @@ def sample_sizes_at_looks(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: NDArray[np.int64], mean: float) -> Floats:
-    """(...,) log of the averaged capital against a mean of at most this. values: (v,); counts: (..., v), of each."""
+    """(...,) log of the averaged capital against a mean of at most this. values: (v,); counts:
+    (..., v), of each.
+    """
     with np.errstate(divide="ignore"):  # who stakes all of it has nothing left at x = 0
         each = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
     each[:, -1] = np.where(np.isinf(each[:, -1]), -1e300, each[:, -1])  # 0 times it is 0
     grown = counts @ each
-    most = grown.max(-1, keepdims=True)  # taken out before exp and put back behind log: exp of all would be 0 or inf
+    # taken out before exp and put back behind log: exp of all would be 0 or inf
+    most = grown.max(-1, keepdims=True)
     found: Floats = most[..., 0] + np.log(np.exp(grown - most) @ CAPITAL)
     return found
 
 
 @dataclass(frozen=True)
 class BettingMean:
-    """The mean of numbers in [least, 1], with one-sided bounds at any level, each of which holds at every look."""
+    """The mean of numbers in [least, 1], with one-sided bounds at any level, each of which holds at
+    every look.
+    """
 
     values: Floats
     least: float = 0.0
@@ -66,38 +79,56 @@ class BettingMean:
 
     def low(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values
-        return self.least + (1 - self.least) * _lower_mean_bound(distinct, counts, level)
+        return self.least + (1 - self.least) * _compute_lower_mean_bound(distinct, counts, level)
 
     def high(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values
         # 1 - x lies in [0, 1] as well: the lower bound of its mean is the upper one of x.
-        return 1 - (1 - self.least) * _lower_mean_bound(1 - distinct, counts, level)
+        return 1 - (1 - self.least) * _compute_lower_mean_bound(1 - distinct, counts, level)
 
     @cached_property
     def _distinct_scaled_values(self) -> tuple[Floats, NDArray[np.int64]]:
         """The distinct values, moved into [0, 1], and how often each is there."""
-        distinct, counts = np.unique((self.values - self.least) / (1 - self.least), return_counts=True)
+        distinct, counts = np.unique(
+            (self.values - self.least) / (1 - self.least),
+            return_counts=True,
+        )
         return distinct, counts
 
 
-def _lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: float) -> float:
+def _compute_lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: float) -> float:
     """The largest mean that is refuted as an upper limit of the truth; 0 where none is."""
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
         return 0.0
-    # The capital falls as m rises, so the refuted means are all those below one point: bisection finds it.
-    return bisect_refuted(lambda m: bool(log_betting_capital(values, counts, m) >= -math.log(level)), 0.0, most, 40)
+    # The capital falls as m rises, so the refuted means are all those below one point: bisection
+    # finds it.
+    return bisect_refuted(
+        lambda m: bool(log_betting_capital(values, counts, m) >= -math.log(level)),
+        0.0,
+        most,
+        40,
+    )
 
 
 def simulate_stopping_sizes(
-    values: Floats, odds: Floats, mean: float, level: float, most: int, runs: int = 1000, seed: int = 0
+    values: Floats,
+    odds: Floats,
+    mean: float,
+    level: float,
+    most: int,
+    runs: int = 1000,
+    seed: int = 0,
 ) -> NDArray[np.int64]:
-    """(runs,) simulated sizes at which a mean of at most this is refuted; 2 * most where it is not within `most`.
+    """(runs,) simulated sizes at which a mean of at most this is refuted; 2 * most where it is not
+    within `most`.
 
     odds: (v,) the true probability of each value.
     """
-    rng, at = np.random.default_rng(seed), np.array([*sample_sizes_at_looks(most)])
-    # (runs, looks, v): what is new at each look, added up; a simulated run is the same at all of its looks
+    rng = np.random.default_rng(seed)
+    at = np.array([*yield_look_sizes(most)])
+    # (runs, looks, v): what is new at each look, added up; a simulated run is the same at all of
+    # its looks
     counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
     found: NDArray[np.int64] = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
@@ -106,7 +137,9 @@ def simulate_stopping_sizes(
 
 @dataclass(frozen=True)
 class BettingExcess:
-    """One group's mean minus another's, of which nothing is paired: each end by an end of both, at half the level."""
+    """One group's mean minus another's, of which nothing is paired: each end by an end of both, at
+    half the level.
+    """
 
     own: BettingMean
     other: BettingMean

@@ -1,18 +1,22 @@
-"""A lower bound of epsilon under an assumption: canaries of one shape, independent but for a coin that they share.
+"""A lower bound of epsilon under an assumption: canaries of one shape, independent but for a coin
+that they share.
 
-The shape is the log-likelihood ratio of a canary in against out under T steps of a Gaussian mechanism of unknown noise,
-sampled at rate q: what DP-SGD says of itself, or with (1, 1) the Gaussian mechanism. Assumed is: given whatever
-randomness all canaries share, and the release shows, they are independent, and none is told apart better than this
-shape allows at some noise, which the shared randomness may choose.
+The shape is the log-likelihood ratio of a canary in against out under T steps of a Gaussian
+mechanism of unknown noise, sampled at rate q: what DP-SGD says of itself, or with (1, 1) the
+Gaussian mechanism. Assumed is: given whatever randomness all canaries share, and the release shows,
+they are independent, and none is told apart better than this shape allows at some noise, which the
+shared randomness may choose.
 
-Why it holds then. Given the shared randomness Z, the right ones among the r surest of m are at most what the shape
-gives (order statistics; Xiang et al. 2025 put their means into a Chernoff bound, here they are exact): the noise is
-bounded but for a part of the level. Epsilon at delta is the mechanism's, over all Z: delta_Z(epsilon) has a mean of at
-most delta, so but for the other part it is at most delta / part (Markov). So the bound is epsilon of the refuted noise
-at that larger delta. What tells all coins or none, by a coin of its own, is paid for.
+Why it holds then. Given the shared randomness Z, the right ones among the r surest of m are at most
+what the shape gives (order statistics; Xiang et al. 2025 put their means into a Chernoff bound,
+here they are exact): the noise is bounded but for a part of the level. Epsilon at delta is the
+mechanism's, over all Z: delta_Z(epsilon) has a mean of at most delta, so but for the other part it
+is at most delta / part (Markov). So the bound is epsilon of the refuted noise at that larger delta.
+What tells all coins or none, by a coin of its own, is paid for.
 
-The noise is bounded by the surer half of the guesses. A shape that the surest eighth contradicts (fewer right than in
-one audit of twenty, at that noise) is none, and nothing is said: it is how most other mechanisms are told.
+The noise is bounded by the surer half of the guesses. A shape that the surest eighth contradicts
+(fewer right than in one audit of twenty, at that noise) is none, and nothing is said: it is how
+most other mechanisms are told.
 """
 
 from __future__ import annotations
@@ -30,10 +34,10 @@ from scipy.special import betainc, ndtr
 from auditor.core.errors import AuditError
 from auditor.statistics.one_run import (
     Counts,
-    binomial_upper_tail,
     check_one_run_arguments,
-    guess_counts_looked_at,
-    largest_refuted_value,
+    compute_binomial_upper_tail,
+    find_largest_refuted_value,
+    list_guess_counts,
 )
 
 Floats = NDArray[np.float64]
@@ -41,17 +45,24 @@ Sampling = tuple[float, int]  # rate q, steps T
 
 GAUSSIAN: Sampling = (1.0, 1)
 _SHARED = 0.6  # of the level: what is left to the coin that canaries share
-_POINTS, _TAILS, _CELLS = 2**13, 9.0, 4001
-_BOUNDED_BY, _CHECKED_BY = 1, 3  # halvings: half of the guesses, and an eighth
+_POINTS = 2**13
+_TAILS = 9.0
+_CELLS = 4001
+# halvings: half of the guesses, and an eighth
+_BOUNDED_BY = 1
+_CHECKED_BY = 3
 _CONTRADICTED = 0.05
 _STEP = 1.005  # from one noise that is tried to the next
-_LEAST_NOISE, _MOST_NOISE = 0.05, 100.0
+_LEAST_NOISE = 0.05
+_MOST_NOISE = 100.0
 _FINE = 1e-6
 _NOTHING = 1e-14  # of a distribution
 
 
 class LikelihoodRatioDistribution(NamedTuple):
-    """Masses of the log-likelihood ratio, in nats, of a canary that is in and of one that is out, at each of `at`."""
+    """Masses of the log-likelihood ratio, in nats, of a canary that is in and of one that is out,
+    at each of `at`.
+    """
 
     at: Floats
     inside: Floats
@@ -60,29 +71,43 @@ class LikelihoodRatioDistribution(NamedTuple):
     def delta(self, epsilon: float) -> float:
         """The least delta at which this is (epsilon, delta)-DP."""
         factor = math.exp(min(epsilon, 700.0))
-        more, less = self.inside - factor * self.out, self.out - factor * self.inside
+        more = self.inside - factor * self.out
+        less = self.out - factor * self.inside
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
 
-    def surest_guess_probabilities(self) -> tuple[Floats, Floats]:
-        """From the surest on: the chance that a canary is as sure as this or surer, and that it is so and rightly."""
+    def compute_guess_probabilities(self) -> tuple[Floats, Floats]:
+        """From the surest on: the chance that a canary is as sure as this or surer, and that it is
+        so and rightly.
+        """
         order = np.argsort(-np.abs(self.at), kind="stable")
         said_in = self.at[order] > 0
-        inside, out = self.inside[order], self.out[order]
+        inside = self.inside[order]
+        out = self.out[order]
         return np.cumsum(inside + out) / 2, np.cumsum(np.where(said_in, inside, out)) / 2
 
 
 @lru_cache(maxsize=1024)
-def canary_likelihood_ratio_distribution(noise: float, sampling: Sampling) -> LikelihoodRatioDistribution:
-    """After all steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) (in) or N(0, noise^2) (out): by Fourier."""
+def compute_likelihood_ratio_distribution(
+    noise: float,
+    sampling: Sampling,
+) -> LikelihoodRatioDistribution:
+    """After all steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) (in) or N(0, noise^2)
+    (out): by Fourier.
+    """
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
-    # In against out at x: log(1 - q + q e^((2x - 1) / (2 noise^2))), which never falls below log(1 - q).
-    ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * noise**2))
+    # In against out at x: log(1 - q + q e^((2x - 1) / (2 noise^2))), which never falls below log(1
+    # - q).
+    ratio = np.logaddexp(
+        math.log1p(-q) if q < 1 else -math.inf,
+        math.log(q) + (2 * x - 1) / (2 * noise**2),
+    )
     middle = (ratio[1:] + ratio[:-1]) / 2
-    inside, out = (np.diff(mass) for mass in _step_cdfs_of_canary_in_and_out(x, noise, q))
+    inside, out = (np.diff(mass) for mass in _compute_step_cdfs(x, noise, q))
     means = float(inside @ middle), float(out @ middle)
     spread = math.sqrt(max(0.0, float(inside @ middle**2) - means[0] ** 2))
-    # The transform wraps around: the grid has to hold the sum but for _TAILS deviations, and any single step.
+    # The transform wraps around: the grid has to hold the sum but for _TAILS deviations, and any
+    # single step.
     reach = (
         steps * max(abs(means[0]), abs(means[1]))
         + _TAILS * spread * math.sqrt(steps)
@@ -90,17 +115,16 @@ def canary_likelihood_ratio_distribution(noise: float, sampling: Sampling) -> Li
     )
     width = 2 * reach / _POINTS
     at: Floats = (np.arange(_POINTS, dtype=np.float64) - _POINTS // 2) * width
-    with np.errstate(divide="ignore", over="ignore"):  # the ratio rises with x: x at the lower edge of each cell
-        # A cell below the least ratio begins at x = -inf and holds nothing; the last cell takes all that lies above it.
+    # the ratio rises with x: x at the lower edge of each cell
+    with np.errstate(divide="ignore", over="ignore"):
+        # A cell below the least ratio begins at x = -inf and holds nothing; the last cell takes all
+        # that lies above it.
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
-    composed = (
-        _compose_steps(np.diff(np.append(mass, 1.0)), steps)
-        for mass in _step_cdfs_of_canary_in_and_out(edges, noise, q)
-    )
+    composed = (_compose_steps(np.diff(np.append(mass, 1.0)), steps) for mass in _compute_step_cdfs(edges, noise, q))
     return LikelihoodRatioDistribution(at, *composed)
 
 
-def _step_cdfs_of_canary_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
+def _compute_step_cdfs(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
     """P[one step shows x or less], where the canary is in and where it is out."""
     out = ndtr(x / noise)
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
@@ -112,81 +136,118 @@ def _compose_steps(step: Floats, steps: int) -> Floats:
     # Index 0 of the transform is a ratio of 0, which stands in the middle of the grid.
     spectrum = np.fft.rfft(np.fft.ifftshift(step)) ** steps
     # What is below 0 is rounding of the transform.
-    return np.asarray(np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0), dtype=np.float64)
+    return np.asarray(
+        np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0),
+        dtype=np.float64,
+    )
 
 
 @lru_cache(maxsize=1024)
-def _nonempty_surest_guess_probabilities(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
-    """`LikelihoodRatioDistribution.surest_guess_probabilities`, of the cells that hold something."""
-    passed, right = canary_likelihood_ratio_distribution(noise, sampling).surest_guess_probabilities()
+def _compute_nonempty_guess_probabilities(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
+    """`LikelihoodRatioDistribution.compute_guess_probabilities`, of the cells that hold something."""
+    passed, right = compute_likelihood_ratio_distribution(
+        noise,
+        sampling,
+    ).compute_guess_probabilities()
     seen = np.diff(passed, prepend=0.0) > _NOTHING
     return np.minimum(passed[seen], 1.0), right[seen]
 
 
 @lru_cache(maxsize=2**16)
-def canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> float:
+def compute_canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> float:
     """P[at least v of the r surest of m are right], each independently of this law.
 
-    How many canaries there are up to the (r+1)-th surest is Beta(r + 1, m - r) distributed, and the r before it are
-    right independently: a binomial tail, summed over where that one lies.
+    How many canaries there are up to the (r+1)-th surest is Beta(r + 1, m - r) distributed, and the
+    r before it are right independently: a binomial tail, summed over where that one lies.
     """
     if v > r:
         return 0.0
-    passed, right = _nonempty_surest_guess_probabilities(noise, sampling)
+    passed, right = _compute_nonempty_guess_probabilities(noise, sampling)
     if r == m:
-        return float(binomial_upper_tail(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
+        return float(compute_binomial_upper_tail(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
     mass = np.diff(betainc(r + 1, m - r, passed), prepend=0.0)
     seen = mass > _NOTHING
     # Of a canary that is as sure as this or surer, how likely it is right.
     chance = np.minimum(right[seen] / np.maximum(passed[seen], 1e-300), 1.0)
-    return min(1.0, float(mass[seen] @ binomial_upper_tail(v, r, chance)))
+    return min(1.0, float(mass[seen] @ compute_binomial_upper_tail(v, r, chance)))
 
 
 @lru_cache(maxsize=2**14)
-def epsilon_by_canary_shape(
-    m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1, sampling: Sampling = GAUSSIAN
+def bound_shape_epsilon(
+    m: int,
+    right: Counts,
+    delta: float,
+    level: float = 0.05,
+    copies: int = 1,
+    sampling: Sampling = GAUSSIAN,
 ) -> float:
-    """Epsilon at delta of the least noise that is refuted; 0 where none is, or the surest eighth shows another shape.
+    """Epsilon at delta of the least noise that is refuted; 0 where none is, or the surest eighth
+    shows another shape.
 
-    Raises AuditError for impossible counts, at delta 0, and for copies of canaries that are sampled.
+    Raises AuditError for impossible counts, at delta 0, and for copies of canaries that are
+    sampled.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
-        raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
+        raise AuditError(
+            "expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon",
+        )
     if copies > 1 and sampling != GAUSSIAN:
-        raise AuditError(f"expected canaries that are sampled to be inserted once, got {copies} copies")
-    counts = guess_counts_looked_at(m)
+        raise AuditError(
+            f"expected canaries that are sampled to be inserted once, got {copies} copies",
+        )
+    counts = list_guess_counts(m)
     bounding, checking = (min(i, len(counts) - 1) for i in (_BOUNDED_BY, _CHECKED_BY))
-    most = _least_noise_refuted(m, counts[bounding], right[bounding], (1 - _SHARED) * level, sampling)
+    most = _find_least_refuted_noise(
+        m,
+        counts[bounding],
+        right[bounding],
+        (1 - _SHARED) * level,
+        sampling,
+    )
     if most is None:
         return 0.0
     # P[as few right as were seen, or fewer], at the refuted noise.
-    if 1 - canary_shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
+    if 1 - compute_canary_shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
         return 0.0
-    # Markov for delta: see the top of this file. A group of copies was seen: one record has so many times its noise.
-    return epsilon_of_canary_shape_noise(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
+    # Markov for delta: see the top of this file. A group of copies was seen: one record has so many
+    # times its noise.
+    return convert_shape_noise(
+        most * copies,
+        sampling,
+        min(1.0, delta / (_SHARED * level)),
+    )
 
 
-def epsilon_of_canary_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
+def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
     """Epsilon at delta of this shape."""
-    own = canary_likelihood_ratio_distribution(noise, sampling)
-    return largest_refuted_value(lambda epsilon: own.delta(epsilon) > delta, float(own.at[-1]), _FINE)
+    own = compute_likelihood_ratio_distribution(noise, sampling)
+    return find_largest_refuted_value(
+        lambda epsilon: own.delta(epsilon) > delta,
+        float(own.at[-1]),
+        _FINE,
+    )
 
 
-def largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
-    """The most noise, by steps of half a per cent, for which `enough` holds, as it does for less; None: for none."""
-    low, high = -1, math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
+def find_largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
+    """The most noise, by steps of half a per cent, for which `enough` holds, as it does for less;
+    None: for none.
+    """
+    low = -1
+    high = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if enough(_LEAST_NOISE * _STEP**middle) else (low, middle)
     return None if low < 0 else _LEAST_NOISE * _STEP**low
 
 
-def _least_noise_refuted(m: int, r: int, v: int, level: float, sampling: Sampling) -> float | None:
-    """The least noise that is refuted, as all above it are, by steps of half a per cent; None where none is."""
+def _find_least_refuted_noise(m: int, r: int, v: int, level: float, sampling: Sampling) -> float | None:
+    """The least noise that is refuted, as all above it are, by steps of half a per cent; None where
+    none is.
+    """
 
     def refuted(k: int) -> bool:
-        return canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
+        return compute_canary_shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
 
     most = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     return _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted) if refuted(most) else None

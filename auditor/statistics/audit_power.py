@@ -1,9 +1,11 @@
-"""What an audit would have caught: the smallest epsilon whose audits exceed a limit with a wanted probability.
+"""What an audit would have caught: the smallest epsilon whose audits exceed a limit with a wanted
+probability.
 
-Not by all-right guesses, which no mechanism makes. Of one run: the canaries of DP-SGD by the audit's own sampling rate
-and steps (or of a Gaussian mechanism) and less noise, each seen as it is; how many of the surest guesses are then right
-is known exactly (`canary_shape_p_value`), and one number of guesses has to refute alone. Of games: a model that gives
-away epsilon evenly, as randomised response does. Scores that see less than this have less power, which nobody knows.
+Not by all-right guesses, which no mechanism makes. Of one run: the canaries of DP-SGD by the
+audit's own sampling rate and steps (or of a Gaussian mechanism) and less noise, each seen as it is;
+how many of the surest guesses are then right is known exactly (`compute_canary_shape_p_value`), and one
+number of guesses has to refute alone. Of games: a model that gives away epsilon evenly, as
+randomised response does. Scores that see less than this have less power, which nobody knows.
 """
 
 from __future__ import annotations
@@ -16,48 +18,62 @@ from scipy.stats import binom
 from auditor.core.result import Audited
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
-    canary_shape_p_value,
-    epsilon_of_canary_shape_noise,
-    largest_passing_noise,
+    compute_canary_shape_p_value,
+    convert_shape_noise,
+    find_largest_passing_noise,
 )
 from auditor.statistics.one_run import (
-    delta_of_canary_copies,
-    epsilon_grid,
-    guess_counts_looked_at,
-    largest_refuted_value,
-    refuting_right_counts,
+    compute_group_delta,
+    find_largest_refuted_value,
+    find_refuting_right_counts,
+    list_guess_counts,
+    yield_epsilon_grid,
 )
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
-USUAL, SURE = 0.8, 0.95  # what a verdict states; what a gate does: missed at most once in twenty
+# what a verdict states; what a gate does: missed at most once in twenty
+USUAL = 0.8
+SURE = 0.95
 _MOST = 50.0  # nats, beyond which games are no longer looked at
 _FINE = 1e-3
 
 
 @lru_cache(maxsize=2**12)
-def detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
-    """The least epsilon, at the audit's delta, at which such audits exceed the limit with this power; inf: none."""
+def find_detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
+    """The least epsilon, at the audit's delta, at which such audits exceed the limit with this
+    power; inf: none.
+    """
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
-        return _detectable_epsilon_of_games(audit, limit, power)
-    m, copies, sampling = audit.canaries, audit.copies, audit.sampling or GAUSSIAN
-    beyond = next(epsilon for epsilon in epsilon_grid() if epsilon > limit)  # the least that an audit can say above it
-    needed = refuting_right_counts(m, copies * beyond, delta_of_canary_copies(beyond, audit.delta, copies), audit.level)
+        return _find_game_detectable_epsilon(audit, limit, power)
+    m = audit.canaries
+    copies = audit.copies
+    sampling = audit.sampling or GAUSSIAN
+    # the least that an audit can say above it
+    beyond = next(epsilon for epsilon in yield_epsilon_grid() if epsilon > limit)
+    needed = find_refuting_right_counts(
+        m,
+        copies * beyond,
+        compute_group_delta(beyond, audit.delta, copies),
+        audit.level,
+    )
 
     def caught(noise: float) -> bool:
         return any(
-            canary_shape_p_value(m, r, v, noise, sampling) >= power
-            for r, v in zip(guess_counts_looked_at(m), needed, strict=True)
+            compute_canary_shape_p_value(m, r, v, noise, sampling) >= power
+            for r, v in zip(list_guess_counts(m), needed, strict=True)
         )
 
-    noise = largest_passing_noise(caught)
-    return math.inf if noise is None else epsilon_of_canary_shape_noise(noise * copies, sampling, audit.delta)
+    noise = find_largest_passing_noise(caught)
+    return math.inf if noise is None else convert_shape_noise(noise * copies, sampling, audit.delta)
 
 
-def detection_power_sentence(audit: Audited, limit: float, power: float = USUAL) -> str:
-    """`ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80% probability`."""
-    epsilon = detectable_epsilon(audit, limit, power)
+def describe_detection_power(audit: Audited, limit: float, power: float = USUAL) -> str:
+    """`ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80%
+    probability`.
+    """
+    epsilon = find_detectable_epsilon(audit, limit, power)
     if audit.table is not None:
         what = "a model that gives it away evenly"
     elif (audit.sampling or GAUSSIAN) == GAUSSIAN:
@@ -68,18 +84,23 @@ def detection_power_sentence(audit: Audited, limit: float, power: float = USUAL)
     return f"{smallest} of {what} would have been caught with {power:.0%} probability"
 
 
-def _detectable_epsilon_of_games(audit: Audited, limit: float, power: float) -> float:
-    """Each kind of wrong guess has a half of the probability with which the audit may miss (a union bound)."""
+def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:
+    """Each kind of wrong guess has a half of the probability with which the audit may miss (a union
+    bound).
+    """
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table
-    played, others, half = tp + fn, fp + tn, (1 - power) / 2
+    played = tp + fn
+    others = fp + tn
+    half = (1 - power) / 2
 
     def missed(epsilon: float) -> bool:
         p = 1 / (1 + math.exp(-epsilon))  # randomised response at epsilon tells the truth so often
-        right, wrong = int(binom.ppf(half, played, p)), int(binom.ppf(1 - half, others, 1 - p))
+        right = int(binom.ppf(half, played, p))
+        wrong = int(binom.ppf(1 - half, others, 1 - p))
         counts = (right, played - right, wrong, others - wrong)
         return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit
 
-    found = largest_refuted_value(missed, _MOST, _FINE)
+    found = find_largest_refuted_value(missed, _MOST, _FINE)
     # where every epsilon is missed, the bisection ends just below _MOST
     return found if found < _MOST * (1 - _FINE) else math.inf

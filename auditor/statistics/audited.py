@@ -1,12 +1,15 @@
-"""From the scores of one run's canaries to lower bounds of epsilon. Knows no model: scores and coins in, bounds out.
+"""From the scores of one run's canaries to lower bounds of epsilon. Knows no model: scores and
+coins in, bounds out.
 
-A higher score: surer that the canary was in. Guessed "in" are those above the middle of the scores, "out" those below,
-the farthest from it first. Equal scores, and equally far ones, count against the guesser, so that no order in which
-canaries are listed can say anything of their coins. Distances, not ranks: a score says most of canaries that are in,
-and less of those that are out, so its upper tail is the longer one.
+A higher score: surer that the canary was in. Guessed "in" are those above the middle of the scores,
+"out" those below, the farthest from it first. Equal scores, and equally far ones, count against the
+guesser, so that no order in which canaries are listed can say anything of their coins. Distances,
+not ranks: a score says most of canaries that are in, and less of those that are out, so its upper
+tail is the longer one.
 
-How many to guess is looked at for all counts of `guess_counts(m)` together (`one_run.one_run_p_value`), at no share of
-the level for each. (jax_privacy's Bonferroni correction is over the points of the ROC's hull, which the coins chose.)
+How many to guess is looked at for all counts of `guess_counts(m)` together
+(`one_run.compute_one_run_p_value`), at no share of the level for each. (jax_privacy's Bonferroni correction
+is over the points of the ROC's hull, which the coins chose.)
 """
 
 from __future__ import annotations
@@ -24,18 +27,18 @@ from scipy.stats import binomtest
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
-from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, epsilon_by_canary_shape
+from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, bound_shape_epsilon
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.one_run import (
     Counts,
-    check_audit_delta_and_level,
-    delta_of_canary_copies,
+    bound_share_logit,
+    check_audit_parameters,
+    compute_group_delta,
+    compute_one_run_p_value,
     epsilon_fdp,
-    epsilon_grid,
     epsilon_one_run,
-    guess_counts_looked_at,
-    logit_lower_bound_of_share,
-    one_run_p_value,
+    list_guess_counts,
+    yield_epsilon_grid,
 )
 
 _LEAST = 1e-9  # the epsilon that counts as above 0
@@ -45,7 +48,8 @@ _FARTHEST = 1e300  # from the middle: an infinite score is as sure as this
 
 MAIN = "one_run"
 GAMES = "games"  # independent ones, by Clopper-Pearson (statistics/games.py)
-FDP, SHAPE = "fdp", "shape"
+FDP = "fdp"
+SHAPE = "shape"
 ESTIMATORS = (MAIN, FDP, SHAPE)
 HELD = (MAIN, GAMES)  # against a claim: of any mechanism whatever
 METRICS = {
@@ -64,31 +68,40 @@ def audit_epsilon_bounds(
     copies: int = 1,
     sampling: Sampling = GAUSSIAN,
 ) -> tuple[Audited, ...]:
-    """One bound an estimator, the (epsilon, delta) one first; at delta 0 that one alone. Both arrays (canaries,).
+    """One bound an estimator, the (epsilon, delta) one first; at delta 0 that one alone. Both
+    arrays (canaries,).
 
-    Each is at `level` for itself. sampling: rate and steps of the shape that the last one assumes. Raises AuditError
-    for scores that are NaN or all equal, coins that were not fair, and fewer canaries than any bound needs.
+    Each is at `level` for itself. sampling: rate and steps of the shape that the last one assumes.
+    Raises AuditError for scores that are NaN or all equal, coins that were not fair, and fewer
+    canaries than any bound needs.
     """
     _check_audit_inputs(scores, included, delta, level, copies)
     right = count_right_guesses(scores, included)
     return tuple(
-        _audited_by_estimator(name, len(scores), right, delta, level, copies, sampling)
+        _audit_estimator(name, len(scores), right, delta, level, copies, sampling)
         for name in (ESTIMATORS if delta else ESTIMATORS[:1])
     )
 
 
-def _audited_by_estimator(
-    name: str, m: int, right: Counts, delta: float, level: float, copies: int, sampling: Sampling | None
+def _audit_estimator(
+    name: str,
+    m: int,
+    right: Counts,
+    delta: float,
+    level: float,
+    copies: int,
+    sampling: Sampling | None,
 ) -> Audited:
     def proved_by(told: Counts) -> float:
         if name == SHAPE:
-            return epsilon_by_canary_shape(m, told, delta, level, copies, sampling or GAUSSIAN)
+            return bound_shape_epsilon(m, told, delta, level, copies, sampling or GAUSSIAN)
         return (epsilon_one_run if name == MAIN else epsilon_fdp)(m, told, delta, level, copies)
 
-    counts = guess_counts_looked_at(m)
-    alone = [logit_lower_bound_of_share(r, v, level) for r, v in zip(counts, right, strict=True)]
+    counts = list_guess_counts(m)
+    alone = [bound_share_logit(r, v, level) for r, v in zip(counts, right, strict=True)]
     surest = alone.index(max(alone))  # for readers only: the bound looks at all counts
-    proved, best = proved_by(right), proved_by(counts)
+    proved = proved_by(right)
+    best = proved_by(counts)
     return Audited(
         *(name, proved, delta, level, m, counts[surest], right[surest], best),
         rights=right,
@@ -97,31 +110,39 @@ def _audited_by_estimator(
     )
 
 
-def reaudit_at_level(audit: Audited, level: float) -> Audited:
-    """The audit and its best provable bound at another level, as where several audits of one model share a level.
+def repeat_audit(audit: Audited, level: float) -> Audited:
+    """The audit and its best provable bound at another level, as where several audits of one model
+    share a level.
 
     Raises AuditError for what `audit_epsilon_bounds` cannot have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
         return replace(audit, epsilon=again.epsilon, best=again.best, level=level)
-    counts = guess_counts_looked_at(audit.canaries)
+    counts = list_guess_counts(audit.canaries)
     if audit.estimator not in ESTIMATORS or len(audit.rights) != len(counts):
         raise AuditError(
             f"expected a bound by {', '.join(ESTIMATORS)} with the right ones of {', '.join(map(str, counts))} guesses "
             f"of {audit.canaries} canaries, got {audit.estimator} with {len(audit.rights)} such counts: run it anew"
         )
-    again = _audited_by_estimator(
-        audit.estimator, audit.canaries, audit.rights, audit.delta, level, audit.copies, audit.sampling
+    again = _audit_estimator(
+        audit.estimator,
+        audit.canaries,
+        audit.rights,
+        audit.delta,
+        level,
+        audit.copies,
+        audit.sampling,
     )
     return replace(again, relation=audit.relation, unit=audit.unit)
 
 
-def powerless_audit_reason(audit: Audited, limit: float) -> str:
-    """Why this audit could not have shown an epsilon above the limit, whatever leaks; "" where it could have.
+def explain_powerless_audit(audit: Audited, limit: float) -> str:
+    """Why this audit could not have shown an epsilon above the limit, whatever leaks; "" where it
+    could have.
 
-    A game over a part of the tokens that a claim covers is bounded by what that part gives away: unless that exceeds
-    the limit by itself, no guess about it speaks to the claim of them all.
+    A game over a part of the tokens that a claim covers is bounded by what that part gives away:
+    unless that exceeds the limit by itself, no guess about it speaks to the claim of them all.
     """
     if audit.best <= limit:
         return "the audit had no power to refute it: every guess right would not have exceeded it"
@@ -139,16 +160,19 @@ def powerless_audit_reason(audit: Audited, limit: float) -> str:
 
 
 def count_right_guesses(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
-    """How many of the surest guesses are right, for each of `guess_counts_looked_at`."""
+    """How many of the surest guesses are right, for each of `list_guess_counts`."""
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
     middle = _score_cut_nearest_middle(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)
-    told = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])  # wrong ones first
-    return tuple(int(told[r]) for r in guess_counts_looked_at(len(scores)))
+    # wrong ones first
+    told = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])
+    return tuple(int(told[r]) for r in list_guess_counts(len(scores)))
 
 
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
-    """Halfway between two different scores that follow each other, those nearest to the middle of them all."""
+    """Halfway between two different scores that follow each other, those nearest to the middle of
+    them all.
+    """
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):
         return float(ordered[0])
@@ -156,17 +180,19 @@ def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
     return float((ordered[cut - 1] + ordered[cut]) / 2)
 
 
-# --- power ------------------------------------------------------------------------------------------------------------
+# --- power ----------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2**14)
-def best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
-    """What m canaries would prove by `audit_epsilon_bounds`, were every guess right: they refute no claim above it."""
-    return epsilon_one_run(m, guess_counts_looked_at(m), delta, level, copies)
+def compute_best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
+    """What m canaries would prove by `audit_epsilon_bounds`, were every guess right: they refute no
+    claim above it.
+    """
+    return epsilon_one_run(m, list_guess_counts(m), delta, level, copies)
 
 
-def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: int = 1) -> int:
-    """The least m with best_provable_epsilon(m, ...) >= epsilon.
+def count_needed_canaries(epsilon: float, delta: float, level: float = LEVEL, copies: int = 1) -> int:
+    """The least m with compute_best_provable_epsilon(m, ...) >= epsilon.
 
     Raises AuditError where no number of canaries up to a million can prove so much.
     """
@@ -174,81 +200,140 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
     _check_audit_parameters(2, delta, level, copies)
 
-    aim = next(step for step in epsilon_grid() if step >= epsilon)  # the walk to what m prove has to come so far
+    # the walk to what m prove has to come so far
+    aim = next(step for step in yield_epsilon_grid() if step >= epsilon)
 
     def comes_there(m: int) -> bool:
         refuted = (
-            one_run_p_value(
-                m, guess_counts_looked_at(m), copies * aim, delta_of_canary_copies(aim, delta, copies), level
+            compute_one_run_p_value(
+                m,
+                list_guess_counts(m),
+                copies * aim,
+                compute_group_delta(aim, delta, copies),
+                level,
             )
             < level
         )
-        return refuted and logit_lower_bound_of_share(m, m, level) >= copies * aim
+        return refuted and bound_share_logit(m, m, level) >= copies * aim
 
-    least = _fewest_canaries(comes_there, epsilon, delta, level, copies)
-    if best_provable_epsilon(least, delta, level, copies) >= epsilon:
+    least = _find_fewest_canaries(comes_there, epsilon, delta, level, copies)
+    if compute_best_provable_epsilon(least, delta, level, copies) >= epsilon:
         return least
-    # With `least`, epsilon is refuted but some smaller one is not, where the walk stops: bisected by the walk itself.
-    return _fewest_canaries(
-        lambda m: best_provable_epsilon(m, delta, level, copies) >= epsilon, epsilon, delta, level, copies
+    # With `least`, epsilon is refuted but some smaller one is not, where the walk stops: bisected
+    # by the walk itself.
+    return _find_fewest_canaries(
+        lambda m: compute_best_provable_epsilon(m, delta, level, copies) >= epsilon,
+        epsilon,
+        delta,
+        level,
+        copies,
     )
 
 
-def _fewest_canaries(enough: Callable[[int], bool], epsilon: float, delta: float, level: float, copies: int) -> int:
-    """The least m that is enough, by bisection. Raises AuditError as `canaries_needed`."""
+def _find_fewest_canaries(
+    enough: Callable[[int], bool],
+    epsilon: float,
+    delta: float,
+    level: float,
+    copies: int,
+) -> int:
+    """The least m that is enough, by bisection. Raises AuditError as `count_needed_canaries`."""
     # Doubled until it is enough, then bisected: both take it that more canaries never prove less.
-    low, high = 1, 2
+    low = 1
+    high = 2
     while not enough(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if high > _MOST_CANARIES:
             raise AuditError(
                 f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: {low:,}, all guessed "
-                f"rightly, prove less than {logit_lower_bound_of_share(low, low, level) / copies:.3g}, got {epsilon:g}"
+                f"rightly, prove less than {bound_share_logit(low, low, level) / copies:.3g}, got {epsilon:g}"
             )
     return low + 1 + bisect_left(range(low + 1, high), True, key=enough)
 
 
 def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
-    """A row's numbers, the same for every probe that audits: each bound, the best provable one, and the right guesses.
+    """A row's numbers, the same for every probe that audits: each bound, the best provable one, and
+    the right guesses.
 
-    A bound's interval is one-sided, [bound, inf), and its n are the canaries. What a claim is held to are the audits
-    themselves: a probe hands them over by `Probe.audits` too.
+    A bound's interval is one-sided, [bound, inf), and its n are the canaries. What a claim is held
+    to are the audits themselves: a probe hands them over by `Probe.audits` too.
     """
-    main, found = audits[0], list[Measurement]()
+    main = audits[0]
+    found = list[Measurement]()
     for a in audits:
         times = "" if a.copies == 1 else f"; each inserted {a.copies} times, so held to groups of {a.copies}"
         note = f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
-        found.append(Measurement(METRICS[a.estimator], a.epsilon, a.epsilon, math.inf, a.canaries, "nats", note))
+        found.append(
+            Measurement(
+                METRICS[a.estimator],
+                a.epsilon,
+                a.epsilon,
+                math.inf,
+                a.canaries,
+                "nats",
+                note,
+            ),
+        )
     best = f"of {main.canaries:,} canaries, had every guess been right"
     kept = f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} are looked at"
     return [
         *found,
-        Measurement("epsilon_best_provable", main.best, main.best, main.best, main.canaries, "nats", best),
-        Measurement("guesses_right", main.right, main.right, main.right, main.guesses, "count", kept),
+        Measurement(
+            "epsilon_best_provable",
+            main.best,
+            main.best,
+            main.best,
+            main.canaries,
+            "nats",
+            best,
+        ),
+        Measurement(
+            "guesses_right",
+            main.right,
+            main.right,
+            main.right,
+            main.guesses,
+            "count",
+            kept,
+        ),
     ]
 
 
 def _check_audit_inputs(
-    scores: NDArray[np.floating], included: NDArray[np.bool_], delta: float, level: float, copies: int
+    scores: NDArray[np.floating],
+    included: NDArray[np.bool_],
+    delta: float,
+    level: float,
+    copies: int,
 ) -> None:
     if scores.shape != included.shape or scores.ndim != 1:
-        raise AuditError(f"expected one score a canary, got {scores.shape} scores and {included.shape} coins")
-    m, inside = len(scores), int(included.sum())
-    _check_audit_parameters(m, delta, level, copies)
-    if best_provable_epsilon(m, delta, level, copies) <= 0:
         raise AuditError(
-            f"expected at least {canaries_needed(_LEAST, delta, level, copies)} canaries, "
+            f"expected one score a canary, got {scores.shape} scores and {included.shape} coins",
+        )
+    m = len(scores)
+    inside = int(included.sum())
+    _check_audit_parameters(m, delta, level, copies)
+    if compute_best_provable_epsilon(m, delta, level, copies) <= 0:
+        raise AuditError(
+            f"expected at least {count_needed_canaries(_LEAST, delta, level, copies)} canaries, "
             f"below which no bound of epsilon exceeds 0, got {m}"
         )
     if np.isnan(scores).any():
-        raise AuditError(f"expected a score of every canary, got NaN for {int(np.isnan(scores).sum())} of {m}")
+        raise AuditError(
+            f"expected a score of every canary, got NaN for {int(np.isnan(scores).sum())} of {m}",
+        )
     if (scores == scores[0]).all():
-        raise AuditError(f"expected scores that distinguish canaries, got {float(scores[0]):g} for all {m}")
+        raise AuditError(
+            f"expected scores that distinguish canaries, got {float(scores[0]):g} for all {m}",
+        )
     if binomtest(inside, m).pvalue < _UNFAIR:
         raise AuditError(f"expected canaries that went in by fair coins, got {inside} of {m} in")
 
 
 def _check_audit_parameters(m: int, delta: float, level: float, copies: int) -> None:
-    check_audit_delta_and_level(delta, level)
+    check_audit_parameters(delta, level)
     if m < 0 or copies < 1:
-        raise AuditError(f"expected canaries inserted at least once, got {m} canaries and {copies} copies")
+        raise AuditError(
+            f"expected canaries inserted at least once, got {m} canaries and {copies} copies",
+        )

@@ -1,8 +1,9 @@
-"""What a classifier learns of members and non-members, each told by what was learnt of others: blind and stacked.
+"""What a classifier learns of members and non-members, each told by what was learnt of others:
+blind and stacked.
 
-Cross-fitted: a record is scored by a classifier that was fitted to the other folds. Near-duplicates, the parts of one
-record and the records of one person are in one fold: neither a record's own label nor that of anything related to it
-is ever used for its score. Knows no models.
+Cross-fitted: a record is scored by a classifier that was fitted to the other folds.
+Near-duplicates, the parts of one record and the records of one person are in one fold: neither a
+record's own label nor that of anything related to it is ever used for its score. Knows no models.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from auditor.core.nouns import Secret, Tokens
-from auditor.statistics.judging import near_verbatim_edit_limit
+from auditor.statistics.judging import compute_near_verbatim_limit
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits
 
 Floats = NDArray[np.float64]
@@ -25,14 +26,19 @@ FOLDS = 5
 _LEAST_PREFIX = 8  # tokens of a prefix that says which record is meant
 
 
-def cross_fit_deviation_factor(member: NDArray[np.bool_], group: NDArray[np.int64]) -> float:
-    """Return what the deviation of a cross-fitted AUC is multiplied by; 1 if there are too few groups to fold.
+def compute_cross_fit_deviation_factor(
+    member: NDArray[np.bool_],
+    group: NDArray[np.int64],
+) -> float:
+    """Return what the deviation of a cross-fitted AUC is multiplied by; 1 if there are too few
+    groups to fold.
 
-    Scores of one fold share a classifier: the variance of a mean over J folds is 1/J + n_test/n_train of a fold's, not
-    1/J (Nadeau and Bengio 2003). Texts of one group share words, so that they score alike: the variance is multiplied
-    by the mean size of a text's group, as if they scored the same (Kish 1965).
+    Scores of one fold share a classifier: the variance of a mean over J folds is 1/J +
+    n_test/n_train of a fold's, not 1/J (Nadeau and Bengio 2003). Texts of one group share words, so
+    that they score alike: the variance is multiplied by the mean size of a text's group, as if they
+    scored the same (Kish 1965).
     """
-    folds = cross_fit_fold_count(member, group)
+    folds = count_cross_fit_folds(member, group)
     if folds < 2:
         return 1.0
     of_folds = 1 + folds / (folds - 1)  # n_test / n_train = 1 / (J - 1)
@@ -40,19 +46,28 @@ def cross_fit_deviation_factor(member: NDArray[np.bool_], group: NDArray[np.int6
     return float(np.sqrt(of_folds * of_groups))
 
 
-def related_fold_groups(texts: Sequence[Tokens], *origins: Sequence[Hashable | None]) -> NDArray[np.int64]:
+def group_related_texts(
+    texts: Sequence[Tokens],
+    *origins: Sequence[Hashable | None],
+) -> NDArray[np.int64]:
     """Return the (texts,) group of each text: related texts share one, directly or through others.
 
     Args:
-        texts: near-duplicates are texts within `near_verbatim_edit_limit` token edits of each other.
+        texts: near-duplicates are texts within `compute_near_verbatim_limit` token edits of each
+            other.
         origins: of each text where it comes from, as its document or its person; None: not known.
     """
-    limits = [near_verbatim_edit_limit(len(text)) for text in texts]
+    limits = [compute_near_verbatim_limit(len(text)) for text in texts]
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
     for origin in origins:
         first: dict[Hashable, int] = {}
         rows = np.array([i for i, key in enumerate(origin) if key is not None], dtype=np.int64)
-        pairs.append((rows, np.array([first.setdefault(origin[i], i) for i in rows.tolist()], dtype=np.int64)))
+        pairs.append(
+            (
+                rows,
+                np.array([first.setdefault(origin[i], i) for i in rows.tolist()], dtype=np.int64),
+            )
+        )
     # Never empty: a text that has tokens is within 0 edits of itself.
     at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))
     related = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
@@ -60,17 +75,25 @@ def related_fold_groups(texts: Sequence[Tokens], *origins: Sequence[Hashable | N
 
 
 def fold_groups_of_secrets(secrets: Sequence[Secret]) -> NDArray[np.int64]:
-    """Return the (secrets,) group of each secret: by its text, its document, its person and its prompt."""
+    """Return the (secrets,) group of each secret: by its text, its document, its person and its
+    prompt.
+    """
     texts = [secret.prefix + secret.suffix for secret in secrets]
     prompts = _prefixes_of_few_texts([secret.prefix for secret in secrets])
-    return related_fold_groups(texts, [s.document for s in secrets], [s.user for s in secrets], prompts)
+    return group_related_texts(
+        texts,
+        [s.document for s in secrets],
+        [s.user for s in secrets],
+        prompts,
+    )
 
 
 def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
-    """Return each prefix as an origin of its text, as a prompt with several answers is; None if it is none.
+    """Return each prefix as an origin of its text, as a prompt with several answers is; None if it
+    is none.
 
-    A short prefix, or one of more than a fifth of the texts, is a phrase of all kinds of texts; and texts that are more
-    than a fold holds cannot be in one.
+    A short prefix, or one of more than a fifth of the texts, is a phrase of all kinds of texts; and
+    texts that are more than a fold holds cannot be in one.
     """
     counts = Counter(prefixes)
     most = len(prefixes) / FOLDS
@@ -78,12 +101,14 @@ def _prefixes_of_few_texts(prefixes: Sequence[Tokens]) -> list[Tokens | None]:
     return [prefix if is_origin[prefix] else None for prefix in prefixes]
 
 
-def blind_membership_scores(
+def score_membership_blindly(
     texts: Sequence[Tokens], lengths: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]
 ) -> Floats:
-    """(texts,) log-odds of membership that a bag of tokens and lengths gives away; it never sees a model.
+    """(texts,) log-odds of membership that a bag of tokens and lengths gives away; it never sees a
+    model.
 
-    lengths: (texts, k) further sizes of each text, as many of all. NaN where there are too few groups to fold.
+    lengths: (texts, k) further sizes of each text, as many of all. NaN where there are too few
+    groups to fold.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
@@ -91,22 +116,33 @@ def blind_membership_scores(
     sizes = np.log1p(np.column_stack([counts, lengths]))
     words, of = np.unique([token for text in texts for token in text], return_inverse=True)
     at = np.repeat(np.arange(len(texts)), counts)
-    bag = csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))  # how often each word is in each text
+    # how often each word is in each text
+    bag = csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
     # Weights of words by how rare they are come from all texts: they tell no label.
     bag = TfidfTransformer(sublinear_tf=True).fit_transform(bag)
-    return _cross_fitted_log_odds(hstack([bag, csr_array(_standardise_columns(sizes))], format="csr"), member, group)
+    return _predict_cross_fitted_log_odds(
+        hstack([bag, csr_array(_standardise_columns(sizes))], format="csr"), member, group
+    )
 
 
-def stacked_membership_scores(scores: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+def combine_membership_scores(
+    scores: Floats,
+    member: NDArray[np.bool_],
+    group: NDArray[np.int64],
+) -> Floats:
     """(records,) log-odds of membership by logistic regression on (records, k) finite scores."""
-    return _cross_fitted_log_odds(_standardise_columns(scores), member, group)
+    return _predict_cross_fitted_log_odds(_standardise_columns(scores), member, group)
 
 
-def _cross_fitted_log_odds(features: Any, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+def _predict_cross_fitted_log_odds(
+    features: Any,
+    member: NDArray[np.bool_],
+    group: NDArray[np.int64],
+) -> Floats:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedGroupKFold
 
-    folds = cross_fit_fold_count(member, group)
+    folds = count_cross_fit_folds(member, group)
     found = np.full(len(member), np.nan)
     if folds < 2:
         return found
@@ -115,12 +151,15 @@ def _cross_fitted_log_odds(features: Any, member: NDArray[np.bool_], group: NDAr
         # scikit-learn refuses to fit one class alone.
         if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
-        fitted = LogisticRegression(class_weight="balanced", max_iter=1000).fit(features[known], member[known])
+        fitted = LogisticRegression(class_weight="balanced", max_iter=1000).fit(
+            features[known],
+            member[known],
+        )
         found[asked] = fitted.decision_function(features[asked])
     return found
 
 
-def cross_fit_fold_count(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
+def count_cross_fit_folds(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
     """Folds that members and non-members can be divided into, related records together: at most 5."""
     return min(FOLDS, *(len(np.unique(group[member == one])) for one in (True, False)))
 

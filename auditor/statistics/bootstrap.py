@@ -1,7 +1,9 @@
-"""The bootstrap: how often each of n secrets, texts or draws stands in a resample of them (Efron 1979).
+"""The bootstrap: how often each of n secrets, texts or draws stands in a resample of them (Efron
+1979).
 
-Every resample is a function of the stream's name and n, so that numbers over the same secrets are read at the same
-resamples, and what they share cancels in a difference. Knows nothing of what is measured.
+Every resample is a function of the stream's name and n, so that numbers over the same secrets are
+read at the same resamples, and what they share cancels in a difference. Knows nothing of what is
+measured.
 """
 
 from __future__ import annotations
@@ -18,88 +20,124 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-_COUNTS = 2**21  # of a block, unless asked otherwise: what is resampled takes no more memory for being longer
+# of a block, unless asked otherwise: what is resampled takes no more memory for being longer
+_COUNTS = 2**21
 
 Draws = NDArray[np.int64]  # (resamples, n): how often each was drawn
 Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing to take a number of
 
 
-def resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
+def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
     """How often each was drawn of n with replacement."""
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 
-def dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
+def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
     """Weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981)."""
-    drawn = noise.standard_exponential((size, n))  # over their sum, exponentials are Dirichlet(1, ..., 1)
+    # over their sum, exponentials are Dirichlet(1, ..., 1)
+    drawn = noise.standard_exponential((size, n))
     return drawn / drawn.sum(1, keepdims=True)
 
 
-def resample_blocks(
-    n: int, stream: str, size: int = RESAMPLES, at_once: int | None = None, draw: Callable[..., Any] = resample_counts
+def draw_resample_blocks(
+    n: int,
+    stream: str,
+    size: int = RESAMPLES,
+    at_once: int | None = None,
+    draw: Callable[..., Any] = draw_resample_counts,
 ) -> Iterator[Any]:
-    """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the same in any blocks."""
+    """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the
+    same in any blocks.
+    """
     step = at_once or max(1, _COUNTS // n)
     if n * size <= _COUNTS:
-        drawn = _cached_resamples(n, stream, size, draw)
+        drawn = _draw_cached_resamples(n, stream, size, draw)
         yield from (drawn[start : start + step] for start in range(0, size, step))
         return
-    # Rows are drawn one after another, so that blocks of any size take the same numbers from the stream.
+    # Rows are drawn one after another, so that blocks of any size take the same numbers from the
+    # stream.
     noise = keyed_random_generator("bootstrap", stream, n)
     for start in range(0, size, step):
         yield draw(noise, n, min(step, size - start))
 
 
 @functools.lru_cache(maxsize=4)
-def _cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
-    """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again and again."""
+def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
+    """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again
+    and again.
+    """
     drawn = draw(keyed_random_generator("bootstrap", stream, n), n, size)
     drawn.flags.writeable = False  # all who ask share this array
     return drawn
 
 
-def resampled_statistic(
+def compute_resampled_statistic(
     n: int,
     statistic: Callable[[Any], Any],
     stream: str,
     size: int = RESAMPLES,
     at_once: int | None = None,
-    draw: Callable[..., Any] = resample_counts,
+    draw: Callable[..., Any] = draw_resample_counts,
 ) -> Values:
     """(size,): the statistic, of (rows, n) counts (or weights), at every resample."""
-    return np.concatenate([statistic(draws) for draws in resample_blocks(n, stream, size, at_once, draw)])
+    return np.concatenate(
+        [statistic(draws) for draws in draw_resample_blocks(n, stream, size, at_once, draw)],
+    )
 
 
-def resampled_means(values: Any, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Any:
+def compute_resampled_means(
+    values: Any,
+    stream: str,
+    size: int = RESAMPLES,
+    at_once: int | None = None,
+) -> Any:
     """(size,), or (size, k) of (k, n) values: their mean at every resample."""
     n = np.shape(values)[-1]
-    return resampled_statistic(n, lambda draws: draws @ np.transpose(values) / n, stream, size, at_once)
+    return compute_resampled_statistic(
+        n,
+        lambda draws: draws @ np.transpose(values) / n,
+        stream,
+        size,
+        at_once,
+    )
 
 
-def percentile_interval(values: Any, method: Literal["linear", "inverted_cdf"] = "linear") -> tuple[float, float]:
+def compute_percentile_interval(
+    values: Any,
+    method: Literal["linear", "inverted_cdf"] = "linear",
+) -> tuple[float, float]:
     """The two-sided 95% interval of resampled values.
 
-    method: "inverted_cdf" takes a value that was drawn, where some are infinite and nothing lies between two of them.
+    method: "inverted_cdf" takes a value that was drawn, where some are infinite and nothing lies
+    between two of them.
     """
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method=method)
     return float(low), float(high)
 
 
-def interval_of_rates(
-    sums: Any, counts: Any, statistic: Callable[[Any], tuple[Any, Any]], stream: str, size: int = RESAMPLES
+def estimate_rate_statistic(
+    sums: Any,
+    counts: Any,
+    statistic: Callable[[Any], tuple[Any, Any]],
+    stream: str,
+    size: int = RESAMPLES,
 ) -> tuple[float, float, float]:
-    """(value, low, high) of a smooth number of rates, sum over n texts of `sums` / that of `counts` (ratio estimators).
+    """(value, low, high) of a smooth number of rates, sum over n texts of `sums` / that of `counts`
+    (ratio estimators).
 
-    sums: (rates, n), inf where a text rules a finite rate out; counts: (rates, n) or (1, n), above 0. statistic: of
-    (rows, rates), the number, (rows,), and its slopes, (rows, rates).
+    sums: (rates, n), inf where a text rules a finite rate out; counts: (rates, n) or (1, n), above
+    0. statistic: of (rows, rates), the number, (rows,), and its slopes, (rows, rates).
 
-    Each end of the 95% interval is the farther of Student's t with the delta-method error, which is too near on the
-    side of a long tail, and the bootstrap-t (Efron and Tibshirani 1993, 12.5), which is too near where outliers lie on
-    both. Resamples of one text alone have no error to divide by and do not count. One text says nothing: the ends are
-    infinite. With an infinite sum: quantiles of the resamples as they are.
+    Each end of the 95% interval is the farther of Student's t with the delta-method error, which is
+    too near on the side of a long tail, and the bootstrap-t (Efron and Tibshirani 1993, 12.5),
+    which is too near where outliers lie on both. Resamples of one text alone have no error to
+    divide by and do not count. One text says nothing: the ends are infinite. With an infinite sum:
+    quantiles of the resamples as they are.
     """
-    sums, counts = np.asarray(sums, dtype=float), np.asarray(counts, dtype=float)
-    n, beyond = sums.shape[1], np.isinf(sums)
+    sums = np.asarray(sums, dtype=float)
+    counts = np.asarray(counts, dtype=float)
+    n = sums.shape[1]
+    beyond = np.isinf(sums)
     held = np.where(beyond, 0.0, sums)  # 0 draws of an infinite one are no infinity
 
     def at(draws: Any) -> tuple[Any, Any]:
@@ -109,17 +147,27 @@ def interval_of_rates(
             return values, np.zeros_like(values)
         slopes = slopes / (draws @ counts.T / n)
         # Delta method: a text moves each rate by (its sum - rate x its count) / the mean count.
-        moves = slopes @ held - (slopes * each) @ np.broadcast_to(counts, sums.shape)  # (rows, n): each text's part
+        # (rows, n): each text's part
+        moves = slopes @ held - (slopes * each) @ np.broadcast_to(counts, sums.shape)
         return values, np.sqrt((draws * moves**2).sum(1) / (n * max(n - 1, 1)))
 
     (value,), (error,) = at(np.ones((1, n)))
     if n == 1 and not beyond.any():
         return float(value), -np.inf, np.inf
-    values, errors = np.concatenate([at(draws) for draws in resample_blocks(n, stream, size)], axis=1)
+    values, errors = np.concatenate(
+        [at(draws) for draws in draw_resample_blocks(n, stream, size)],
+        axis=1,
+    )
     if beyond.any():
-        return float(value), *percentile_interval(values, "inverted_cdf")
+        return float(value), *compute_percentile_interval(values, "inverted_cdf")
     reach = student.ppf((1 + CONFIDENCE) / 2, n - 1)
     spread = errors > 1e-9 * error  # what is less is rounding
     # Bootstrap-t turns round: the upper quantile of t gives the lower end.
-    below, above = percentile_interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
-    return float(value), float(value - max(above, reach) * error), float(value - min(below, -reach) * error)
+    below, above = (
+        compute_percentile_interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
+    )
+    return (
+        float(value),
+        float(value - max(above, reach) * error),
+        float(value - min(below, -reach) * error),
+    )

@@ -1,7 +1,8 @@
-"""One-sided bounds of what a gate decides on: shares, recorded intervals, paired differences. Knows no rules, no files.
+"""One-sided bounds of what a gate decides on: shares, recorded intervals, paired differences. Knows
+no rules, no files.
 
-`low(level)`: a lower bound that exceeds the truth with probability at most `level`; `high(level)` likewise from above.
-Levels are below 1/2. Pure functions on counts and numpy arrays.
+`low(level)`: a lower bound that exceeds the truth with probability at most `level`; `high(level)`
+likewise from above. Levels are below 1/2. Pure functions on counts and numpy arrays.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class BinomialCount:
 class RecordedInterval:
     """A number of which only the two-sided 95% interval is on record.
 
-    At 2.5% and above the interval's own ends, which are no closer than they need be; below that they move out as a
-    normal distribution's would. A NaN stays one.
+    At 2.5% and above the interval's own ends, which are no closer than they need be; below that
+    they move out as a normal distribution's would. A NaN stays one.
     """
 
     value: float
@@ -73,15 +74,17 @@ class RecordedInterval:
     n: int
 
     def low(self, level: float) -> float:
-        return self.value - (self.value - self.lower) * _interval_stretch_for_level(level)
+        return self.value - (self.value - self.lower) * _compute_interval_stretch(level)
 
     def high(self, level: float) -> float:
-        return self.value + (self.upper - self.value) * _interval_stretch_for_level(level)
+        return self.value + (self.upper - self.value) * _compute_interval_stretch(level)
 
 
 @dataclass(frozen=True)
 class AucEitherDirection:
-    """An AUC in the direction in which it is above 1/2: members that are shown to be less likely are given away too."""
+    """An AUC in the direction in which it is above 1/2: members that are shown to be less likely
+    are given away too.
+    """
 
     auc: BoundedNumber
 
@@ -104,7 +107,9 @@ class AucEitherDirection:
 
 @dataclass(frozen=True)
 class SharedLevel:
-    """A number that was chosen among `tried` ones: its lower bound has that part of the level, its upper bound all."""
+    """A number that was chosen among `tried` ones: its lower bound has that part of the level, its
+    upper bound all.
+    """
 
     number: BoundedNumber
     tried: int
@@ -121,20 +126,22 @@ class SharedLevel:
         return self.number.low(level / max(1, self.tried))
 
     def high(self, level: float) -> float:
-        # The chosen number is the largest, so that its upper bound errs no more often than that of any other.
+        # The chosen number is the largest, so that its upper bound errs no more often than that of
+        # any other.
         return self.number.high(level)
 
 
-def _interval_stretch_for_level(level: float) -> float:
+def _compute_interval_stretch(level: float) -> float:
     return max(1.0, float(norm.isf(level) / norm.isf(0.025)))
 
 
 @dataclass(frozen=True)
 class DiscordantPairs:
-    """Difference of two shares on the same n secrets: `wins` only here, `losses` only there, the rest alike.
+    """Difference of two shares on the same n secrets: `wins` only here, `losses` only there, the
+    rest alike.
 
-    Exact unconditional bounds by inverting the score test of a paired difference (Tango 1998, Statistics in Medicine
-    17:891); at a difference of 0 the statistic is McNemar's.
+    Exact unconditional bounds by inverting the score test of a paired difference (Tango 1998,
+    Statistics in Medicine 17:891); at a difference of 0 the statistic is McNemar's.
     """
 
     wins: int
@@ -146,15 +153,17 @@ class DiscordantPairs:
         return (self.wins - self.losses) / self.n
 
     def low(self, level: float) -> float:
-        return _paired_difference_lower_bound(self.wins, self.losses, self.n, level)
+        return _bound_paired_difference(self.wins, self.losses, self.n, level)
 
     def high(self, level: float) -> float:
-        return -_paired_difference_lower_bound(self.losses, self.wins, self.n, level)
+        return -_bound_paired_difference(self.losses, self.wins, self.n, level)
 
 
 @dataclass(frozen=True)
 class ResampledNumber:
-    """A number with its bootstrap draws; its bounds are never inside those of `floor`, which sees what draws cannot."""
+    """A number with its bootstrap draws; its bounds are never inside those of `floor`, which sees
+    what draws cannot.
+    """
 
     value: float
     n: int
@@ -170,7 +179,9 @@ class ResampledNumber:
 
 @dataclass(frozen=True)
 class LeastIntervalWidth:
-    """The narrowest bounds n secrets allow: a rare value of this size that the sample missed moves the mean so far."""
+    """The narrowest bounds n secrets allow: a rare value of this size that the sample missed moves
+    the mean so far.
+    """
 
     value: float
     n: int
@@ -187,28 +198,35 @@ class LeastIntervalWidth:
         return -self.size * math.expm1(math.log(level) / self.n)
 
 
-def measurement_from_evidence(name: str, seen: BoundedNumber, unit: str = "share", note: str = "") -> Measurement:
+def make_measurement(
+    name: str,
+    seen: BoundedNumber,
+    unit: str = "share",
+    note: str = "",
+) -> Measurement:
     """The number as a measurement, with its two-sided 95% interval."""
     return Measurement(name, seen.value, seen.low(_SIDE), seen.high(_SIDE), seen.n, unit, note)
 
 
-def paired_share_difference(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> DiscordantPairs:
+def count_discordant_pairs(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> DiscordantPairs:
     """Share of `new` minus share of `base`, both (secrets,)."""
     return DiscordantPairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
 
-# --- the exact score test of a paired difference ----------------------------------------------------------------------
+# --- the exact score test of a paired difference --------------------------------------------------
 
 
-def tango_score_statistic(
+def compute_tango_statistic(
     wins: NDArray[Any] | float, losses: NDArray[Any] | float, n: int, delta: float
 ) -> NDArray[np.float64]:
-    """Tango's z of the hypothesis that the difference is delta; 0 where nothing varies and nothing differs.
+    """Tango's z of the hypothesis that the difference is delta; 0 where nothing varies and nothing
+    differs.
 
-    The share of losses under the hypothesis is the larger root of 2n q^2 + (-wins - losses + (2n - wins + losses)
-    delta) q - losses delta (1 - delta) = 0.
+    The share of losses under the hypothesis is the larger root of 2n q^2 + (-wins - losses + (2n -
+    wins + losses) delta) q - losses delta (1 - delta) = 0.
     """
-    wins, losses = np.asarray(wins, dtype=float), np.asarray(losses, dtype=float)
+    wins = np.asarray(wins, dtype=float)
+    losses = np.asarray(losses, dtype=float)
     b = -wins - losses + (2 * n - wins + losses) * delta
     c = -losses * delta * (1 - delta)
     # The discriminant is never below 0 but by rounding.
@@ -221,17 +239,17 @@ def tango_score_statistic(
     return z
 
 
-def paired_difference_p_value(wins: int, losses: int, n: int, delta: float) -> float:
+def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     """P-value of "the difference is at most delta" against "it is larger".
 
-    The largest probability, over the discordance that is not known, of a statistic as large as the one seen (exact
-    and unconditional); the discordance ranges over an interval that holds it but for gamma, which is added (Berger
-    and Boos 1994, JASA 89:1012).
+    The largest probability, over the discordance that is not known, of a statistic as large as the
+    one seen (exact and unconditional); the discordance ranges over an interval that holds it but
+    for gamma, which is added (Berger and Boos 1994, JASA 89:1012).
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
     # A statistic equal to the one seen counts as reached, also where rounding made it less.
-    seen = float(tango_score_statistic(wins, losses, n, delta)) - 1e-9
+    seen = float(compute_tango_statistic(wins, losses, n, delta)) - 1e-9
     discordant = clopper_pearson(wins + losses, n, 1 - _SURE)
     shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
     if discordant[1] < abs(delta):  # so large a difference takes more discordant pairs than can be
@@ -243,10 +261,12 @@ def paired_difference_p_value(wins: int, losses: int, n: int, delta: float) -> f
     centre = np.round(n * lost).astype(int)
     first = np.clip(centre - half, 0, n)
     width = min(n, 2 * half) + 1
-    grid = np.minimum(first[:, None] + np.arange(width), n)  # (nuisances, width): losses that may be seen
+    # (nuisances, width): losses that may be seen
+    grid = np.minimum(first[:, None] + np.arange(width), n)
     real = first[:, None] + np.arange(width) <= n  # the grid repeats n at its end: counted once
-    least = int(first.min())  # what is needed beside so many losses is the same at every discordance
-    needed = _wins_needed(np.arange(least, int(grid.max()) + 1), n, delta, seen)[grid - least]
+    # what is needed beside so many losses is the same at every discordance
+    least = int(first.min())
+    needed = _find_needed_wins(np.arange(least, int(grid.max()) + 1), n, delta, seen)[grid - least]
     rest = n - grid
     with np.errstate(divide="ignore", invalid="ignore"):
         # Given the losses, wins are binomial among the other pairs.
@@ -255,13 +275,16 @@ def paired_difference_p_value(wins: int, losses: int, n: int, delta: float) -> f
     return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
 
 
-def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -> NDArray[np.int64]:
-    """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses where none does."""
+def _find_needed_wins(losses: NDArray[np.int64], n: int, delta: float, seen: float) -> NDArray[np.int64]:
+    """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses
+    where none does.
+    """
     # The statistic rises with the wins: one bisection for all losses side by side.
-    low, high = np.zeros_like(losses), n + 1 - losses
+    low = np.zeros_like(losses)
+    high = n + 1 - losses
     while np.any(low < high):
         middle = (low + high) // 2
-        enough = tango_score_statistic(middle, losses, n, delta) >= seen
+        enough = compute_tango_statistic(middle, losses, n, delta) >= seen
         open_ = low < high
         high = np.where(open_ & enough, middle, high)
         low = np.where(open_ & ~enough, middle + 1, low)
@@ -269,15 +292,22 @@ def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -
 
 
 @lru_cache(maxsize=4096)
-def _paired_difference_lower_bound(wins: int, losses: int, n: int, level: float) -> float:
-    """The largest difference that is still refuted as an upper limit of the truth, to 2 / 2^16 = 3e-5."""
+def _bound_paired_difference(wins: int, losses: int, n: int, level: float) -> float:
+    """The largest difference that is still refuted as an upper limit of the truth, to 2 / 2^16 =
+    3e-5.
+    """
     return bisect_refuted(
-        lambda delta: paired_difference_p_value(wins, losses, n, delta) <= level, -1.0, (wins - losses) / n, 16
+        lambda delta: compute_paired_p_value(wins, losses, n, delta) <= level,
+        -1.0,
+        (wins - losses) / n,
+        16,
     )
 
 
 def bisect_refuted(refuted: Callable[[float], bool], low: float, high: float, steps: int) -> float:
-    """The largest number that is refuted as an upper limit, to (high - low) / 2^steps; `low` where none is."""
+    """The largest number that is refuted as an upper limit, to (high - low) / 2^steps; `low` where
+    none is.
+    """
     for _ in range(steps):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)

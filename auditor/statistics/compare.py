@@ -1,22 +1,26 @@
-"""One number of the same secrets held against another: each way to pair them, with bounds at any level.
+"""One number of the same secrets held against another: each way to pair them, with bounds at any
+level.
 
-Plain arrays, `new` and `base` side by side; a place in them is what is resampled, whatever it stands for: a secret, a
-document, a person. Knows no metric and no record. Several comparisons at once: `statistics.holm`.
+Plain arrays, `new` and `base` side by side; a place in them is what is resampled, whatever it
+stands for: a secret, a document, a person. Knows no metric and no record. Several comparisons at
+once: `statistics.holm`.
 
 A paired difference of shares has three intervals:
 
-- A gate decides by `paired_share_difference` (bounds.py), which is exact at every level and every n: Holm's rule asks
-  at level/m, where few resamples of a bootstrap lie, and a false alarm may be no likelier than the level however few
-  secrets differ.
-- A report prints `_paired_share_measurement`, a percentile bootstrap at 95% only, which covers as n grows (Efron
-  1979) and is narrower.
-  All steps of a chain are read at the same resamples. Where all pairs agree resamples are alike: there, and there
-  only, exact bounds of wins and of losses stand in, as a bootstrap cannot see what the sample missed.
-- A sum of several shares, or of means over seeds, (records/contrasts.py) is resampled too: what a secret adds to it
-  takes more than three values, so that there is no count of wins and losses to invert. Of two cells with one seed
-  each it is the bootstrap before, at resamples of its own, and where these are alike it is as wide as n allows.
+- A gate decides by `count_discordant_pairs` (bounds.py), which is exact at every level and every
+  n: Holm's rule asks at level/m, where few resamples of a bootstrap lie, and a false alarm may be
+  no likelier than the level however few secrets differ.
+- A report prints `_measure_paired_shares`, a percentile bootstrap at 95% only, which covers as n
+  grows (Efron 1979) and is narrower. All steps of a chain are read at the same resamples. Where all
+  pairs agree resamples are alike: there, and there only, exact bounds of wins and of losses stand
+  in, as a bootstrap cannot see what the sample missed.
+- A sum of several shares, or of means over seeds, (records/contrasts.py) is resampled too: what a
+  secret adds to it takes more than three values, so that there is no count of wins and losses to
+  invert. Of two cells with one seed each it is the bootstrap before, at resamples of its own, and
+  where these are alike it is as wide as n allows.
 
-Against non-members two independent groups differ: Newcombe's rule of two shares (intervals.py), Welch's of two changes.
+Against non-members two independent groups differ: Newcombe's rule of two shares (intervals.py),
+Welch's of two changes.
 """
 
 from __future__ import annotations
@@ -37,89 +41,118 @@ from auditor.statistics.bounds import (
     BoundedNumber,
     LeastIntervalWidth,
     ResampledNumber,
-    measurement_from_evidence,
-    paired_share_difference,
+    count_discordant_pairs,
+    make_measurement,
 )
-from auditor.statistics.intervals import clopper_pearson, mean_with_bootstrap_interval
-from auditor.statistics.ranking import rank_hits_and_errors, resampled_recall_at_errors
+from auditor.statistics.intervals import bootstrap_mean, clopper_pearson
+from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
-_RESAMPLES, _AT_ONCE = 4000, 250
+_RESAMPLES = 4000
+_AT_ONCE = 250
 
 Floats = NDArray[np.float64]
 
 
-def difference_evidence(
-    new: tuple[Any, ...], base: tuple[Any, ...], *, errors: int | None = None, rate: float | None = None
+def compare_columns(
+    new: tuple[Any, ...],
+    base: tuple[Any, ...],
+    *,
+    errors: int | None = None,
+    rate: float | None = None,
 ) -> BoundedNumber:
-    """A number of `new` minus that of `base`, each of one or two columns; the arguments say which, and so its interval.
+    """A number of `new` minus that of `base`, each of one or two columns; the arguments say which,
+    and so its interval.
 
-    Of one column of finite numbers: the means, exactly where all are 0 or 1. Of (hits, scores): recall before the
-    `errors`-th wrong guess. Of (members' scores, non-members'): true-positive rates at a `rate` of false ones; 0: AUCs.
+    Of one column of finite numbers: the means, exactly where all are 0 or 1. Of (hits, scores):
+    recall before the `errors`-th wrong guess. Of (members' scores, non-members'): true-positive
+    rates at a `rate` of false ones; 0: AUCs.
     """
     if rate is not None:
         return roc.TprDifference(new, base, rate) if rate else roc.auc_difference(new, base)
     if errors is not None:
-        return paired_recall_difference((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
+        return resample_paired_recall((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
     one, other = *new, *base  # of one column each
     if np.isin([one, other], (0, 1)).all():
-        return paired_share_difference(one == 1, other == 1)
-    return paired_mean_difference(one, other)
+        return count_discordant_pairs(one == 1, other == 1)
+    return resample_paired_means(one, other)
 
 
-def mean_difference_measurement(
-    name: str, unit: str, new: NDArray[Any], base: NDArray[Any], floor: tuple[Floats, Floats] | None = None
+def measure_mean_difference(
+    name: str,
+    unit: str,
+    new: NDArray[Any],
+    base: NDArray[Any],
+    floor: tuple[Floats, Floats] | None = None,
 ) -> Measurement:
     """The mean of `new` minus that of `base`, as reports print it.
 
-    A share: paired bootstrap, exact McNemar p in the note. floor: new and base of non-members, whose change is taken
-    off: two independent means of paired differences (Welch).
+    A share: paired bootstrap, exact McNemar p in the note. floor: new and base of non-members,
+    whose change is taken off: two independent means of paired differences (Welch).
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
-            return _welch_mean_difference(name, unit, new - base, np.subtract(*floor))
+            return _measure_welch_difference(name, unit, new - base, np.subtract(*floor))
     if unit == "share":
-        return _paired_share_measurement(name, (new == 1).astype(float) - (base == 1))
-    return measurement_from_evidence(name, paired_mean_difference(new, base), unit)
+        return _measure_paired_shares(name, (new == 1).astype(float) - (base == 1))
+    return make_measurement(name, resample_paired_means(new, base), unit)
 
 
 def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
-    """The mean of `new` minus that of `base`, numbers of the same secrets in one order, with its 95% interval.
+    """The mean of `new` minus that of `base`, numbers of the same secrets in one order, with its
+    95% interval.
 
-    new, base: (secrets,), finite; hits are 0 or 1, and the note has McNemar's exact p. A paired bootstrap,
-    as in reports. Raises AuditError for arrays that are not of the same secrets.
+    new, base: (secrets,), finite; hits are 0 or 1, and the note has McNemar's exact p. A paired
+    bootstrap, as in reports. Raises AuditError for arrays that are not of the same secrets.
     """
     one, other = (np.asarray(values, dtype=np.float64) for values in (new, base))
     if one.ndim != 1 or one.shape != other.shape or not len(one):
-        raise AuditError(f"expected a number of each of the same secrets, got arrays of {one.shape} and {other.shape}")
+        raise AuditError(
+            f"expected a number of each of the same secrets, got arrays of {one.shape} and {other.shape}",
+        )
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
-        raise AuditError("expected finite numbers of the same secrets, got some that are not: drop them from both")
+        raise AuditError(
+            "expected finite numbers of the same secrets, got some that are not: drop them from both",
+        )
     shares = bool(np.isin([one, other], (0, 1)).all())
-    return mean_difference_measurement("difference", "share" if shares else "number", one, other)
+    return measure_mean_difference("difference", "share" if shares else "number", one, other)
 
 
-def _paired_share_measurement(name: str, delta: Floats) -> Measurement:
-    """Where all pairs agree a bootstrap has no width: then exact bounds of wins and of losses are taken apart."""
-    n, wins, losses = len(delta), int((delta > 0).sum()), int((delta < 0).sum())
+def _measure_paired_shares(name: str, delta: Floats) -> Measurement:
+    """Where all pairs agree a bootstrap has no width: then exact bounds of wins and of losses are
+    taken apart.
+    """
+    n = len(delta)
+    wins = int((delta > 0).sum())
+    losses = int((delta < 0).sum())
     p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    found = mean_with_bootstrap_interval(name, delta, "share", f"exact McNemar p = {p:.2g}")
+    found = bootstrap_mean(name, delta, "share", f"exact McNemar p = {p:.2g}")
     if found.low < found.high:
         return found
     (fewest, most), (least, worst) = clopper_pearson(wins, n), clopper_pearson(losses, n)
     return replace(found, low=fewest - worst, high=most - least)
 
 
-def _welch_mean_difference(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
-    """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
-    finite = np.isfinite(own).all() and np.isfinite(other).all()  # not where a distribution gives a true token nothing
+def _measure_welch_difference(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
+    """The difference of two means with Welch's interval; none where a group of one says nothing of
+    its spread.
+    """
+    # not where a distribution gives a true token nothing
+    finite = np.isfinite(own).all() and np.isfinite(other).all()
     value = float(own.mean() - other.mean()) if finite else math.nan
-    return Measurement(name, value, *welch_interval(own, other), len(own), unit, ABOVE)
+    return Measurement(name, value, *compute_welch_interval(own, other), len(own), unit, ABOVE)
 
 
-def welch_interval(own: Floats, other: Floats, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Welch's interval of the mean of `own` less that of `other`; NaN of a group of one, two constant ones, or a -inf.
+def compute_welch_interval(
+    own: Floats,
+    other: Floats,
+    confidence: float = CONFIDENCE,
+) -> tuple[float, float]:
+    """Welch's interval of the mean of `own` less that of `other`; NaN of a group of one, two
+    constant ones, or a -inf.
 
-    Its lower end is above 0 just where Welch's one-sided test at (1 - confidence) / 2 shows `own` to be the higher.
+    Its lower end is above 0 just where Welch's one-sided test at (1 - confidence) / 2 shows `own`
+    to be the higher.
     """
     finite = np.isfinite(own).all() and np.isfinite(other).all()
     if not finite or min(len(own), len(other)) < 2 or own.std() + other.std() == 0:
@@ -128,30 +161,45 @@ def welch_interval(own: Floats, other: Floats, confidence: float = CONFIDENCE) -
     return float(low), float(high)
 
 
-def paired_mean_difference(new: Floats, base: Floats) -> ResampledNumber:
+def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
     """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
     delta = new - base
-    n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
-    # one stream for all that a gate compares: numbers of the same secrets are read at the same resamples
-    draws = bootstrap.resampled_means(delta, "gate", _RESAMPLES, _AT_ONCE)
+    n = len(delta)
+    value = float(delta.mean())
+    size = float(np.abs([new, base]).max())
+    # one stream for all that a gate compares: numbers of the same secrets are read at the same
+    # resamples
+    draws = bootstrap.compute_resampled_means(delta, "gate", _RESAMPLES, _AT_ONCE)
     return ResampledNumber(value, n, draws, LeastIntervalWidth(value, n, max(1.0, size)))
 
 
-def paired_recall_difference(
+def resample_paired_recall(
     new: tuple[NDArray[np.bool_], Floats], base: tuple[NDArray[np.bool_], Floats], errors: int
 ) -> ResampledNumber:
-    """Recall before the `errors`-th wrong guess (ranking.recall_at_errors), new minus base: (hits, scores) of each.
+    """Recall before the `errors`-th wrong guess (ranking.measure_recall_at_errors), new minus base: (hits,
+    scores) of each.
 
-    Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of the same counts with
-    the two thresholds taken as given.
+    Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of
+    the same counts with the two thresholds taken as given.
     """
-    n, right = len(new[0]), [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]
+    n = len(new[0])
+    right = [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]
     for solved, (hit, score) in zip(right, (new, base), strict=True):
-        ranked, before = rank_hits_and_errors(hit, score)
-        solved[np.lexsort((hit, -score))] = ranked & (before < errors)  # back into the order of the secrets
-    floor = paired_share_difference(*right)
+        ranked, before = rank_guesses(hit, score)
+        # back into the order of the secrets
+        solved[np.lexsort((hit, -score))] = ranked & (before < errors)
+    floor = count_discordant_pairs(*right)
 
     def delta(draws: Draws) -> Values:
-        return resampled_recall_at_errors(*new, draws, errors) - resampled_recall_at_errors(*base, draws, errors)
+        return compute_resampled_recall(*new, draws, errors) - compute_resampled_recall(
+            *base,
+            draws,
+            errors,
+        )
 
-    return ResampledNumber(floor.value, n, bootstrap.resampled_statistic(n, delta, "gate", _RESAMPLES, _AT_ONCE), floor)
+    return ResampledNumber(
+        floor.value,
+        n,
+        bootstrap.compute_resampled_statistic(n, delta, "gate", _RESAMPLES, _AT_ONCE),
+        floor,
+    )

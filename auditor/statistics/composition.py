@@ -1,7 +1,8 @@
-"""How far apart a number of independent draws leaves two distributions that are known: epsilon at a delta, in both
-directions.
+"""How far apart a number of independent draws leaves two distributions that are known: epsilon at a
+delta, in both directions.
 
-The exact answer that a game of guesses is held beside. Knows tokens as columns; no model and no claim.
+The exact answer that a game of guesses is held beside. Knows tokens as columns; no model and no
+claim.
 """
 
 from __future__ import annotations
@@ -20,54 +21,64 @@ Array = NDArray[np.float64]
 
 _CELLS = 2**20  # of the grid that losses are summed on
 _CUT = 1e-13  # probability that the summed loss may leave the grid by, at either end
-_SLOPES = np.concatenate([np.geomspace(1e-4, 1, 25), np.geomspace(1.25, 1e3, 40)])  # at which Chernoff's bound is tried
-_ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)  # orders of the Renyi divergences that are converted, less 1
+# at which Chernoff's bound is tried
+_SLOPES = np.concatenate([np.geomspace(1e-4, 1, 25), np.geomspace(1.25, 1e3, 40)])
+# orders of the Renyi divergences that are converted, less 1
+_ABOVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
-def renyi_epsilon_of_game_draws(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
-    """An upper bound (nats) on `exact_epsilon_of_game_draws` of many pairs of distributions at once: (..., V) -> (...).
+def bound_game_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
+    """An upper bound (nats) on `compute_exact_game_epsilon` of many pairs of distributions at
+    once: (..., V) -> (...).
 
-    By Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke 2020, Proposition 12).
+    By Renyi divergences of a few orders, composed and converted (Canonne, Kamath and Steinke 2020,
+    Proposition 12).
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        both = [_one_sided_renyi_epsilon(a, b, draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))]
+        both = [_bound_one_sided_epsilon(a, b, draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))]
     return np.maximum(*both)
 
 
-def renyi_to_epsilon_penalty(order: float, delta: float) -> float:
-    """Nats to add to a Renyi divergence of this order for the epsilon at delta (the same Proposition)."""
+def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
+    """Nats to add to a Renyi divergence of this order for the epsilon at delta (the same
+    Proposition).
+    """
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def exact_epsilon_of_game_draws(log_p: Array, log_q: Array, draws: int, delta: float) -> float:
+def compute_exact_game_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which so many draws of two distributions (V,) are (epsilon,
     delta)-indistinguishable.
 
-    The larger of both directions; inf where one distribution says what the other cannot, more often than delta allows.
-    Pure (delta 0) and of one draw in closed form; else the privacy loss is summed by FFT on a grid that keeps its mean,
-    and the answer is right to about a millionth of the sum's range. Raises AuditError on bad input.
+    The larger of both directions; inf where one distribution says what the other cannot, more often
+    than delta allows. Pure (delta 0) and of one draw in closed form; else the privacy loss is
+    summed by FFT on a grid that keeps its mean, and the answer is right to about a millionth of the
+    sum's range. Raises AuditError on bad input.
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
     return max(
-        _one_sided_epsilon(PrivacyLossDistribution.from_log_probs(a, b), draws, delta)
+        _compute_one_sided_epsilon(PrivacyLossDistribution.from_log_probs(a, b), draws, delta)
         for a, b in ((log_p, log_q), (log_q, log_p))
     )
 
 
-def best_game_advantage_of_draws(log_p: Array, log_q: Array, draws: int) -> float:
-    """Total variation between so many draws of each: the most that anybody's guesses can be better than none."""
+def compute_best_game_advantage(log_p: Array, log_q: Array, draws: int) -> float:
+    """Total variation between so many draws of each: the most that anybody's guesses can be better
+    than none.
+    """
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
-    return _delta_of_summed_loss(
-        0.0, *_distribution_of_summed_loss(total, draws), total.infinite_loss_probability(draws)
+    return _compute_summed_loss_delta(
+        0.0, *_compute_summed_loss_distribution(total, draws), total.compute_infinite_loss_probability(draws)
     )
 
 
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
-    """The privacy loss of one draw of P against Q: values log P/Q (nats) with their probability under P.
+    """The privacy loss of one draw of P against Q: values log P/Q (nats) with their probability
+    under P.
 
     certain: probability of what Q never says.
     """
@@ -81,51 +92,67 @@ class PrivacyLossDistribution:
         said = log_p > -math.inf
         possible = said & (log_q > -math.inf)
         p = np.exp(log_p)
-        return cls((log_p - np.where(possible, log_q, 0.0))[possible], p[possible], float(p[said & ~possible].sum()))
+        return cls(
+            (log_p - np.where(possible, log_q, 0.0))[possible],
+            p[possible],
+            float(p[said & ~possible].sum()),
+        )
 
-    def infinite_loss_probability(self, draws: int) -> float:
+    def compute_infinite_loss_probability(self, draws: int) -> float:
         """Probability that any of so many draws is one that Q never says."""
         return 1.0 if self.certain >= 1 else -math.expm1(draws * math.log1p(-self.certain))
 
     def sum_range(self, draws: int) -> tuple[float, float]:
-        """Between which sums all but `_CUT` of the probability lies, at either end, by Chernoff's bound."""
+        """Between which sums all but `_CUT` of the probability lies, at either end, by Chernoff's
+        bound.
+        """
         ends = []
         for sign in (-1.0, 1.0):
             slopes = _SLOPES[:, None] * sign
             mass = draws * logsumexp(np.log(self.p) + slopes * self.values, axis=-1)
-            # P[sum > s] <= e^(mass - slope s) for every slope: s where that is _CUT, at the best slope.
+            # P[sum > s] <= e^(mass - slope s) for every slope: s where that is _CUT, at the best
+            # slope.
             tail = float(np.min((mass - math.log(_CUT)) / _SLOPES))
             most = draws * float((sign * self.values).max())
             ends.append(min(tail, most))
         return -ends[0], ends[1]
 
 
-def _one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta: float) -> float:
-    if loss.infinite_loss_probability(draws) > delta:
+def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta: float) -> float:
+    if loss.compute_infinite_loss_probability(draws) > delta:
         return math.inf
     live = loss.p > 0
     if not live.any():
         return 0.0
     if delta == 0:  # the largest sum there is: every draw the worst one
         return max(0.0, draws * float(loss.values[live].max()))
-    sums, mass = _distribution_of_summed_loss(loss, draws)
-    rest = loss.infinite_loss_probability(draws)
-    if _delta_of_summed_loss(0.0, sums, mass, rest) <= delta:
+    sums, mass = _compute_summed_loss_distribution(loss, draws)
+    rest = loss.compute_infinite_loss_probability(draws)
+    if _compute_summed_loss_delta(0.0, sums, mass, rest) <= delta:
         return 0.0
     most = float(sums[-1])
-    # From the largest sum on, infinite losses are all that is left: no more epsilon makes delta smaller.
-    if _delta_of_summed_loss(most, sums, mass, rest) >= delta:
+    # From the largest sum on, infinite losses are all that is left: no more epsilon makes delta
+    # smaller.
+    if _compute_summed_loss_delta(most, sums, mass, rest) >= delta:
         return most
-    return float(brentq(lambda epsilon: _delta_of_summed_loss(epsilon, sums, mass, rest) - delta, 0.0, most, xtol=1e-9))
+    return float(
+        brentq(
+            lambda epsilon: _compute_summed_loss_delta(epsilon, sums, mass, rest) - delta,
+            0.0,
+            most,
+            xtol=1e-9,
+        )
+    )
 
 
-def _delta_of_summed_loss(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
-    # Hockey-stick divergence: E[1 - e^(epsilon - loss)] over losses above epsilon; an infinite loss counts whole.
+def _compute_summed_loss_delta(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
+    # Hockey-stick divergence: E[1 - e^(epsilon - loss)] over losses above epsilon; an infinite loss
+    # counts whole.
     above = np.searchsorted(sums, epsilon, side="right")
     return rest + float(np.sum(mass[above:] * -np.expm1(epsilon - sums[above:])))
 
 
-def _distribution_of_summed_loss(loss: PrivacyLossDistribution, draws: int) -> tuple[Array, Array]:
+def _compute_summed_loss_distribution(loss: PrivacyLossDistribution, draws: int) -> tuple[Array, Array]:
     """The sum of so many losses: values (cells,) ascending, and the probability of each."""
     if draws == 1:
         order = np.argsort(loss.values)
@@ -135,7 +162,8 @@ def _distribution_of_summed_loss(loss: PrivacyLossDistribution, draws: int) -> t
     step = 2 * reach / _CELLS  # the transform wraps around: a grid twice as wide as the sum
     centre = float(loss.p @ loss.values) / max(float(loss.p.sum()), 1e-300)
     one = np.zeros(_CELLS)
-    # Each loss on the two cells around it, so that its mean stays; places are counted from the mean, around the grid.
+    # Each loss on the two cells around it, so that its mean stays; places are counted from the
+    # mean, around the grid.
     place = (loss.values - centre) / step
     cell = np.floor(place)
     share = place - cell
@@ -145,19 +173,21 @@ def _distribution_of_summed_loss(loss: PrivacyLossDistribution, draws: int) -> t
     middle = draws * centre
     first = math.floor((low - middle - reach / 2) / step)
     sums: Array = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
-    return sums, np.roll(total, -first)  # index 0 of the transform is `middle`; now the lowest sum comes first
+    # index 0 of the transform is `middle`; now the lowest sum comes first
+    return sums, np.roll(total, -first)
 
 
-def _one_sided_renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
+def _bound_one_sided_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
     said = log_p > -math.inf
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -math.inf), where=said)
     if delta == 0:
         return draws * np.maximum(log_ratio.max(-1), 0.0)
-    p, power = np.exp(log_p), np.exp(log_ratio / 4)
+    p = np.exp(log_p)
+    power = np.exp(log_ratio / 4)
     best = np.full(log_p.shape[:-1], math.inf)
     for above in _ABOVE:  # the order less 1: each is the square of the one before
         divergence = np.log(np.einsum("...v,...v->...", p, power)) / above
-        epsilon = draws * divergence + renyi_to_epsilon_penalty(1 + above, delta)
+        epsilon = draws * divergence + compute_renyi_conversion_penalty(1 + above, delta)
         best = np.fmin(best, epsilon)  # too large for a float: this order says nothing
         power *= power
     return np.maximum(best, 0.0)

@@ -1,4 +1,6 @@
-"""What copies do: where among repeat counts the leakage sits, and what would be left were there fewer copies."""
+"""What copies do: where among repeat counts the leakage sits, and what would be left were there
+fewer copies.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,23 @@ from auditor.statistics.intervals import combine_independent_intervals, share_wi
 PREDICTED = "recall_predicted"
 
 
-def predict_recall_at_repeats(
-    repeats: Sequence[int], hit: NDArray[np.bool_], left: Sequence[int], never: NDArray[np.bool_] | None = None
+def predict_recall(
+    repeats: Sequence[int],
+    hit: NDArray[np.bool_],
+    left: Sequence[int],
+    never: NDArray[np.bool_] | None = None,
 ) -> Measurement:
-    """Recall if each of these secrets had been trained on `left` times: the recall measured at that repeat count.
+    """Recall if each of these secrets had been trained on `left` times: the recall measured at that
+    repeat count.
 
-    sum_c w_c r_c over the counts c that would be left, w_c the share of secrets with so many. never: whether secrets
-    that nobody trained on are extracted, for c = 0. Interval: MOVER (Zou and Donner 2008) of the counts' exact ones.
-    A prediction from one training, in which all others kept their copies: see docs/evidence/predictions.md.
-    Raises ValueError for a count that was not measured.
+    sum_c w_c r_c over the counts c that would be left, w_c the share of secrets with so many.
+    never: whether secrets that nobody trained on are extracted, for c = 0. Interval: MOVER (Zou and
+    Donner 2008) of the counts' exact ones. A prediction from one training, in which all others kept
+    their copies: see docs/evidence/predictions.md. Raises ValueError for a count that was not
+    measured.
     """
-    times, after = np.asarray(repeats), np.asarray(left)
+    times = np.asarray(repeats)
+    after = np.asarray(left)
     parts = []
     for count in np.unique(after):
         seen = hit[times == count] if count or never is None else never
@@ -39,7 +47,9 @@ def predict_recall_at_repeats(
 
 @dataclass(frozen=True)
 class ConcentratedLeakage:
-    """A part of the members that holds more of what was extracted than its size says. p: Fisher's exact, corrected."""
+    """A part of the members that holds more of what was extracted than its size says. p: Fisher's
+    exact, corrected.
+    """
 
     part: str
     hits: int
@@ -49,18 +59,29 @@ class ConcentratedLeakage:
     p: float
 
 
-def most_concentrated_part(
+def find_most_concentrated_part(
     parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float
 ) -> ConcentratedLeakage | None:
-    """The part with most hits, of those parts (name -> who belongs to it) hit more than the rest (Fisher, Bonferroni).
+    """The part with most hits, of those parts (name -> who belongs to it) hit more than the rest
+    (Fisher, Bonferroni).
 
     None where no part is told from the others.
     """
     found = []
     for name, inside in parts.items():
-        # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part than outside.
+        # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part
+        # than outside.
         table = [[int(np.sum(own & came)) for came in (hit, ~hit)] for own in (inside, ~inside)]
         p = min(1.0, len(parts) * float(fisher_exact(table, alternative="greater").pvalue))
         if p <= level:
-            found.append(ConcentratedLeakage(name, table[0][0], int(hit.sum()), int(inside.sum()), len(hit), p))
+            found.append(
+                ConcentratedLeakage(
+                    name,
+                    table[0][0],
+                    int(hit.sum()),
+                    int(inside.sum()),
+                    len(hit),
+                    p,
+                ),
+            )
     return max(found, key=lambda one: (one.hits, -one.members), default=None)

@@ -1,6 +1,8 @@
-"""Records that several secrets are parts of, as windows of a text or answers of a conversation: what each gives away.
+"""Records that several secrets are parts of, as windows of a text or answers of a conversation:
+what each gives away.
 
-Parts of one record are not independent, so that an interval over secrets is too narrow. Here records are counted.
+Parts of one record are not independent, so that an interval over secrets is too narrow. Here
+records are counted.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 from auditor.statistics.intervals import share_with_interval
 
-RECALL, NEAR, LONGEST = "document_recall", "document_near_verbatim_recall", "longest_block"
+RECALL = "document_recall"
+NEAR = "document_near_verbatim_recall"
+LONGEST = "longest_block"
 
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A secret that is a part of a document: where its suffix begins in that, its length (tokens); was it extracted?"""
+    """A secret that is a part of a document: where its suffix begins in that, its length (tokens);
+    was it extracted?
+    """
 
     document: str
     at: int
@@ -27,17 +33,19 @@ class DocumentPart:
     out: bool
 
 
-def longest_extracted_block_by_document(parts: Iterable[DocumentPart]) -> dict[str, int]:
-    """Tokens of the longest block that was extracted, by document: suffixes that overlap or touch are one block."""
+def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
+    """Tokens of the longest block that was extracted, by document: suffixes that overlap or touch
+    are one block.
+    """
     found: dict[str, list[DocumentPart]] = {}
     for part in parts:
         found.setdefault(part.document, []).append(part)
     return {
-        document: _longest_covered_token_count([part for part in own if part.out]) for document, own in found.items()
+        document: _count_longest_covered_tokens([part for part in own if part.out]) for document, own in found.items()
     }
 
 
-def _longest_covered_token_count(out: Sequence[DocumentPart]) -> int:
+def _count_longest_covered_tokens(out: Sequence[DocumentPart]) -> int:
     longest = start = end = 0
     for part in sorted(out, key=lambda part: part.at):
         if part.at > end:  # at the very end it touches what came before: one block
@@ -47,25 +55,28 @@ def _longest_covered_token_count(out: Sequence[DocumentPart]) -> int:
     return longest
 
 
-def document_recall_measurements(
+def measure_document_recall(
     secrets: Iterable[Secret], hit: Mapping[str, bool], near: Mapping[str, bool]
 ) -> tuple[Measurement, ...]:
-    """Return the shares of documents of which a part was extracted, and the longest extracted block of a member.
+    """Return the shares of documents of which a part was extracted, and the longest extracted block
+    of a member.
 
     Args:
-        hit, near: whether each secret was extracted verbatim, or near-verbatim; only the secrets in `hit` count.
+        hit, near: whether each secret was extracted verbatim, or near-verbatim; only the secrets in
+            `hit` count.
 
     Returns:
-        The verbatim share of members and of non-members, the longest block in tokens, and the near-verbatim shares;
-        () if no member is a part of a document.
+        The verbatim share of members and of non-members, the longest block in tokens, and the
+        near-verbatim shares; () if no member is a part of a document.
     """
     attacked = [secret for secret in secrets if secret.id in hit]
     if all(secret.document is None for secret in attacked if secret.member):
         return ()
-    # A record that is one secret is a document as well: without it the share would be of long records only.
+    # A record that is one secret is a document as well: without it the share would be of long
+    # records only.
     asked = [(s.member, s.document or s.id, s) for s in attacked]
     members, others = (
-        longest_extracted_block_by_document(
+        measure_longest_extracted_blocks(
             DocumentPart(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose
         )
         for whose in (True, False)
@@ -74,7 +85,12 @@ def document_recall_measurements(
         return ()
     found = [share_with_interval(RECALL, np.array([block > 0 for block in members.values()]))]
     if others:
-        found.append(share_with_interval(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()])))
+        found.append(
+            share_with_interval(
+                f"{RECALL}_nonmembers",
+                np.array([block > 0 for block in others.values()]),
+            ),
+        )
     longest = float(max(members.values()))
     found.append(Measurement(LONGEST, longest, longest, longest, len(members), "tokens"))
     for whose, suffix in ((True, ""), (False, "_nonmembers")):

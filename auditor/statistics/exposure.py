@@ -1,8 +1,9 @@
-"""Exposure in bits from ranks, from uniform references and from weighted draws (formulas.md B6). Numbers in and out.
+"""Exposure in bits from ranks, from uniform references and from weighted draws (formulas.md B6).
+Numbers in and out.
 
-exposure = log2|R| - log2 rank, rank = #{r in R: nll(r) <= nll(canary)}, itself included: ties count against exposure.
-Null distribution: over a canary that was drawn uniformly and never inserted, P(exposure >= e) <= 2^-e. nll in nats
-throughout.
+exposure = log2|R| - log2 rank, rank = #{r in R: nll(r) <= nll(canary)}, itself included: ties count
+against exposure. Null distribution: over a canary that was drawn uniformly and never inserted,
+P(exposure >= e) <= 2^-e. nll in nats throughout.
 """
 
 from __future__ import annotations
@@ -20,42 +21,50 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.intervals import clopper_pearson
 
-_IMPOSSIBLE = 1e4  # nats: in place of infinity, where a distribution gives a text no probability at all
+# nats: in place of infinity, where a distribution gives a text no probability at all
+_IMPOSSIBLE = 1e4
 
 
-def exposure_from_rank(rank: float, bits: float) -> float:
+def compute_exposure(rank: float, bits: float) -> float:
     """bits: log2 of the size of the space."""
     return bits - math.log2(rank)
 
 
-def sampled_exposure(nll: float, references: NDArray[np.float64]) -> float:
-    """log2 n - log2(c + 1), c of n uniform references at most as high; cannot exceed log2 n (TF Privacy)."""
+def estimate_sampled_exposure(nll: float, references: NDArray[np.float64]) -> float:
+    """log2 n - log2(c + 1), c of n uniform references at most as high; cannot exceed log2 n (TF
+    Privacy).
+    """
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
-def canary_null_p_value(nll: float, references: NDArray[np.float64]) -> float:
-    """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its references."""
+def compute_canary_p_value(nll: float, references: NDArray[np.float64]) -> float:
+    """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its
+    references.
+    """
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
-def null_exposure_tail_bound(bits: float, n: int) -> float:
-    """Upper bound (95%), at all bits at once, of the share of n canaries with this exposure or more, were none learnt.
+def bound_null_exposure_tail(bits: float, n: int) -> float:
+    """Upper bound (95%), at all bits at once, of the share of n canaries with this exposure or
+    more, were none learnt.
 
-    Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >= 1/2): of n independent
-    draws P(the tail exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
-    2^-bits.
+    Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >=
+    1/2): of n independent draws P(the tail exceeds its distribution somewhere by more than t) <=
+    exp(-2 n t^2). The distribution is at most 2^-bits.
     """
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
 
 
-# --- weighted draws ---------------------------------------------------------------------------------------------------
+# --- weighted draws -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class WeightedDraws:
-    """n draws by which ranks in a large space are estimated: the first `drawn` from q, the others uniform.
+    """n draws by which ranks in a large space are estimated: the first `drawn` from q, the others
+    uniform.
 
-    nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space as the tokenizer writes it.
+    nll, log_q: (n,) nats; counts: (n,) whether a draw is a text of the space as the tokenizer
+    writes it.
     """
 
     texts: tuple[str, ...]
@@ -67,16 +76,24 @@ class WeightedDraws:
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """1/density of each draw in the mixture of both distributions: at most n/uniform * size, however small q is."""
+        """1/density of each draw in the mixture of both distributions: at most n/uniform * size,
+        however small q is.
+        """
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
-            own, other = np.log(self.drawn / n), np.log(1 - self.drawn / n)
-        weights: NDArray[np.float64] = np.exp(-np.logaddexp(self.log_q + own, other - math.log(self.size)))
+            own = np.log(self.drawn / n)
+            other = np.log(1 - self.drawn / n)
+        weights: NDArray[np.float64] = np.exp(
+            -np.logaddexp(self.log_q + own, other - math.log(self.size)),
+        )
         return np.where(self.counts, weights, 0.0)
 
-    def largest_draw_weight(self, nll: float) -> float:
-        """The most that a draw of at most this nll can weigh: q is no less than the model's own probability."""
-        n, uniform = len(self.nll), len(self.nll) - self.drawn
+    def bound_draw_weight(self, nll: float) -> float:
+        """The most that a draw of at most this nll can weigh: q is no less than the model's own
+        probability.
+        """
+        n = len(self.nll)
+        uniform = len(self.nll) - self.drawn
         # The largest float is about e^709.
         from_model = n / self.drawn * math.exp(min(nll, 700.0)) if self.drawn else math.inf
         return min(from_model, n / uniform * self.size if uniform else math.inf)
@@ -92,29 +109,33 @@ class RankEstimate:
 
 
 def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
-    """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
+    """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md
+    A8).
 
-    The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's
-    bound for no hit, times the largest weight). Two bounds hold for certain: rank <= e^nll, since texts that are as
-    likely as the canary share a mass of at most 1, and rank <= |R|.
+    The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss
+    (Clopper-Pearson's bound for no hit, times the largest weight). Two bounds hold for certain:
+    rank <= e^nll, since texts that are as likely as the canary share a mass of at most 1, and rank
+    <= |R|.
     """
     n = len(draws.nll)
     other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
-    low, high = bootstrap.percentile_interval(bootstrap.resampled_means(values, "exposure"))
+    low, high = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, "exposure"))
     # No resample holds a draw that the sample missed.
-    missed = clopper_pearson(0, n)[1] * draws.largest_draw_weight(nll)
+    missed = clopper_pearson(0, n)[1] * draws.bound_draw_weight(nll)
     most = rank_upper_bound(nll, draws.size)
     rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))
     return RankEstimate(rank, low, high)
 
 
 def rank_upper_bound(nll: float, size: int) -> float:
-    """The worst rank that a text of this nll can have, whatever the others': probabilities sum to at most 1."""
+    """The worst rank that a text of this nll can have, whatever the others': probabilities sum to
+    at most 1.
+    """
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
 
-# --- extrapolation ----------------------------------------------------------------------------------------------------
+# --- extrapolation --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,10 +143,13 @@ class SkewNormal:
     """A skew-normal distribution fitted to the references' nll, and how badly it fits."""
 
     parameters: tuple[float, float, float]  # shape, location, scale
-    fit_p: float  # of `skew_normal_fit_p_value` of the references; small: the distribution does not fit
+    # of `compute_skew_normal_p_value` of the references; small: the distribution does not fit
+    fit_p: float
 
-    def extrapolated_exposure_bits(self, nll: float, most: float) -> float:
-        """Exposure: -log2 of the cdf, at most `most`. It has no interval: far out in a tail nobody knows the family."""
+    def extrapolate_exposure(self, nll: float, most: float) -> float:
+        """Exposure: -log2 of the cdf, at most `most`. It has no interval: far out in a tail nobody
+        knows the family.
+        """
         _, location, scale = self.parameters
         if scale == 0:  # all references alike
             return 0.0 if nll >= location else most
@@ -133,15 +157,21 @@ class SkewNormal:
 
 
 def fit_skew_normal(references: NDArray[np.float64]) -> SkewNormal:
-    """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
+    """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its
+    shape says.
+    """
     references = np.minimum(references, _IMPOSSIBLE)
     if np.ptp(references) < 1e-9:
         return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # on its way the optimiser tries impossible parameters
+        # on its way the optimiser tries impossible parameters
+        warnings.simplefilter("ignore", RuntimeWarning)
         shape, location, scale = map(float, skewnorm.fit(references))
     noise = keyed_random_generator("skew-normal fit")
-    return SkewNormal((shape, location, scale), skew_normal_fit_p_value(references, noise) if scale > 0 else 0.0)
+    return SkewNormal(
+        (shape, location, scale),
+        compute_skew_normal_p_value(references, noise) if scale > 0 else 0.0,
+    )
 
 
 _SIMULATED = 299  # samples of the fitted distribution
@@ -150,54 +180,68 @@ _LARGEST_DELTA = 0.9999
 _MAYBE_SKEWEST = 0.9
 
 
-def skew_normal_fit_p_value(values: NDArray[np.float64], noise: np.random.Generator) -> float:
+def compute_skew_normal_p_value(values: NDArray[np.float64], noise: np.random.Generator) -> float:
     """Return a p-value of values (n,) being independent draws of some skew-normal distribution.
 
-    The test of Kolmogorov and Smirnov against a distribution that was fitted to the same values almost never rejects
-    (Lilliefors 1967), and sees the middle, while exposure is read off the tail. Here the parameters are fitted anew, by
-    moments, to each of `_SIMULATED` samples from the fitted distribution. Two statistics share the level: the excess
-    kurtosis beyond what the skewness implies, either way, which is of the tails; and the distance of Kolmogorov and
-    Smirnov.
+    The test of Kolmogorov and Smirnov against a distribution that was fitted to the same values
+    almost never rejects (Lilliefors 1967), and sees the middle, while exposure is read off the
+    tail. Here the parameters are fitted anew, by moments, to each of `_SIMULATED` samples from the
+    fitted distribution. Two statistics share the level: the excess kurtosis beyond what the
+    skewness implies, either way, which is of the tails; and the distance of Kolmogorov and Smirnov.
     """
-    delta, kurtosis, distance = _misfit_of_skew_normal(values[None])
+    delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
     drawn = noise.normal(size=(2, _SIMULATED, len(values)))
-    # Few values say little of how skew they are, and a half-normal has the heaviest tail: both must be refuted.
+    # Few values say little of how skew they are, and a half-normal has the heaviest tail: both must
+    # be refuted.
     skewest = math.copysign(_LARGEST_DELTA, delta[0])
     deltas = [float(delta[0]), *([skewest] if abs(delta[0]) > _MAYBE_SKEWEST else [])]
-    return max(_p_value_of_misfit(kurtosis[0], distance[0], one, drawn) for one in deltas)
+    return max(_compute_misfit_p_value(kurtosis[0], distance[0], one, drawn) for one in deltas)
 
 
-def _p_value_of_misfit(kurtosis: float, distance: float, delta: float, drawn: NDArray[np.float64]) -> float:
-    """Return the p-value of both statistics if values are skew-normal of this delta. drawn: (2, m, n) normal."""
+def _compute_misfit_p_value(
+    kurtosis: float,
+    distance: float,
+    delta: float,
+    drawn: NDArray[np.float64],
+) -> float:
+    """Return the p-value of both statistics if values are skew-normal of this delta. drawn: (2, m,
+    n) normal.
+    """
     # Azzalini 1985: delta |u| + sqrt(1 - delta^2) v of independent standard normal u, v.
     samples = delta * np.abs(drawn[0]) + math.sqrt(1 - delta**2) * drawn[1]
-    _, kurtoses, distances = _misfit_of_skew_normal(samples)
+    _, kurtoses, distances = _measure_skew_normal_misfit(samples)
     p_values = [
-        2 * _exceeded_share(kurtosis, kurtoses),
-        2 * _exceeded_share(-kurtosis, -kurtoses),
-        _exceeded_share(distance, distances),
+        2 * _compute_exceeded_share(kurtosis, kurtoses),
+        2 * _compute_exceeded_share(-kurtosis, -kurtoses),
+        _compute_exceeded_share(distance, distances),
     ]
     # Bonferroni: half of the level for each statistic.
     return min(1.0, 2 * min(p_values))
 
 
-def _exceeded_share(value: float, simulated: NDArray[np.float64]) -> float:
+def _compute_exceeded_share(value: float, simulated: NDArray[np.float64]) -> float:
     return (1 + int((simulated >= value).sum())) / (1 + len(simulated))
 
 
-def _misfit_of_skew_normal(
+def _measure_skew_normal_misfit(
     samples: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return delta, excess kurtosis beyond that of delta, and Kolmogorov's distance, (m,) each, of samples (m, n)."""
+    """Return delta, excess kurtosis beyond that of delta, and Kolmogorov's distance, (m,) each, of
+    samples (m, n).
+    """
     z = samples - samples.mean(-1, keepdims=True)
     z /= z.std(-1, keepdims=True)
-    skewness, kurtosis = (z**3).mean(-1), (z**4).mean(-1) - 3
+    skewness = (z**3).mean(-1)
+    kurtosis = (z**4).mean(-1) - 3
     # Moments: skewness = (4 - pi)/2 m^3 / (1 - m^2)^(3/2) with m = delta sqrt(2/pi), the mean.
     cubed = np.cbrt(2 * np.abs(skewness) / (4 - math.pi)) ** 2
-    delta = np.minimum(np.sqrt(math.pi / 2 * cubed / (1 + cubed)), _LARGEST_DELTA) * np.sign(skewness)
+    delta = np.minimum(np.sqrt(math.pi / 2 * cubed / (1 + cubed)), _LARGEST_DELTA) * np.sign(
+        skewness,
+    )
     mean = delta * math.sqrt(2 / math.pi)
     implied = 2 * (math.pi - 3) * mean**4 / (1 - mean**2) ** 2
-    shape, scale = delta / np.sqrt(1 - delta**2), np.sqrt(1 - mean**2)
+    shape = delta / np.sqrt(1 - delta**2)
+    scale = np.sqrt(1 - mean**2)
     # Standardised samples have mean 0 and deviation 1, and so has the fitted distribution.
     cdf = skewnorm.cdf(np.sort(z, axis=-1) * scale[:, None] + mean[:, None], shape[:, None])
     steps = np.arange(samples.shape[-1] + 1) / samples.shape[-1]

@@ -13,82 +13,91 @@ from auditor.statistics import metrics
 from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
-from auditor.statistics.ranking import rank_hits_and_errors
+from auditor.statistics.ranking import rank_guesses
 
 
-def extraction_measurements(outcome: Outcome) -> list[Measurement]:
+def measure_extraction(outcome: Outcome) -> list[Measurement]:
     """Every measurement of the table that these guesses give, in its order."""
-    members, others = outcome.select_secrets(outcome.member), outcome.select_secrets(~outcome.member)
+    members = outcome.select_secrets(outcome.member)
+    others = outcome.select_secrets(~outcome.member)
     return [measured for metric in metrics.METRICS if (measured := metric.measure(members, others)) is not None]
 
 
-def recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
+def compute_recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
     """(wrong guesses allowed, recall) along the ranking."""
-    hit, before = rank_hits_and_errors(outcome.hit, outcome.score)
+    hit, before = rank_guesses(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
     # With `e` wrong guesses allowed, a right one counts while at most e wrong ones stand before it.
     return tuple((e, float((hit & (before <= e)).sum() / len(hit))) for e in allowed)
 
 
-def any_sample_probability(log_p: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """1 - (1 - p)^n: the probability that at least one of n samples is right; keeps its digits where p is tiny."""
+def compute_any_sample_probability(log_p: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """1 - (1 - p)^n: the probability that at least one of n samples is right; keeps its digits
+    where p is tiny.
+    """
     p = np.minimum(np.exp(log_p), 1.0)  # the logarithm of a sum may round to just above 0
     with np.errstate(divide="ignore"):  # p = 1
         result: NDArray[np.float64] = -np.expm1(n * np.log1p(-p))
     return result
 
 
-def least_window_bits(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def compute_least_window_bits(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     """(n,): the least bits of any window of so many tokens, of the bits of each token (n, L).
 
-    With log2 of the ranks: no decoder that keeps the order of tokens draws a window with a probability above 2^-bits,
-    what stands before it given; a text is (length, bits)-inextractable (2604.18697). A longer window is the whole text.
+    With log2 of the ranks: no decoder that keeps the order of tokens draws a window with a
+    probability above 2^-bits, what stands before it given; a text is (length, bits)-inextractable
+    (2604.18697). A longer window is the whole text.
     """
-    least: NDArray[np.float64] = _sliding_windows(bits, length).sum(-1).min(-1)
+    least: NDArray[np.float64] = _make_sliding_windows(bits, length).sum(-1).min(-1)
     return least
 
 
-def greedy_window_share(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
-    """(n,): the share of windows of so many tokens that greedy decoding gives, what stands before each given."""
-    greedy: NDArray[np.float64] = (_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
+def compute_greedy_window_share(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """(n,): the share of windows of so many tokens that greedy decoding gives, what stands before
+    each given.
+    """
+    greedy: NDArray[np.float64] = (_make_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
     return greedy
 
 
-def _sliding_windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def _make_sliding_windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     """(n, windows, length)."""
     return np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
 
 
-def hit_share_by_repeats(name: str, outcome: Outcome) -> dict[str, Measurement]:
+def measure_hit_shares(name: str, outcome: Outcome) -> dict[str, Measurement]:
     """The share of hits for each repeat count, where repeat counts are known."""
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
     return {str(r): share_with_interval(name, outcome.hit[repeats == r]) for r in counts}
 
 
-def strata_by_copies(
+def group_copies_strata(
     population: Mapping[str, int], secrets: Iterable[Secret], hit: NDArray[np.bool_]
 ) -> tuple[Stratum, ...]:
     """Return the records of each number of copies, most copies first.
 
     Args:
-        population: how many records could be attacked, by copies as `RecordCounts.by_copies` has them.
-        secrets: the members asked, parts of a record each; hit: (secrets,) whether each was extracted.
+        population: how many records could be attacked, by copies as `RecordCounts.by_copies` has
+            them.
+        secrets: the members asked, parts of a record each; hit: (secrets,) whether each was
+            extracted.
     """
-    copies, extracted = dict[str, int | None](), dict[str, bool]()
+    copies = dict[str, int | None]()
+    extracted = dict[str, bool]()
     for secret, is_hit in zip(secrets, hit.tolist(), strict=True):
         record = secret.document or secret.id
         copies[record] = secret.copies
         extracted[record] = extracted.get(record, False) or is_hit
     strata = []
     for label, n_records in sorted(population.items(), key=lambda item: -int(item[0] or 0)):
-        of_stratum = [extracted[record] for record, count in copies.items() if copies_label(count) == label]
+        of_stratum = [extracted[record] for record, count in copies.items() if format_copies(count) == label]
         share = share_with_interval(RECALL, np.array(of_stratum, dtype=bool))
         strata.append(Stratum(int(label) if label else None, n_records, share))
     return tuple(strata)
 
 
-def copies_label(copies: int | None) -> str:
+def format_copies(copies: int | None) -> str:
     """Return a number of copies as `RecordCounts.by_copies` names it: "8"; "": not known."""
     return "" if copies is None else str(copies)

@@ -1,7 +1,9 @@
-"""What leaks least at the same usefulness: models as points of two costs, their convex frontier, who may be the least.
+"""What leaks least at the same usefulness: models as points of two costs, their convex frontier,
+who may be the least.
 
-A point's leakage comes with its values at resamples of the secrets that all points share, so that what the secrets have
-in common cancels in a difference; likewise perplexities, over held-out texts. Knows numbers; not what they are of.
+A point's leakage comes with its values at resamples of the secrets that all points share, so that
+what the secrets have in common cancels in a difference; likewise perplexities, over held-out texts.
+Knows numbers; not what they are of.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from auditor.statistics.bounds import (
     BoundedNumber,
     LeastIntervalWidth,
     ResampledNumber,
-    measurement_from_evidence,
-    paired_share_difference,
+    count_discordant_pairs,
+    make_measurement,
 )
-from auditor.statistics.roc import allowed_false_positives, conformal_threshold
+from auditor.statistics.roc import compute_conformal_threshold, count_allowed_false_positives
 
 RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
 _COUNTS = 2**20  # of a block, as of members and of non-members at once
@@ -32,12 +34,13 @@ _COUNTS = 2**20  # of a block, as of members and of non-members at once
 Floats = NDArray[np.float64]
 
 
-# --- leakage ----------------------------------------------------------------------------------------------------------
+# --- leakage --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ModelLeakage:
-    """One model's leakage. parts: (secrets,) the values whose mean it is; draws: (resamples,) means of the bootstrap.
+    """One model's leakage. parts: (secrets,) the values whose mean it is; draws: (resamples,) means
+    of the bootstrap.
 
     Where a value needs a threshold (TPR at an FPR), `parts` use that of the full sample.
     """
@@ -51,109 +54,123 @@ class ModelLeakage:
 
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
         """The leakage with its 95% interval, whose lower end is never below 0."""
-        found = measurement_from_evidence(
-            name, _bootstrap_never_inside_exact_bounds(self.value, self.draws, self.parts), unit
-        )
+        found = make_measurement(name, _build_floored_bootstrap(self.value, self.draws, self.parts), unit)
         return replace(found, low=max(0.0, found.low))
 
 
-def paired_leak_difference(one: ModelLeakage, other: ModelLeakage) -> BoundedNumber:
+def compare_paired_leakage(one: ModelLeakage, other: ModelLeakage) -> BoundedNumber:
     """One minus the other, paired by secret."""
-    return _bootstrap_never_inside_exact_bounds(
-        one.value - other.value, one.draws - other.draws, one.parts, other.parts
-    )
+    return _build_floored_bootstrap(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
 
 
-def _bootstrap_never_inside_exact_bounds(value: float, draws: Values, *parts: Floats) -> BoundedNumber:
-    """A bootstrap that is never inside what so many secrets allow, of one model or of two paired by secret.
+def _build_floored_bootstrap(
+    value: float,
+    draws: Values,
+    *parts: Floats,
+) -> BoundedNumber:
+    """A bootstrap that is never inside what so many secrets allow, of one model or of two paired by
+    secret.
 
-    That is the exact interval of shares, and else the weight of a rare secret that the sample missed: 1 or more.
+    That is the exact interval of shares, and else the weight of a rare secret that the sample
+    missed: 1 or more.
     """
-    n, hits = len(parts[0]), [own == 1 for own in parts]
-    floor: BoundedNumber = paired_share_difference(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
+    n = len(parts[0])
+    hits = [own == 1 for own in parts]
+    floor: BoundedNumber = count_discordant_pairs(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
     if not np.isin(parts, (0, 1)).all():
         floor = LeastIntervalWidth(value, n, max(1.0, float(np.abs(parts).max())))
     return ResampledNumber(value, n, draws, floor)
 
 
-def model_leakages_by_mean(values: Floats) -> list[ModelLeakage]:
+def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
     """By point, the mean of its row of (points, secrets) numbers."""
-    draws = bootstrap.resampled_means(values, "frontier", RESAMPLES)
+    draws = bootstrap.compute_resampled_means(values, "frontier", RESAMPLES)
     return [ModelLeakage(own, row) for own, row in zip(draws.T, values, strict=True)]
 
 
 Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
-def model_leakages_by_tpr(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
-    """By point, the share of the members found at this rate of false positives, the mean over its seeds.
+def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
+    """By point, the share of the members found at this rate of false positives, the mean over its
+    seeds.
 
-    scores: by point and seed, of the same members and non-members in the same order. Each seed has a threshold of its
-    own, and a direction: members that a defense makes less likely than others are given away by it too. Every resample
-    chooses both anew.
+    scores: by point and seed, of the same members and non-members in the same order. Each seed has
+    a threshold of its own, and a direction: members that a defense makes less likely than others
+    are given away by it too. Every resample chooses both anew.
     """
     pieces = [
-        [np.mean([_resampled_best_direction_tpr(*own, rate, *block) for own in point], axis=0) for point in scores]
-        for block in _member_nonmember_resamples(scores)
+        [np.mean([_resample_best_direction_tpr(*own, rate, *block) for own in point], axis=0) for point in scores]
+        for block in _draw_resample_sides(scores)
     ]
     draws = np.concatenate(pieces, axis=1)
-    parts = [np.mean([_members_found_at_fpr(*own, rate) for own in point], axis=0) for point in scores]
+    parts = [np.mean([_mark_members_above_fpr_threshold(*own, rate) for own in point], axis=0) for point in scores]
     return [ModelLeakage(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
-def model_leakages_by_auc(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
-    """By point, the AUC of members against non-members, the mean over its seeds. scores: as in `model_leakages_by_tpr`.
+def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
+    """By point, the AUC of members against non-members, the mean over its seeds. scores: as in
+    `estimate_tpr_leakages`.
 
-    Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
-    chose anew would never come out below.
+    Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at
+    chance an AUC that chose anew would never come out below.
     """
-    # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all pairs.
-    above = [[_member_ahead_matrix(*own) for own in point] for point in scores]
+    # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
+    # pairs.
+    above = [[_compare_all_pairs(*own) for own in point] for point in scores]
     pieces = [
         [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]
-        for members, nonmembers in _member_nonmember_resamples(scores)
+        for members, nonmembers in _draw_resample_sides(scores)
     ]
     parts = [np.mean([own.mean(1) for own in point], axis=0) for point in above]
     return [ModelLeakage(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
 
 
-def _member_nonmember_resamples(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
+def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
     """Block by block, resamples of the members, (rows, m), and of the non-members, (rows, n)."""
-    sizes, streams = [len(side) for side in scores[0][0]], ("frontier members", "frontier non-members")
+    sizes = [len(side) for side in scores[0][0]]
+    streams = ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
-    sides = (bootstrap.resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
+    sides = (
+        bootstrap.draw_resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True)
+    )
     return zip(*sides, strict=True)
 
 
-def _member_ahead_matrix(own: Floats, others: Floats) -> Floats:
+def _compare_all_pairs(own: Floats, others: Floats) -> Floats:
     """(members, non-members): 1 where the member is ahead, and half where neither is."""
     found: Floats = (own[:, None] > others) + 0.5 * (own[:, None] == others)
     return found if found.mean() >= 0.5 else 1 - found
 
 
-def _members_found_at_fpr(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
+def _mark_members_above_fpr_threshold(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
     """(members,): who is found, in the direction in which more are."""
-    upwards, downwards = (side * own > conformal_threshold(side * others, rate) for side in (1, -1))
+    upwards, downwards = (side * own > compute_conformal_threshold(side * others, rate) for side in (1, -1))
     return upwards if upwards.sum() >= downwards.sum() else downwards
 
 
-def _resampled_best_direction_tpr(
-    own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
-) -> Values:
-    upwards, downwards = (
-        _resampled_tpr_at_fpr(side * own, side * others, rate, members, nonmembers) for side in (1, -1)
-    )
+def _resample_best_direction_tpr(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
+    upwards, downwards = (_resample_tpr(side * own, side * others, rate, members, nonmembers) for side in (1, -1))
     return np.maximum(upwards, downwards)
 
 
-def _resampled_tpr_at_fpr(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
-    """`roc.tpr_at_fpr` at every resample: (resamples,). members, nonmembers: (resamples, m or n) counts."""
+def _resample_tpr(
+    own: Floats,
+    others: Floats,
+    rate: float,
+    members: Draws,
+    nonmembers: Draws,
+) -> Values:
+    """`roc.tpr_at_fpr` at every resample: (resamples,). members, nonmembers: (resamples, m or n)
+    counts.
+    """
     surest = np.argsort(-others)
-    passed = np.cumsum(nonmembers[:, surest], axis=1) <= allowed_false_positives(len(others), rate)
+    passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(len(others), rate)
     # n are drawn and fewer may pass, so that one of them always stays out.
     limits = others[surest][passed.sum(axis=1)]  # the surest that has to stay out
     rising = np.argsort(own)
-    # Of the members drawn, those not above the limit: cumulative counts, read where the limit falls.
+    # Of the members drawn, those not above the limit: cumulative counts, read where the limit
+    # falls.
     not_above = np.searchsorted(own[rising], limits, side="right")
     drawn = np.cumsum(members[:, rising], axis=1)
     lost = np.where(not_above > 0, drawn[np.arange(len(drawn)), not_above - 1], 0)
@@ -161,40 +178,45 @@ def _resampled_tpr_at_fpr(own: Floats, others: Floats, rate: float, members: Dra
     return found
 
 
-# --- usefulness -------------------------------------------------------------------------------------------------------
+# --- usefulness -----------------------------------------------------------------------------------
 
 
-def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
-    """By point, perplexity over that of the base on the same texts, the geometric mean over seeds: paired by text.
+def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
+    """By point, perplexity over that of the base on the same texts, the geometric mean over seeds:
+    paired by text.
 
-    nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts), predicted. Infinite where a
-    text has no probability.
+    nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts),
+    predicted. Infinite where a text has no probability.
     """
 
     def seed_mean(each: Floats) -> tuple[Floats, Floats]:
-        return each.mean(1), np.full(each.shape, 1 / each.shape[1])  # of logs: exp of it is the geometric mean
+        # of logs: exp of it is the geometric mean
+        return each.mean(1), np.full(each.shape, 1 / each.shape[1])
 
-    n, found = tokens.shape[1], []
+    n = tokens.shape[1]
+    found = []
     for own in nll:
         apart = np.where(np.isfinite(own), own - base, np.inf)
-        ends = bootstrap.interval_of_rates(apart, tokens, seed_mean, "frontier texts", RESAMPLES)
+        ends = bootstrap.estimate_rate_statistic(apart, tokens, seed_mean, "frontier texts", RESAMPLES)
         value, low, high = np.exp(ends).tolist()
         found.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
     return found
 
 
-# --- who leaks least --------------------------------------------------------------------------------------------------
+# --- who leaks least ------------------------------------------------------------------------------
 
 
-def possibly_least_leaking(
+def select_possibly_least_leaking(
     count: int, difference: Callable[[int, int], BoundedNumber], level: float = LEVEL
 ) -> list[bool]:
-    """For each point, whether it may be the one that leaks least: subset selection (Gupta 1965; Hsu 1984).
+    """For each point, whether it may be the one that leaks least: subset selection (Gupta 1965; Hsu
+    1984).
 
-    difference(i, j): evidence about the leakage of i minus that of j. A point is ruled out when it leaks significantly
-    more than some other point. Every pair is tested, each side at level / (2 (count - 1)) (Bonferroni), so no point is
-    selected and tested on the same numbers. The point that truly leaks least is ruled out with probability at most
-    level / 2; where several tie for least, all but one of them are ruled out with probability at most level (Markov).
+    difference(i, j): evidence about the leakage of i minus that of j. A point is ruled out when it
+    leaks significantly more than some other point. Every pair is tested, each side at level / (2
+    (count - 1)) (Bonferroni), so no point is selected and tested on the same numbers. The point
+    that truly leaks least is ruled out with probability at most level / 2; where several tie for
+    least, all but one of them are ruled out with probability at most level (Markov).
     """
     if count < 2:
         return [True] * count
@@ -206,24 +228,30 @@ def possibly_least_leaking(
     return [not any(is_shown(difference(i, j)) for j in range(count) if j != i) for i in range(count)]
 
 
-# --- the frontier -----------------------------------------------------------------------------------------------------
+# --- the frontier ---------------------------------------------------------------------------------
 
 
-def convex_frontier_corner_indices(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The corners of the lower left of the convex hull, from left to right: less of one number takes more of the other.
+def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The corners of the lower left of the convex hull, from left to right: less of one number
+    takes more of the other.
 
-    No point lies below the lines between them. Of points that coincide the first is one. Points must be finite.
+    No point lies below the lines between them. Of points that coincide the first is one. Points
+    must be finite.
     """
     corners: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
         if corners and points[i][1] >= points[corners[-1]][1]:
             continue  # it leaks no less than what costs no more
-        while len(corners) > 1 and _left_turn_area(points[corners[-2]], points[corners[-1]], points[i]) <= 0:
+        while len(corners) > 1 and _compute_left_turn_area(points[corners[-2]], points[corners[-1]], points[i]) <= 0:
             corners.pop()
         corners.append(i)
     return corners
 
 
-def _left_turn_area(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
+def _compute_left_turn_area(
+    a: tuple[float, float],
+    b: tuple[float, float],
+    c: tuple[float, float],
+) -> float:
     """Above 0 where a, b, c turn to the left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

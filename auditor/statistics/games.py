@@ -1,8 +1,10 @@
-"""From the scores of independent games to a lower bound of epsilon: a threshold that some games teach, others count.
+"""From the scores of independent games to a lower bound of epsilon: a threshold that some games
+teach, others count.
 
-Each game was played with the model or with its neighbour, by a fair coin. Games that share nothing are what
-Clopper-Pearson takes: unlike canaries of one run they prove any epsilon, if there are enough of them. The first quarter
-of the games says where to cut their scores, and is not counted; so the threshold is fixed before those that are.
+Each game was played with the model or with its neighbour, by a fair coin. Games that share nothing
+are what Clopper-Pearson takes: unlike canaries of one run they prove any epsilon, if there are
+enough of them. The first quarter of the games says where to cut their scores, and is not counted;
+so the threshold is fixed before those that are.
 """
 
 from __future__ import annotations
@@ -17,31 +19,36 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Audited
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
-Table = tuple[int, int, int, int]  # tp, fn, fp, tn: games with the model that were, were not, guessed to be; without it
+# tp, fn, fp, tn: games with the model that were, were not, guessed to be; without it
+Table = tuple[int, int, int, int]
 
 FEWEST = 64  # games: with fewer there is nothing to learn a threshold from
 _TAUGHT = 4  # one game in so many teaches
 _THRESHOLDS = 256  # that are tried on those
 
 
-def confusion_of_counted_games(
-    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float
-) -> Table:
-    """How the guesses that count came out. scores, (games,): higher is surer of the model; included: where it was.
+def count_confusion(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> Table:
+    """How the guesses that count came out. scores, (games,): higher is surer of the model;
+    included: where it was.
 
     Raises AuditError for too few games and for scores that are NaN.
     """
     if scores.shape != included.shape or scores.ndim != 1 or len(scores) < FEWEST:
-        raise AuditError(f"expected at least {FEWEST} games with a score and a coin each, got {scores.shape}")
+        raise AuditError(
+            f"expected at least {FEWEST} games with a score and a coin each, got {scores.shape}",
+        )
     if np.isnan(scores).any():
-        raise AuditError(f"expected a score of every game, got NaN for {int(np.isnan(scores).sum())} of {len(scores)}")
+        raise AuditError(
+            f"expected a score of every game, got NaN for {int(np.isnan(scores).sum())} of {len(scores)}",
+        )
     taught = len(scores) // _TAUGHT
-    cut = _best_guess_threshold(scores[:taught], included[:taught], delta, level)
-    return confusion_matrix(scores[taught:] >= cut, included[taught:])
+    cut = _choose_best_threshold(scores[:taught], included[:taught], delta, level)
+    return make_confusion_matrix(scores[taught:] >= cut, included[taught:])
 
 
-def confusion_matrix(guessed: NDArray[np.bool_], included: NDArray[np.bool_]) -> Table:
-    tp, fp = int((guessed & included).sum()), int((guessed & ~included).sum())
+def make_confusion_matrix(guessed: NDArray[np.bool_], included: NDArray[np.bool_]) -> Table:
+    tp = int((guessed & included).sum())
+    fp = int((guessed & ~included).sum())
     return tp, int(included.sum()) - tp, fp, int((~included).sum()) - fp
 
 
@@ -54,23 +61,30 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
     return Audited("games", proved, delta, level, played, played, tp + tn, best, table=games)
 
 
-def _best_guess_threshold(
+def _choose_best_threshold(
     scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float
 ) -> float:
-    """The one that would have proved most on these games, counted as if there were as many as will count."""
+    """The one that would have proved most on these games, counted as if there were as many as will
+    count.
+    """
     if included.all() or not included.any():
-        return math.inf  # one side alone teaches nothing: no game is then guessed to be with the model
-    tried = np.unique([*_scores_dense_at_ends(scores[included]), *_scores_dense_at_ends(scores[~included])])
+        # one side alone teaches nothing: no game is then guessed to be with the model
+        return math.inf
+    tried = np.unique(
+        [*_select_candidate_thresholds(scores[included]), *_select_candidate_thresholds(scores[~included])],
+    )
 
     def proved(cut: float) -> float:
-        tp, fn, fp, tn = (n * (_TAUGHT - 1) for n in confusion_matrix(scores >= cut, included))
+        tp, fn, fp, tn = (n * (_TAUGHT - 1) for n in make_confusion_matrix(scores >= cut, included))
         return epsilon_clopper_pearson(tp, fn, fp, tn, delta, level)
 
     return float(max(tried, key=proved))
 
 
-def _scores_dense_at_ends(scores: NDArray[np.float64]) -> Sequence[float]:
-    """Up to so many of these scores, close together at both ends, where little of the probability says most."""
+def _select_candidate_thresholds(scores: NDArray[np.float64]) -> Sequence[float]:
+    """Up to so many of these scores, close together at both ends, where little of the probability
+    says most.
+    """
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1
     return [*ordered[steps], *ordered[::-1][steps]]

@@ -1,7 +1,8 @@
-"""Several tests at once (Holm 1979): all together wrong with at most the level, step by step from the surest one.
+"""Several tests at once (Holm 1979): all together wrong with at most the level, step by step from
+the surest one.
 
-Of m tests the surest is decided at level/m, the next at level/(m - 1), and so on until one does not reject. The same
-rule in two forms: for tests that can be asked at a level, and for p-values.
+Of m tests the surest is decided at level/m, the next at level/(m - 1), and so on until one does not
+reject. The same rule in two forms: for tests that can be asked at a level, and for p-values.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 
-def adjusted_test_level(tests: Sequence[Callable[[float], bool]], level: float) -> float:
+def adjust_test_level(tests: Sequence[Callable[[float], bool]], level: float) -> float:
     """The level at which each test is decided.
 
-    tests: whether each rejects at a level; a test that rejects at one also does at every higher one.
+    tests: whether each rejects at a level; a test that rejects at one also does at every higher
+    one.
     """
     rejected = 0
     while True:
@@ -26,10 +28,13 @@ def adjusted_test_level(tests: Sequence[Callable[[float], bool]], level: float) 
         rejected = now
 
 
-def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
-    """The p-values to hold against the level itself, in the order given: the least level at which each rejects."""
+def adjust_p_values(p_values: Sequence[float]) -> list[float]:
+    """The p-values to hold against the level itself, in the order given: the least level at which
+    each rejects.
+    """
     order = np.argsort(p_values, kind="stable")
-    found, worst = [0.0] * len(p_values), 0.0
+    found = [0.0] * len(p_values)
+    worst = 0.0
     for place, i in enumerate(order.tolist()):
         # step-down: none rejects before all surer ones do
         worst = max(worst, min(1.0, (len(p_values) - place) * p_values[i]))

@@ -1,4 +1,6 @@
-"""Numbers with intervals: shares, means, differences, perplexities. Pure functions on arrays; no torch, no files."""
+"""Numbers with intervals: shares, means, differences, perplexities. Pure functions on arrays; no
+torch, no files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 
-Z = float(norm.ppf((1 + CONFIDENCE) / 2))  # deviations of a normal distribution that a two-sided interval reaches
+# deviations of a normal distribution that a two-sided interval reaches
+Z = float(norm.ppf((1 + CONFIDENCE) / 2))
 
 
 @lru_cache(maxsize=4096)
@@ -28,34 +31,54 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[
 
 def share_with_interval(name: str, hit: NDArray[np.bool_], note: str = "") -> Measurement:
     """A share with its Clopper-Pearson interval; NaN where there is nothing to take a share of."""
-    n, hits = len(hit), int(hit.sum())
+    n = len(hit)
+    hits = int(hit.sum())
     low, high = clopper_pearson(hits, n)
     return Measurement(name, hits / n if n else math.nan, low, high, n, note=note)
 
 
-def share_excess_over_nonmembers(name: str, members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
-    """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method 10)."""
+def subtract_nonmember_share(
+    name: str,
+    members: NDArray[np.bool_],
+    nonmembers: NDArray[np.bool_],
+) -> Measurement:
+    """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method
+    10).
+    """
     sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
-    return mean_excess_over_nonmembers(
-        name, *(Measurement(name, hits / n, *wilson_interval(hits, n), n) for n, hits in sides)
+    return subtract_nonmember_mean(
+        name, *(Measurement(name, hits / n, *compute_wilson_interval(hits, n), n) for n, hits in sides)
     )
 
 
-def wilson_interval(hits: int, n: int) -> tuple[float, float]:
+def compute_wilson_interval(hits: int, n: int) -> tuple[float, float]:
     """Wilson's score interval of a binomial share."""
-    p, scale = hits / n, 1 + Z * Z / n
-    centre, half = (p + Z * Z / (2 * n)) / scale, Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n)) / scale
+    p = hits / n
+    scale = 1 + Z * Z / n
+    centre = (p + Z * Z / (2 * n)) / scale
+    half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n)) / scale
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def perplexity_with_interval(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> Measurement:
+def estimate_perplexity(
+    texts: Sequence[tuple[float, int]],
+    name: str = "perplexity",
+) -> Measurement:
     """exp of the mean nll a token, from (summed nll in nats, tokens) of each text.
 
-    Infinite where a text has probability 0: the note then says of how many that is so, and what the others have.
+    Infinite where a text has probability 0: the note then says of how many that is so, and what the
+    others have.
     """
     nll, tokens = (np.array(column, dtype=float) for column in zip(*texts, strict=True))
-    n, impossible, note = len(nll), np.isinf(nll), ""
-    found = bootstrap.interval_of_rates([nll], [tokens], lambda each: (each[:, 0], np.ones_like(each)), "perplexity")
+    n = len(nll)
+    impossible = np.isinf(nll)
+    note = ""
+    found = bootstrap.estimate_rate_statistic(
+        [nll],
+        [tokens],
+        lambda each: (each[:, 0], np.ones_like(each)),
+        "perplexity",
+    )
     if impossible.any():
         note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
         if not impossible.all():
@@ -65,64 +88,110 @@ def perplexity_with_interval(texts: Sequence[tuple[float, int]], name: str = "pe
 
 
 def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> Measurement:
-    """Mean of probabilities over secrets, with the interval of `gaffke_mean_interval`; NaN where there are none."""
+    """Mean of probabilities over secrets, with the interval of `compute_gaffke_interval`; NaN where
+    there are none.
+    """
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
-    return Measurement(name, float(values.mean()), *gaffke_mean_interval(values, name), n, "probability", note)
+    return Measurement(
+        name,
+        float(values.mean()),
+        *compute_gaffke_interval(values, name),
+        n,
+        "probability",
+        note,
+    )
 
 
-def gaffke_mean_interval(values: NDArray[np.float64], stream: str) -> tuple[float, float]:
-    """The two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005; Learned-Miller and Thomas 2019).
+def compute_gaffke_interval(values: NDArray[np.float64], stream: str) -> tuple[float, float]:
+    """The two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005; Learned-Miller and
+    Thomas 2019).
 
-    The upper end is that quantile of the means of the sample and one more value, 1, with weights uniform on the simplex
-    (the lower end: and 0). So it sees the rare large value that the sample missed, which a bootstrap cannot; of zeros
-    and ones alone it is Clopper and Pearson's. That it covers is proved for these; no case is known where it does not.
-    stream: names the random weights.
+    The upper end is that quantile of the means of the sample and one more value, 1, with weights
+    uniform on the simplex (the lower end: and 0). So it sees the rare large value that the sample
+    missed, which a bootstrap cannot; of zeros and ones alone it is Clopper and Pearson's. That it
+    covers is proved for these; no case is known where it does not. stream: names the random
+    weights.
     """
     n = len(values)
-    means = bootstrap.resampled_statistic(n, lambda weights: weights @ values, stream, draw=bootstrap.dirichlet_weights)
+    means = bootstrap.compute_resampled_statistic(
+        n,
+        lambda weights: weights @ values,
+        stream,
+        draw=bootstrap.draw_dirichlet_weights,
+    )
     places = (np.arange(len(means)) + 0.5) / len(means)
-    beyond = 1 - (1 - places) ** (1 / n)  # the weight of the one more, Beta(1, n): its quantiles, not draws of it
-    (low, _), (_, high) = (bootstrap.percentile_interval((1 - beyond) * means + beyond * end) for end in (0, 1))
+    # the weight of the one more, Beta(1, n): its quantiles, not draws of it
+    beyond = 1 - (1 - places) ** (1 / n)
+    (low, _), (_, high) = (bootstrap.compute_percentile_interval((1 - beyond) * means + beyond * end) for end in (0, 1))
     # Quantiles of draws may stop short of the ends that are exact for all ones, and for all zeros.
-    return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))  # rounding may pass 1
+    # rounding may pass 1
+    return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))
 
 
-def estimate_mean_by_unit(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
-    """The mean, by the interval of its unit: exact of shares (0 or 1), Gaffke's of probabilities, else a bootstrap."""
+def estimate_mean(
+    name: str,
+    values: NDArray[np.float64],
+    unit: str,
+    note: str = "",
+) -> Measurement:
+    """The mean, by the interval of its unit: exact of shares (0 or 1), Gaffke's of probabilities,
+    else a bootstrap.
+    """
     if unit == "share":
         return share_with_interval(name, values == 1, note)
     if unit == "probability":
         return mean_probability(name, values, note)
-    return mean_with_bootstrap_interval(name, values, unit, note)
+    return bootstrap_mean(name, values, unit, note)
 
 
-def mean_share_per_secret(name: str, values: NDArray[np.float64]) -> Measurement:
+def estimate_mean_share(name: str, values: NDArray[np.float64]) -> Measurement:
     """The mean over secrets of a share each: exact where all are 0 or 1, as only these are a count."""
-    return estimate_mean_by_unit(name, values, "share" if np.isin(values, (0.0, 1.0)).all() else "probability")
+    return estimate_mean(
+        name,
+        values,
+        "share" if np.isin(values, (0.0, 1.0)).all() else "probability",
+    )
 
 
-def mean_excess_over_nonmembers(name: str, members: Measurement, nonmembers: Measurement) -> Measurement:
+def subtract_nonmember_mean(
+    name: str,
+    members: Measurement,
+    nonmembers: Measurement,
+) -> Measurement:
     """Members minus non-members, the interval by Newcombe's rule from those of the two means."""
     ends = combine_independent_intervals([(1.0, members), (-1.0, nonmembers)])
     return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
 
 
-def combine_independent_intervals(terms: Iterable[tuple[float, Measurement]]) -> tuple[float, float, float]:
-    """(value, low, high) of a sum of coefficient x number of independent numbers, by their intervals: MOVER.
+def combine_independent_intervals(
+    terms: Iterable[tuple[float, Measurement]],
+) -> tuple[float, float, float]:
+    """(value, low, high) of a sum of coefficient x number of independent numbers, by their
+    intervals: MOVER.
 
-    Each end is as far off as the ends of the terms on that side together, in squares (Zou and Donner 2008).
+    Each end is as far off as the ends of the terms on that side together, in squares (Zou and
+    Donner 2008).
     """
     value = below = above = 0.0
     for times, m in terms:
-        down, up = sorted((times * (m.low - m.value), times * (m.high - m.value)))  # a negative coefficient swaps them
-        value, below, above = value + times * m.value, math.hypot(below, down), math.hypot(above, up)
+        # a negative coefficient swaps them
+        down, up = sorted((times * (m.low - m.value), times * (m.high - m.value)))
+        value = value + times * m.value
+        below = math.hypot(below, down)
+        above = math.hypot(above, up)
     return value, value - below, value + above
 
 
-def mean_with_bootstrap_interval(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
+def bootstrap_mean(
+    name: str,
+    values: NDArray[np.float64],
+    unit: str,
+    note: str = "",
+) -> Measurement:
     """A mean with its bootstrap interval."""
-    # the name is the stream: numbers of one name over as many secrets are read at the same resamples
-    ends = bootstrap.percentile_interval(bootstrap.resampled_means(values, name))
+    # the name is the stream: numbers of one name over as many secrets are read at the same
+    # resamples
+    ends = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, name))
     return Measurement(name, float(values.mean()), *ends, len(values), unit, note)

@@ -1,8 +1,9 @@
-"""Membership scores of one text from the log-probabilities of its tokens: pure formulas, higher is surer.
+"""Membership scores of one text from the log-probabilities of its tokens: pure formulas, higher is
+surer.
 
-Nats throughout. `log_probs`: (L,) of a text's tokens under the target; `delta`: (L,) what the target gives each token
-beyond the reference, log p_target - log p_reference. Knows no models; who is a member comes in only where a formula
-asks for records that are not the one it scores.
+Nats throughout. `log_probs`: (L,) of a text's tokens under the target; `delta`: (L,) what the
+target gives each token beyond the reference, log p_target - log p_reference. Knows no models; who
+is a member comes in only where a formula asks for records that are not the one it scores.
 """
 
 from __future__ import annotations
@@ -30,41 +31,55 @@ SCORES = {  # by name, what each is called; in the order of a table
 }
 FALSE_POSITIVES = (0.01, 0.001)  # rates at which the share of members found is told
 BELOW = 0.1  # up to which rate of false positives a partial AUC goes
-WINDOWS = (2, 3, 4, 5, 8, 11, 15, 21, 29, 40)  # WBC's formula, grid(2, 40, 10); its code has 6, 9, 13, 18, 25, 32, 40
-SHADOWS = 64  # reference models below which LiRA's variances are shared by all records (Carlini et al. 2022, VI-B)
-OFFLINE = 0.3  # RMIA's a: how p(x) is told from the models that did not see x (Zarifzadeh et al. 2024)
+# WBC's formula, grid(2, 40, 10); its code has 6, 9, 13, 18, 25, 32, 40
+WINDOWS = (2, 3, 4, 5, 8, 11, 15, 21, 29, 40)
+# reference models below which LiRA's variances are shared by all records (Carlini et al. 2022,
+# VI-B)
+SHADOWS = 64
+# RMIA's a: how p(x) is told from the models that did not see x (Zarifzadeh et al. 2024)
+OFFLINE = 0.3
 _LEAST_LOSS = 2.0**-24  # what float32 tells a probability from 1 by
 
 
-def mean_of_lowest(values: Floats, share: float) -> float:
-    """Mean of the lowest `share` of the values, at least one: Min-K% of log-probabilities (Shi et al. 2023)."""
+def average_lowest(values: Floats, share: float) -> float:
+    """Mean of the lowest `share` of the values, at least one: Min-K% of log-probabilities (Shi et
+    al. 2023).
+    """
     count = max(1, int(len(values) * share))
     return float(np.sort(values)[:count].mean())
 
 
-def standardised_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """(L,): each token's log-probability less its mean under the distribution, in deviations (Min-K%++, Zhang et al.
-    2024).
+def standardise_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
+    """(L,): each token's log-probability less its mean under the distribution, in deviations
+    (Min-K%++, Zhang et al. 2024).
 
-    mean, deviation: (L,) of log p(v) with v drawn from the distribution itself. 0 where a distribution has no
-    deviation: every token that it allows is then as likely as the mean.
+    mean, deviation: (L,) of log p(v) with v drawn from the distribution itself. 0 where a
+    distribution has no deviation: every token that it allows is then as likely as the mean.
     """
     away = log_probs - mean
-    return np.divide(away, deviation, out=np.where(np.isneginf(away), -np.inf, 0.0), where=deviation > 0)
+    return np.divide(
+        away,
+        deviation,
+        out=np.where(np.isneginf(away), -np.inf, 0.0),
+        where=deviation > 0,
+    )
 
 
-def error_zone_score(delta: Floats, wrong: NDArray[np.bool_]) -> float:
-    """EZ-MIA: P / (P + N) over the tokens that the target's likeliest one is not (`wrong`), which orders as P / N does.
+def score_error_zone(delta: Floats, wrong: NDArray[np.bool_]) -> float:
+    """EZ-MIA: P / (P + N) over the tokens that the target's likeliest one is not (`wrong`), which
+    orders as P / N does.
 
-    P and N sum the positive delta and the size of the negative (2601.12104). Where N is 0, P / N has no end and says
-    no more: such texts are above all others, from 1 to 2 by P, as P / (N + e) orders them however small e is; without
-    that, a tenth of short non-members may share the first place. A text of which nothing is wrong is 2: on top. The
-    authors' code puts it at the bottom, which is where the best memorised ones then are.
+    P and N sum the positive delta and the size of the negative (2601.12104). Where N is 0, P / N
+    has no end and says no more: such texts are above all others, from 1 to 2 by P, as P / (N + e)
+    orders them however small e is; without that, a tenth of short non-members may share the first
+    place. A text of which nothing is wrong is 2: on top. The authors' code puts it at the bottom,
+    which is where the best memorised ones then are.
     """
     zone = delta[wrong]
     if not len(zone):
         return 2.0
-    gained, lost = float(zone[zone > 0].sum()), float(-zone[zone < 0].sum())
+    gained = float(zone[zone > 0].sum())
+    lost = float(-zone[zone < 0].sum())
     if np.isnan(zone).any() or (np.isinf(gained) and np.isinf(lost)):
         return float("nan")
     if not lost:
@@ -74,8 +89,9 @@ def error_zone_score(delta: Floats, wrong: NDArray[np.bool_]) -> float:
     return gained / (gained + lost)
 
 
-def window_comparison_score(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
-    """WBC: mean over window lengths of the share of windows with a positive sum of delta (2601.02751).
+def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
+    """WBC: mean over window lengths of the share of windows with a positive sum of delta
+    (2601.02751).
 
     A length is clamped to the text's, and counts as often as it stands in `windows`.
     """
@@ -84,75 +100,102 @@ def window_comparison_score(delta: Floats, windows: tuple[int, ...] = WINDOWS) -
     return float(np.mean(shares))
 
 
-# --- scores that take reference models -------------------------------------------------------------------------------
+# --- scores that take reference models ------------------------------------------------------------
 
 
-def logit_confidence(mean_log_prob: Floats) -> Floats:
-    """log(p / (1 - p)) of p = exp(mean log-probability): what LiRA takes to be normal (formulas A9)."""
+def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
+    """log(p / (1 - p)) of p = exp(mean log-probability): what LiRA takes to be normal (formulas
+    A9).
+    """
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
     # log p - log(1 - p); expm1 keeps the digits of 1 - p where p is near 1.
     return np.asarray(-nll - np.log(-np.expm1(-nll)), dtype=np.float64)
 
 
-def has_in_and_out_models(saw: NDArray[np.bool_]) -> bool:
-    """Whether every record has reference models that saw it and ones that did not. saw: (records, models).
+def has_both_model_kinds(saw: NDArray[np.bool_]) -> bool:
+    """Whether every record has reference models that saw it and ones that did not. saw: (records,
+    models).
 
-    For all records or for none: were it asked record by record, who was ever put into training would tell.
+    For all records or for none: were it asked record by record, who was ever put into training
+    would tell.
     """
     return bool(saw.any(1).all() and (~saw).any(1).all())
 
 
-def lira_log_likelihood_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
-    """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `logit_confidence`, "saw it" against "did not".
+def compute_lira_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
+    """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `compute_logit_confidence`, "saw it"
+    against "did not".
 
-    target: (records,); references: (records, models), both `logit_confidence`. Offline, log P[out-model below the
-    target]. Below 64 models the two deviations are those of all records together, each about its own mean. NaN where no
-    deviation can be told: no record has two models of a kind.
+    target: (records,); references: (records, models), both `compute_logit_confidence`. Offline, log
+    P[out-model below the target]. Below 64 models the two deviations are those of all records
+    together, each about its own mean. NaN where no deviation can be told: no record has two models
+    of a kind.
     """
     per_record = references.shape[1] >= SHADOWS
-    out_mean, out_deviation = _mean_and_deviation(references, ~saw, per_record)
-    if not has_in_and_out_models(saw):
+    out_mean, out_deviation = _estimate_moments(references, ~saw, per_record)
+    if not has_both_model_kinds(saw):
         return np.asarray(norm.logcdf(target, out_mean, out_deviation), dtype=np.float64)
-    in_mean, in_deviation = _mean_and_deviation(references, saw, per_record)
-    ratio = norm.logpdf(target, in_mean, in_deviation) - norm.logpdf(target, out_mean, out_deviation)
+    in_mean, in_deviation = _estimate_moments(references, saw, per_record)
+    ratio = norm.logpdf(target, in_mean, in_deviation) - norm.logpdf(
+        target,
+        out_mean,
+        out_deviation,
+    )
     return np.asarray(ratio, dtype=np.float64)
 
 
-def _mean_and_deviation(values: Floats, chosen: NDArray[np.bool_], per_record: bool) -> tuple[Floats, Floats]:
+def _estimate_moments(
+    values: Floats,
+    chosen: NDArray[np.bool_],
+    per_record: bool,
+) -> tuple[Floats, Floats]:
     """Mean and deviation, (records,) each, of the chosen values of each record."""
     count = chosen.sum(1)
-    mean = np.divide(np.where(chosen, values, 0.0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)
+    mean = np.divide(
+        np.where(chosen, values, 0.0).sum(1),
+        count,
+        out=np.full(len(values), np.nan),
+        where=count > 0,
+    )
     square = (np.where(chosen, values - mean[:, None], 0.0) ** 2).sum(1)
     free = np.maximum(count - 1, 0)
     if not per_record:  # pooled, each about its own mean: every record takes one degree of freedom
-        square, free = np.full(len(values), square.sum()), np.full(len(values), free.sum())
+        square = np.full(len(values), square.sum())
+        free = np.full(len(values), free.sum())
     variance = np.divide(square, free, out=np.full(len(values), np.nan), where=free > 0)
     return mean, np.sqrt(np.where(variance > 0, variance, np.nan))
 
 
-def rmia_log_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
-    """RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as `mean_log_prob` gives it.
+def compute_rmia_log_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
+    """RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as
+    `mean_log_prob` gives it.
 
-    target: (records,), references: (records, models), mean log-probabilities. p(x) is the mean over models that saw x
-    and models that did not, as many of each; offline (1 + a) / 2 of the mean over the latter + (1 - a) / 2
-    (Zarifzadeh et al. 2024; a: `OFFLINE`).
+    target: (records,), references: (records, models), mean log-probabilities. p(x) is the mean over
+    models that saw x and models that did not, as many of each; offline (1 + a) / 2 of the mean over
+    the latter + (1 - a) / 2 (Zarifzadeh et al. 2024; a: `OFFLINE`).
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
-    if has_in_and_out_models(saw):
+    if has_both_model_kinds(saw):
         whole = (outside + np.where(saw, p, 0.0).sum(1) / saw.sum(1)) / 2
     else:
         whole = (1 + OFFLINE) / 2 * outside + (1 - OFFLINE) / 2
     return np.asarray(target - np.log(whole), dtype=np.float64)
 
 
-def rmia_population_share(ratio: Floats, population: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
-    """RMIA: (records,) share of the population z whose ratio is below that of x: Pr_z[ratio(x) / ratio(z) > 1].
+def compute_rmia_share(
+    ratio: Floats,
+    population: NDArray[np.bool_],
+    group: NDArray[np.int64],
+) -> Floats:
+    """RMIA: (records,) share of the population z whose ratio is below that of x: Pr_z[ratio(x) /
+    ratio(z) > 1].
 
-    population: the records known not to be members. What is of x's own group (itself, its near duplicates) is never
-    held against it: an attacker who asks about x does not know what x is.
+    population: the records known not to be members. What is of x's own group (itself, its near
+    duplicates) is never held against it: an attacker who asks about x does not know what x is.
     """
-    z, of = np.sort(ratio[population]), group[population]
+    z = np.sort(ratio[population])
+    of = group[population]
     below = np.searchsorted(z, ratio, side="left")
     count = np.full(len(ratio), len(z))
     for i in np.flatnonzero(np.isin(group, of)):

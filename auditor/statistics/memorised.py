@@ -1,6 +1,8 @@
-"""What generations hold of the training data: n-grams, records, and how well a ranking puts them first.
+"""What generations hold of the training data: n-grams, records, and how well a ranking puts them
+first.
 
-Knows which n-grams of a generation stand in the training data and in held-out text; no text, index or model.
+Knows which n-grams of a generation stand in the training data and in held-out text; no text, index
+or model.
 """
 
 from __future__ import annotations
@@ -15,12 +17,20 @@ from numpy.typing import NDArray
 from auditor.core.nouns import Tokens
 from auditor.core.result import Measurement
 from auditor.statistics import unseen_species
-from auditor.statistics.intervals import mean_excess_over_nonmembers, mean_probability, share_with_interval
-from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
+from auditor.statistics.intervals import (
+    mean_probability,
+    share_with_interval,
+    subtract_nonmember_mean,
+)
+from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 
-MEMORISED, COMMON = "memorised_per_1000", "common_per_1000"
-GENERATIONS, PRECISION = "memorised_generations", "memorised_in_top_100"
-RECORDS, NEW, RICHNESS = "records_out", "new_records_per_1000", "records_to_come_out"
+MEMORISED = "memorised_per_1000"
+COMMON = "common_per_1000"
+GENERATIONS = "memorised_generations"
+PRECISION = "memorised_in_top_100"
+RECORDS = "records_out"
+NEW = "new_records_per_1000"
+RICHNESS = "records_to_come_out"
 PER = 1000  # generations
 TOP = 100  # of a ranking
 UNIT = f"per {PER:,}"
@@ -30,8 +40,9 @@ UNIT = f"per {PER:,}"
 class NGramMatches:
     """The k n-grams of one text that stand in any of the others; arrays are (k,) each.
 
-    at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and in held-out text.
-    record: the index of the one text that it stands in; -1 where it stands in several.
+    at: where it begins in the text. trained, heldout: whether it stands in what was trained on, and
+    in held-out text. record: the index of the one text that it stands in; -1 where it stands in
+    several.
     """
 
     at: NDArray[np.int64]
@@ -42,7 +53,9 @@ class NGramMatches:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Tokens of a generation that stand in a record, one behind the other: `length` of them from `start` on."""
+    """Tokens of a generation that stand in a record, one behind the other: `length` of them from
+    `start` on.
+    """
 
     start: int
     length: int
@@ -52,9 +65,9 @@ class TokenRun:
 class MemorisedTokens:
     """What one generation holds, in n-grams that do not overlap.
 
-    memorised: of the training data and not of held-out text; common: of both; heldout: of held-out text alone. records:
-    the longest run of each trained record that some n-gram stands in and no other text has; strangers: held-out records
-    of the kind.
+    memorised: of the training data and not of held-out text; common: of both; heldout: of held-out
+    text alone. records: the longest run of each trained record that some n-gram stands in and no
+    other text has; strangers: held-out records of the kind.
     """
 
     memorised: int
@@ -65,17 +78,25 @@ class MemorisedTokens:
 
 
 def count_memorised_ngrams(seen: NGramMatches, n: int) -> MemorisedTokens:
-    own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
-    records = longest_memorised_run_by_record(seen, own, n)
+    own = seen.trained & ~seen.heldout
+    other = seen.heldout & ~seen.trained
+    alone = seen.record >= 0
+    records = find_longest_memorised_runs(seen, own, n)
     strangers = tuple(np.unique(seen.record[other & alone]).tolist())
     memorised, common, heldout = (
-        _most_disjoint_ngrams(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other)
+        _count_disjoint_ngrams(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other)
     )
     return MemorisedTokens(memorised, common, heldout, records, strangers)
 
 
-def longest_memorised_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
-    """The longest run of each text that some of these n-grams, (k,) `which`, stand in and no other text has."""
+def find_longest_memorised_runs(
+    seen: NGramMatches,
+    which: NDArray[np.bool_],
+    n: int,
+) -> dict[int, TokenRun]:
+    """The longest run of each text that some of these n-grams, (k,) `which`, stand in and no other
+    text has.
+    """
     found = {}
     for record in np.unique(seen.record[which & (seen.record >= 0)]).tolist():
         at = seen.at[which & (seen.record == record)]
@@ -85,18 +106,23 @@ def longest_memorised_run_by_record(seen: NGramMatches, which: NDArray[np.bool_]
     return found
 
 
-def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
+def _count_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
     """The most n-grams, of those that begin there, no two of which overlap."""
-    count, free = 0, 0  # to take the first that fits is best: all are of one length, in rising order
+    # to take the first that fits is best: all are of one length, in rising order
+    count = 0
+    free = 0
     for start in at.tolist():
         if start >= free:
-            count, free = count + 1, start + n
+            count = count + 1
+            free = start + n
     return count
 
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """Sizes of the data: places at which an n-gram begins; records, trained on and held out, that have one."""
+    """Sizes of the data: places at which an n-gram begins; records, trained on and held out, that
+    have one.
+    """
 
     trained: int
     heldout: int
@@ -104,10 +130,15 @@ class CorpusCounts:
     strangers: int
 
 
-def generation_memorisation_measurements(
-    every: Sequence[MemorisedTokens], corpus: CorpusCounts, n: int, length: int, firsts: Mapping[str, Sequence[int]]
+def measure_generation_memorisation(
+    every: Sequence[MemorisedTokens],
+    corpus: CorpusCounts,
+    n: int,
+    length: int,
+    firsts: Mapping[str, Sequence[int]],
 ) -> list[Measurement]:
-    """One row's measurements. every: by generation of `length` tokens; firsts: indices of each ranking's `TOP` first.
+    """One row's measurements. every: by generation of `length` tokens; firsts: indices of each
+    ranking's `TOP` first.
 
     The floor, n-grams of held-out text alone, is scaled to as many as the training data have.
     """
@@ -115,27 +146,42 @@ def generation_memorisation_measurements(
         np.array([getattr(one, name) for one in every], dtype=float) for name in ("memorised", "common", "heldout")
     )
     most = length // n
-    main = _rate_per_thousand(MEMORISED, memorised, most, f"n {n}; not in held-out text")
+    main = _estimate_rate_per_thousand(MEMORISED, memorised, most, f"n {n}; not in held-out text")
     found = [main]
     if corpus.heldout:
         scale = corpus.trained / corpus.heldout
         # How many a generation that was not seen holds, at most: as many as one that was seen does.
         holds = max(memorised.max(initial=0), strange.max(initial=0)) or most
-        floor = _rate_per_thousand(nonmember_metric_name(MEMORISED), strange, holds)
+        floor = _estimate_rate_per_thousand(name_nonmember_metric(MEMORISED), strange, holds)
         note = f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data have so many more"
-        floor = replace(floor, value=scale * floor.value, low=scale * floor.low, high=scale * floor.high, note=note)
-        found += [floor, mean_excess_over_nonmembers(excess_metric_name(MEMORISED), main, floor)]
-        found.append(_rate_per_thousand(COMMON, common, most, "in held-out text too"))
+        floor = replace(
+            floor,
+            value=scale * floor.value,
+            low=scale * floor.low,
+            high=scale * floor.high,
+            note=note,
+        )
+        found += [floor, subtract_nonmember_mean(name_excess_metric(MEMORISED), main, floor)]
+        found.append(_estimate_rate_per_thousand(COMMON, common, most, "in held-out text too"))
     found.append(share_with_interval(GENERATIONS, memorised > 0))
     seen = Counter(record for one in every for record in one.records)
     counts = np.array(sorted(seen.values()), dtype=np.int64)
-    found.append(_exact_count_measurement(RECORDS, len(seen), len(every), f"of {corpus.records:,} trained on"))
+    found.append(
+        _make_count_measurement(
+            RECORDS,
+            len(seen),
+            len(every),
+            f"of {corpus.records:,} trained on",
+        ),
+    )
     if corpus.strangers:
         others = len({record for one in every for record in one.strangers})
         said = f"of {corpus.strangers:,} held out"
-        found.append(_exact_count_measurement(nonmember_metric_name(RECORDS), others, len(every), said))
-    found.append(unseen_species.expected_new_species(NEW, counts, len(every), PER))
-    if (total := unseen_species.chao_species_richness(RICHNESS, counts, len(every), corpus.records)) is not None:
+        found.append(
+            _make_count_measurement(name_nonmember_metric(RECORDS), others, len(every), said),
+        )
+    found.append(unseen_species.estimate_new_species(NEW, counts, len(every), PER))
+    if (total := unseen_species.estimate_species_richness(RICHNESS, counts, len(every), corpus.records)) is not None:
         found.append(total)
     for ranking, first in firsts.items():
         hit = memorised[list(first)] > 0
@@ -143,27 +189,42 @@ def generation_memorisation_measurements(
     return found
 
 
-def _exact_count_measurement(name: str, count: int, n: int, note: str) -> Measurement:
+def _make_count_measurement(name: str, count: int, n: int, note: str) -> Measurement:
     return Measurement(name, float(count), float(count), float(count), n, "count", note)
 
 
-def _rate_per_thousand(name: str, values: NDArray[np.float64], most: float, note: str = "") -> Measurement:
-    """Mean of values per 1,000, where a rare one may be as large as `most`: honest as the mean of probabilities is."""
-    mean, scale = mean_probability(name, values / most, note), PER * most
-    return replace(mean, value=scale * mean.value, low=scale * mean.low, high=scale * mean.high, unit=UNIT)
+def _estimate_rate_per_thousand(
+    name: str,
+    values: NDArray[np.float64],
+    most: float,
+    note: str = "",
+) -> Measurement:
+    """Mean of values per 1,000, where a rare one may be as large as `most`: honest as the mean of
+    probabilities is.
+    """
+    mean = mean_probability(name, values / most, note)
+    scale = PER * most
+    return replace(
+        mean,
+        value=scale * mean.value,
+        low=scale * mean.low,
+        high=scale * mean.high,
+        unit=UNIT,
+    )
 
 
-def most_confident_distinct_text_indices(
-    scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP
-) -> list[int]:
-    """Places of the surest texts, equal scores in their order, none of them nearly the same as a surer one.
+def select_distinct_texts(scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP) -> list[int]:
+    """Places of the surest texts, equal scores in their order, none of them nearly the same as a
+    surer one.
 
-    Carlini et al. 2021, Section 6.1: nearly the same are texts that have half of their trigrams, as often as they
-    occur, in common; here trigrams of tokens.
+    Carlini et al. 2021, Section 6.1: nearly the same are texts that have half of their trigrams, as
+    often as they occur, in common; here trigrams of tokens.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
-    kept, holders = list[int](), dict[tuple[int, ...], list[tuple[int, int]]]()
-    # `holders`: who of those kept has a trigram, so that only texts with one in common are compared.
+    kept = list[int]()
+    holders = dict[tuple[int, ...], list[tuple[int, int]]]()
+    # `holders`: who of those kept has a trigram, so that only texts with one in common are
+    # compared.
     for i in order:
         tokens = text(i)
         own = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))

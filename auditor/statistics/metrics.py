@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import people, roc
 from auditor.statistics.bootstrap import Draws, Values
-from auditor.statistics.intervals import estimate_mean_by_unit, share_excess_over_nonmembers
+from auditor.statistics.intervals import estimate_mean, subtract_nonmember_share
 from auditor.statistics.judging import Outcome
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.ranking import recall_at_errors, resampled_recall_at_errors
+from auditor.statistics.ranking import compute_resampled_recall, measure_recall_at_errors
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
@@ -87,17 +87,17 @@ class Metric:
         """Whether an attack's guesses for the members are all that it takes, each by itself."""
         return self.members and not self.signed and self.trait != people.USER and bool(self.values or self.errors)
 
-    def wrong_guess_limit(self, n: int) -> int:
+    def compute_wrong_guess_limit(self, n: int) -> int:
         """How many wrong guesses end the ranking of n secrets: only right ones before the last of these count."""
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
 
-    def with_numbers(self, *numbers: str) -> Metric:
+    def fill_numbers(self, *numbers: str) -> Metric:
         """The member of a family with these numbers in its name."""
         said = dict(zip(("n", "p"), numbers, strict=False))
         return replace(self, name=self.name.format(**said), title=self.title.format(**said), number=int(numbers[0]))
 
-    def numbers_in_metric_name(self, name: str) -> tuple[str, ...] | None:
+    def parse_numbers(self, name: str) -> tuple[str, ...] | None:
         """The numbers in a name of this family; None for other names."""
         pattern = re.escape(self.name).replace(r"\{n\}", "([0-9]{1,15})").replace(r"\{p\}", "([0-9.e-]{1,15})")
         found = re.fullmatch(pattern, name)
@@ -109,25 +109,25 @@ class Metric:
         """The number with its interval; None where these guesses do not give it."""
         outcome = members if self.members else others
         if self.errors is not None:
-            return recall_at_errors(self.name, outcome, self.wrong_guess_limit(len(outcome.ids)))
+            return measure_recall_at_errors(self.name, outcome, self.compute_wrong_guess_limit(len(outcome.ids)))
         of_others = self.signed or not self.members
         if self.values is None or (self.trait and self.trait not in outcome.traits) or (of_others and not others.ids):
             return None
         values = self.values(outcome)
         if self.signed:
-            return share_excess_over_nonmembers(self.name, values == 1, self.values(others) == 1)
+            return subtract_nonmember_share(self.name, values == 1, self.values(others) == 1)
         chosen = values if self.among is None else values[self.among(outcome)]
         if not np.isfinite(chosen).all():  # not known of some: the mean of the others would be another number
             return None
         if not len(chosen) and (self.unit != "share" or self.trait == people.USER):
             return None
-        return estimate_mean_by_unit(self.name, chosen.astype(float), self.unit, self.note)
+        return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
-    def value_at_resamples(self, outcome: Outcome, draws: Draws) -> Values:
+    def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
         """The number at every resample of the members: (resamples,). Only where `is_of_member_guesses`."""
         if self.errors is not None:
-            return resampled_recall_at_errors(
-                outcome.hit, outcome.score, draws, self.wrong_guess_limit(len(outcome.ids))
+            return compute_resampled_recall(
+                outcome.hit, outcome.score, draws, self.compute_wrong_guess_limit(len(outcome.ids))
             )
         assert self.values is not None  # `is_of_member_guesses`
         weights = draws if self.among is None else draws * self.among(outcome)
@@ -154,44 +154,44 @@ def auc_name(score: str) -> str:
     return f"membership_auc_{score}" if score else "membership_auc"
 
 
-def tpr_name(score: str, rate: float) -> str:
+def name_tpr_metric(score: str, rate: float) -> str:
     """What the share of members found at this rate of false positives is called: `tpr_at_1pct_fpr_loss`."""
     return "_".join(filter(None, (f"tpr_at_{100 * rate:g}pct_fpr", score)))
 
 
-def partial_auc_name(score: str) -> str:
+def name_partial_auc_metric(score: str) -> str:
     """What the mean share of members found at low rates of false positives is called."""
     return "_".join(filter(None, (f"partial_auc_{100 * BELOW:g}pct_fpr", score)))
 
 
-def score_column_name(score: str) -> str:
+def name_score_column(score: str) -> str:
     """What the column of a membership score is called; "": that of the strongest one."""
     return "_".join(filter(None, ("membership_score", score)))
 
 
-def _membership_metrics() -> Iterator[Metric]:
+def _list_membership_metrics() -> Iterator[Metric]:
     for score, title in {"": "", **CONTROLS, **SCORES, **OF_TEXT}.items():
-        yield from _metrics_of_membership_score(score, title)
+        yield from _list_score_metrics(score, title)
 
 
-def _metrics_of_membership_score(score: str, title: str) -> Iterator[Metric]:
+def _list_score_metrics(score: str, title: str) -> Iterator[Metric]:
     by = f" ({title})" if title else ""
     short = "AUC" if not score else ""
-    column = score_column_name(score)
+    column = name_score_column(score)
     yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=column)
     for rate in FALSE_POSITIVES:
         found = f"Members found at {100 * rate:g}% false positives{by}"
-        yield Metric(tpr_name(score, rate), found, scores=column, rate=rate)
+        yield Metric(name_tpr_metric(score, rate), found, scores=column, rate=rate)
     mean = f"Members found, mean up to {100 * BELOW:g}% false positives{by}"
-    yield Metric(partial_auc_name(score), mean, scores=column, below=BELOW)
+    yield Metric(name_partial_auc_metric(score), mean, scores=column, below=BELOW)
 
 
-def _plugin_score_metric(name: str) -> Metric | None:
+def _find_plugin_score_metric(name: str) -> Metric | None:
     """Return the metric of a plug-in's membership score, such as `membership_auc_mine`; None for other names."""
-    for prefix in (auc_name(""), *(tpr_name("", rate) for rate in FALSE_POSITIVES), partial_auc_name("")):
+    for prefix in (auc_name(""), *(name_tpr_metric("", rate) for rate in FALSE_POSITIVES), name_partial_auc_metric("")):
         score = name.removeprefix(f"{prefix}_")
         if score != name:
-            return next(m for m in _metrics_of_membership_score(score, to_label(score)) if m.name == name)
+            return next(m for m in _list_score_metrics(score, make_label(score)) if m.name == name)
     return None
 
 
@@ -201,7 +201,7 @@ _PER_1000 = "per 1,000"
 RANKINGS = {"perplexity": "perplexity", "zlib": "zlib", "lowercase": "lower case", "reference": "reference"}
 
 
-def _generation_metrics() -> Iterator[Metric]:
+def _list_generation_metrics() -> Iterator[Metric]:
     main = "Memorised n-grams per 1,000 generations"
     yield Metric("memorised_per_1000", main, _PER_1000, short="n-grams/1,000")
     yield Metric("common_per_1000", "N-grams of training data and held-out text alike per 1,000 generations", _PER_1000)
@@ -241,24 +241,22 @@ FAMILIES = (
 )
 
 
-def _extracted_against_likelihood(o: Outcome) -> NDArray[np.float64]:
+def _mark_extracted_against_likelihood(o: Outcome) -> NDArray[np.float64]:
     passed = o.traits["passed_over"]
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
 
-def _metrics_for_right_and_wrong(
-    name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
-) -> Iterator[Metric]:
+def _list_guess_metrics(name: str, title: str, unit: str, values: OfSecrets, trait: str = "") -> Iterator[Metric]:
     """Two metrics: the mean of `values` over the right first guesses, and over the wrong ones."""
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
         yield Metric(f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among)
 
 
-def _recall_per_person(o: Outcome) -> NDArray[np.float64]:
-    return people.mean_per_person(o.hit, o.traits[people.USER])
+def _compute_person_recall(o: Outcome) -> NDArray[np.float64]:
+    return people.average_per_person(o.hit, o.traits[people.USER])
 
 
-_mean_over_people = partial(Metric, unit="probability", trait=people.USER, values=_recall_per_person)
+_mean_over_people = partial(Metric, unit="probability", trait=people.USER, values=_compute_person_recall)
 
 # Those with `values` or `errors` are what every attack's row measures, in this order. From `recall_top_3` on: where the
 # true suffix ranks, and how right and wrong first guesses differ (Ethicist, Table 4, Figures 6 and 7).
@@ -268,8 +266,8 @@ METRICS = (
         "near_verbatim_recall", "Near-verbatim recall (first guess)", note=_NEAR, values=lambda o: o.is_near_verbatim
     ),
     _share_of_secrets("any_of_k", "Any of the guesses", short="any of K", place=3, values=lambda o: o.any_hit),
-    replace(_AT_ERRORS.with_numbers("100"), short="recall@100", place=2),
-    replace(_AT_SHARE.with_numbers("10"), title="Recall at n/10 errors"),
+    replace(_AT_ERRORS.fill_numbers("100"), short="recall@100", place=2),
+    replace(_AT_SHARE.fill_numbers("10"), title="Recall at n/10 errors"),
     _share_of_nonmembers(
         "recall_nonmembers", "Recall on non-members (the baseline)", note="the baseline", values=lambda o: o.hit
     ),
@@ -291,11 +289,11 @@ METRICS = (
         trait="rank",
         values=lambda o: o.traits["rank"] <= 3,
     ),
-    *_metrics_for_right_and_wrong(
+    *_list_guess_metrics(
         "count", "Samples equal to the first guess, where it is {}", "samples", lambda o: o.traits["count"], "count"
     ),
-    *_metrics_for_right_and_wrong("score", "Score of {} first guesses", "score", lambda o: o.score),
-    *_metrics_for_right_and_wrong(
+    *_list_guess_metrics("score", "Score of {} first guesses", "score", lambda o: o.score),
+    *_list_guess_metrics(
         "min_probability",
         "Least token probability of {} first guesses",
         "probability",
@@ -306,7 +304,7 @@ METRICS = (
         *("right_against_likelihood", "Right though another candidate is more likely"),
         note="right first guesses that are not the likeliest candidate",
         trait="passed_over",
-        values=_extracted_against_likelihood,
+        values=_mark_extracted_against_likelihood,
     ),
     _mean_over_people("user_recall", "Recall by person: mean over people of the share of their records"),
     _mean_over_people(
@@ -316,7 +314,7 @@ METRICS = (
         *("users_extracted", "People of whom some record was extracted"),
         exact=True,
         trait=people.USER,
-        values=lambda o: _recall_per_person(o) > 0,
+        values=lambda o: _compute_person_recall(o) > 0,
     ),
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
     Metric("greedy", "Greedy decoding, no attack", of_model=True),
@@ -351,8 +349,8 @@ METRICS = (
     Metric("epsilon_best_provable", "Epsilon that the audit could have proved at best", "nats"),
     Metric("epsilon_exact", "Epsilon of the audit's own game, exactly", "nats"),
     Metric("guesses_right", "Guesses of canaries that are right", "count"),
-    *_membership_metrics(),
-    *_generation_metrics(),
+    *_list_membership_metrics(),
+    *_list_generation_metrics(),
     # of the models
     Metric("perplexity", "Held-out perplexity", "perplexity", short="PPL", place=5, varies=True, of_model=True),
     Metric(
@@ -370,7 +368,7 @@ METRICS = (
 LEAKS = (
     "extraction_probability",
     "exposure",
-    tpr_name("", max(FALSE_POSITIVES)),
+    name_tpr_metric("", max(FALSE_POSITIVES)),
     auc_name(""),
     "near_verbatim_probability",
     "recall",
@@ -380,7 +378,7 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
-def declare_plugin_metric_titles(titles: Mapping[str, str]) -> None:
+def register_plugin_titles(titles: Mapping[str, str]) -> None:
     """Sets, from here on, the titles of plug-ins' numbers by name: for a run that begins or a record that is read."""
     _DECLARED.update(titles)
     find_metric.cache_clear()  # it may have been asked before, and kept a name in place of the title
@@ -395,9 +393,9 @@ def find_metric(name: str) -> Metric:
     if name in _BY_NAME:
         return _BY_NAME[name]
     for family in FAMILIES:
-        if numbers := family.numbers_in_metric_name(name):
-            return family.with_numbers(*numbers)
-    if plugin_score := _plugin_score_metric(name):
+        if numbers := family.parse_numbers(name):
+            return family.fill_numbers(*numbers)
+    if plugin_score := _find_plugin_score_metric(name):
         return plugin_score
     # Behind the table, which has entries of its own for some such names, as `recall_nonmembers`.
     if name.endswith(_OTHERS):
@@ -410,7 +408,7 @@ def find_metric(name: str) -> Metric:
     if name.startswith(EXCESS):
         base = find_metric(name.removeprefix(EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
-    return Metric(name, _DECLARED.get(name, to_label(name)), unit="", signed="excess" in name or "difference" in name)
+    return Metric(name, _DECLARED.get(name, make_label(name)), unit="", signed="excess" in name or "difference" in name)
 
 
 def is_builtin_metric(name: str) -> bool:
@@ -418,22 +416,22 @@ def is_builtin_metric(name: str) -> bool:
     return find_metric(name).unit != ""  # which no entry is without
 
 
-def nonmember_metric_name(name: str) -> str:
+def name_nonmember_metric(name: str) -> str:
     """What the same number of the non-members is called."""
     return f"{name}{_OTHERS}"
 
 
-def upper_bound_metric_name(name: str) -> str:
+def name_upper_bound_metric(name: str) -> str:
     """The name of a bracket's upper end, from that of its lower end; "" for a name of no bracket."""
     return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
 
 
-def excess_metric_name(name: str) -> str:
+def name_excess_metric(name: str) -> str:
     """What the members' number minus that of the non-members is called."""
     return f"{EXCESS}{name}"
 
 
-def to_label(name: str) -> str:
+def make_label(name: str) -> str:
     """A name as a label: `peak_rate` is `Peak rate`."""
     text = name.replace("_", " ")
     return text[:1].upper() + text[1:]

@@ -1,7 +1,9 @@
-"""Which texts are near which others, by token edits, without comparing all with all. Knows no secrets.
+"""Which texts are near which others, by token edits, without comparing all with all. Knows no
+secrets.
 
-Cut a text into d + 1 pieces: whatever is within d edits of it holds one of them whole, near its place (Li et al. 2011,
-PASS-JOIN). Only texts that do are compared, exactly: no pair is missed, and none is found that is not near.
+Cut a text into d + 1 pieces: whatever is within d edits of it holds one of them whole, near its
+place (Li et al. 2011, PASS-JOIN). Only texts that do are compared, exactly: no pair is missed, and
+none is found that is not near.
 """
 
 from __future__ import annotations
@@ -24,29 +26,36 @@ Hashes = NDArray[np.uint64]
 _ROWS = 256  # texts compared with others at once: bounds the memory
 _WORTH = 4  # comparisons that take as long as looking one piece of one text up
 _SHARE = 32  # one in so many pairs to compare: above that all are compared at once
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: what the hash of a piece is a polynomial in, modulo 2^64
+# odd: what the hash of a piece is a polynomial in, modulo 2^64
+_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def index_pairs_within_edit_limits(
     texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits (Levenshtein) of them."""
-    theirs = _positions_by_key(list(map(len, others)))
-    for (length, limit), rows in _positions_by_key([(len(t), d) for t, d in zip(texts, limits, strict=True)]).items():
+    """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits
+    (Levenshtein) of them.
+    """
+    theirs = _group_positions(list(map(len, others)))
+    for (length, limit), rows in _group_positions(
+        [(len(t), d) for t, d in zip(texts, limits, strict=True)],
+    ).items():
         for long, columns in theirs.items():
             if abs(length - long) <= limit:
-                yield from _near_pairs_of_two_lengths(texts, others, rows, columns, limit)
+                yield from _find_equal_length_pairs(texts, others, rows, columns, limit)
 
 
 def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int]) -> Indices:
-    """Return the (texts,) group of each text: near texts share a group, directly or through others; never empty."""
+    """Return the (texts,) group of each text: near texts share a group, directly or through others;
+    never empty.
+    """
     pairs = list(index_pairs_within_edit_limits(texts, texts, limits))
     at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))  # each text is near itself
     near = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
     return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
 
 
-def _positions_by_key(keys: Sequence[Any]) -> Mapping[Any, Indices]:
+def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Indices]:
     """The positions of each distinct key."""
     found: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
@@ -54,43 +63,51 @@ def _positions_by_key(keys: Sequence[Any]) -> Mapping[Any, Indices]:
     return {key: np.array(some, dtype=np.int64) for key, some in found.items()}
 
 
-def _near_pairs_of_two_lengths(
+def _find_equal_length_pairs(
     texts: Sequence[Tokens], others: Sequence[Tokens], rows: Indices, columns: Indices, limit: int
 ) -> Iterator[tuple[Indices, Indices]]:
-    """`index_pairs_within_edit_limits` of texts that all have one length, and of others that all have one."""
-    looks = _places_of_unedited_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
+    """`index_pairs_within_edit_limits` of texts that all have one length, and of others that all
+    have one.
+    """
+    looks = _list_unedited_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
     worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
     pieces = _PieceIndex([others[j] for j in columns]) if looks and worth else None
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
         pairs = None if pieces is None else pieces.index_pairs_sharing_a_piece([texts[i] for i in some], looks)
         if pairs is None:
-            own, other = [texts[i] for i in some], [others[j] for j in columns]
+            own = [texts[i] for i in some]
+            other = [others[j] for j in columns]
             # A distance above the limit is not worked out: it comes back as limit + 1.
-            at, of = np.nonzero(cdist(own, other, scorer=Levenshtein.distance, score_cutoff=limit) <= limit)
+            at, of = np.nonzero(
+                cdist(own, other, scorer=Levenshtein.distance, score_cutoff=limit) <= limit,
+            )
         else:
             at, of = pairs
             near = [
                 Levenshtein.distance(texts[some[i]], others[columns[j]], score_cutoff=limit) <= limit
                 for i, j in zip(at.tolist(), of.tolist(), strict=True)
             ]
-            at, of = at[near], of[near]
+            at = at[near]
+            of = of[near]
         if len(at):
             yield some[at], columns[of]
 
 
-def _places_of_unedited_pieces(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
-    """(begin and size of a piece of the others, where a text may have it); none where the others have too few tokens.
+def _list_unedited_pieces(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
+    """(begin and size of a piece of the others, where a text may have it); none where the others
+    have too few tokens.
 
-    Before piece i at most i edits were made and behind it at most limit - i: with more there, fewer are left for
-    another piece, which is then whole itself.
+    Before piece i at most i edits were made and behind it at most limit - i: with more there, fewer
+    are left for another piece, which is then whole itself.
     """
     if long <= limit:
         return []
     ends = [long * i // (limit + 1) for i in range(limit + 2)]
     found = []
     for i, (begin, end) in enumerate(pairwise(ends)):
-        # moved by at most i places counted from the front, and by at most limit - i counted from the end
+        # moved by at most i places counted from the front, and by at most limit - i counted from
+        # the end
         first = max(0, begin - i, begin + length - long - (limit - i))
         last = min(length - (end - begin), begin + i, begin + length - long + (limit - i))
         found += [(begin, end - begin, at) for at in range(first, last + 1)]
@@ -108,15 +125,16 @@ class _PieceIndex:
         self, texts: Sequence[Tokens], looks: Sequence[tuple[int, int, int]]
     ) -> tuple[Indices, Indices] | None:
         """Pairs with the hash of some piece in common, each once; None where these are too many."""
-        tokens, found = np.array(texts, dtype=np.uint64), list[Indices]()
+        tokens = np.array(texts, dtype=np.uint64)
+        found = list[Indices]()
         left = len(texts) * len(self._tokens) // _SHARE
         for begin, size, at in looks:
             if (begin, size) not in self._sorted:
-                hashes = _token_piece_hashes(self._tokens[:, begin : begin + size])
+                hashes = _hash_token_pieces(self._tokens[:, begin : begin + size])
                 by_hash = np.argsort(hashes)
                 self._sorted[begin, size] = hashes[by_hash], by_hash
             known, order = self._sorted[begin, size]
-            own = _token_piece_hashes(tokens[:, at : at + size])
+            own = _hash_token_pieces(tokens[:, at : at + size])
             first, end = (np.searchsorted(known, own, side=side) for side in ("left", "right"))
             counts = end - first
             if (left := left - int(counts.sum())) < 0:
@@ -124,14 +142,16 @@ class _PieceIndex:
             hit = np.flatnonzero(counts)
             if len(hit):
                 of = np.concatenate([order[first[i] : end[i]] for i in hit])
-                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)  # a pair as one number
+                # a pair as one number
+                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)
         pairs = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
         return np.divmod(pairs, len(self._tokens))
 
 
-def _token_piece_hashes(pieces: NDArray[np.uint64]) -> Hashes:
+def _hash_token_pieces(pieces: NDArray[np.uint64]) -> Hashes:
     """(n, size) tokens -> (n,)."""
-    # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make no pair.
+    # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make
+    # no pair.
     total = np.zeros(len(pieces), dtype=np.uint64)
     for i in range(pieces.shape[1]):
         total = total * _BASE + pieces[:, i] + np.uint64(1)

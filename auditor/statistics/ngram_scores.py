@@ -1,7 +1,9 @@
-"""How likely texts are under the n-grams of others, and how alike they are: membership scores without any model.
+"""How likely texts are under the n-grams of others, and how alike they are: membership scores
+without any model.
 
-Texts are word ids, above 0. Scores are means over a text's words, in nats; a higher one is surer that what wrote the
-others has seen it. Knows no members: a reference is made of other records, whoever they are.
+Texts are word ids, above 0. Scores are means over a text's words, in nats; a higher one is surer
+that what wrote the others has seen it. Knows no members: a reference is made of other records,
+whoever they are.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Hashes = NDArray[np.uint64]
 class NGramCounts:
     """Counts of n-grams by hash, of orders 1 to `order`, in so many kinds of words.
 
-    grams: by order, (hashes, rising; counts); contexts: by order, (hashes; counts; different words behind each).
+    grams: by order, (hashes, rising; counts); contexts: by order, (hashes; counts; different words
+    behind each).
     """
 
     grams: tuple[tuple[Hashes, Floats], ...]
@@ -40,44 +43,53 @@ class NGramCounts:
 
     @classmethod
     def count_ngrams(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGramCounts:
-        grams, contexts = list[tuple[Hashes, Floats]](), list[tuple[Hashes, Floats, Floats]]()
-        for context, gram in _context_and_ngram_hashes(texts, order):
+        grams = list[tuple[Hashes, Floats]]()
+        contexts = list[tuple[Hashes, Floats, Floats]]()
+        for context, gram in _hash_ngrams(texts, order):
             different, first, counts = np.unique(gram, return_index=True, return_counts=True)
             grams.append((different, counts.astype(float)))
             # Each different n-gram is one different word behind its context.
             begun, back = np.unique(context[first], return_inverse=True)
-            total, kept = np.bincount(back, counts, len(begun)), np.bincount(back, minlength=len(begun))
+            total = np.bincount(back, counts, len(begun))
+            kept = np.bincount(back, minlength=len(begun))
             contexts.append((begun, total.astype(float), kept.astype(float)))
         return cls(tuple(grams), tuple(contexts), kinds)
 
     def log_probs(self, texts: Sequence[Tokens]) -> Floats:
-        """(words of all texts,): log p of each behind those before it, interpolated (Witten and Bell 1991).
+        """(words of all texts,): log p of each behind those before it, interpolated (Witten and
+        Bell 1991).
 
-        p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) / (c(h) + t(h)), t(h) different words behind h, p_0 uniform.
+        p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) / (c(h) + t(h)), t(h) different words behind h, p_0
+        uniform.
         """
         p = np.full(sum(map(len, texts)), 1 / self.kinds)
-        hashes = _context_and_ngram_hashes(texts, len(self.grams))
+        hashes = _hash_ngrams(texts, len(self.grams))
         for (context, gram), grams, contexts in zip(hashes, self.grams, self.contexts, strict=True):
-            count = _values_of_hashes(gram, *grams)
-            behind, different = (_values_of_hashes(context, contexts[0], x) for x in contexts[1:])
+            count = _look_up_hashes(gram, *grams)
+            behind, different = (_look_up_hashes(context, contexts[0], x) for x in contexts[1:])
             known = behind > 0  # behind a context that was never seen, the shorter one's p stays
             p[known] = ((count + different * p) / np.where(known, behind + different, 1.0))[known]
         return np.log(p)
 
-    def mean_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
-        """(texts,): mean log p by bigrams, every one counted once more than it stands: the published score (2502.14921,
-        Algorithm 1, there of the sum)."""
-        _, (context, gram) = _context_and_ngram_hashes(texts, 2)
-        count, behind = _values_of_hashes(gram, *self.grams[1]), _values_of_hashes(context, *self.contexts[1][:2])
-        return mean_per_text(np.log((count + 1) / (behind + self.kinds)), texts)
+    def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
+        """(texts,): mean log p by bigrams, every one counted once more than it stands: the
+        published score (2502.14921, Algorithm 1, there of the sum).
+        """
+        _, (context, gram) = _hash_ngrams(texts, 2)
+        count = _look_up_hashes(gram, *self.grams[1])
+        behind = _look_up_hashes(context, *self.contexts[1][:2])
+        return average_per_text(np.log((count + 1) / (behind + self.kinds)), texts)
 
 
-def _context_and_ngram_hashes(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
-    """By order k from 1, hashes of the k - 1 words before each word, and of these with it; 0s stand before a text."""
+def _hash_ngrams(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
+    """By order k from 1, hashes of the k - 1 words before each word, and of these with it; 0s stand
+    before a text.
+    """
     padded = [np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts]
     words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
     own = np.concatenate([np.arange(len(text)) >= order for text in padded]) if padded else np.empty(0, bool)
-    context, found = np.zeros(len(words), np.uint64), list[tuple[Hashes, Hashes]]()
+    context = np.zeros(len(words), np.uint64)
+    found = list[tuple[Hashes, Hashes]]()
     for k in range(order):
         if k:
             # k < order words back lies the text itself or its own padding, never the text before.
@@ -92,7 +104,7 @@ def _mix_hashes(hashes: Hashes, words: Hashes) -> Hashes:
     return (mixed ^ (mixed >> np.uint64(29))) * _MIX
 
 
-def _values_of_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
+def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
     """The value of each hash; 0 of an unknown one."""
     if not len(known):
         return np.zeros(len(hashes))
@@ -100,7 +112,7 @@ def _values_of_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
     return np.where(known[place] == hashes, values[place], 0.0)
 
 
-def mean_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
+def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
     """(texts,): means of what stands word by word, one text behind the other; 0 of an empty text."""
     lengths = np.array([len(text) for text in texts])
     owner = np.repeat(np.arange(len(texts)), lengths)
@@ -110,26 +122,36 @@ def mean_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
 def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
     """(records,): mean log p of the model's n-grams minus that of other records' n-grams.
 
-    A record's reference is made of four fifths of all, of which it is none, chosen without a look at who is a member:
-    under a model that saw nothing the scores of members and others are exchangeable.
+    A record's reference is made of four fifths of all, of which it is none, chosen without a look
+    at who is a member: under a model that saw nothing the scores of members and others are
+    exchangeable.
     """
-    fold = keyed_random_generator("folds of released text", seed, len(records)).permutation(len(records)) % _FOLDS
-    found = mean_per_text(model.log_probs(records), records)
+    fold = (
+        keyed_random_generator("folds of released text", seed, len(records)).permutation(
+            len(records),
+        )
+        % _FOLDS
+    )
+    found = average_per_text(model.log_probs(records), records)
     for i in range(_FOLDS):
         own = [record for record, j in zip(records, fold, strict=True) if j == i]
         others = NGramCounts.count_ngrams(
             [record for record, j in zip(records, fold, strict=True) if j != i], model.kinds
         )
-        found[fold == i] -= mean_per_text(others.log_probs(own), own)
+        found[fold == i] -= average_per_text(others.log_probs(own), own)
     return found
 
 
-def mean_jaccard_similarity(
+def measure_jaccard_similarity(
     records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST
 ) -> Floats:
-    """(records,): mean Jaccard likeness, as sets of words, of the nearest texts: the published score (2502.14921)."""
-    mine, theirs = _word_presence_matrix(records, kinds), _word_presence_matrix(texts, kinds)
-    sizes, count = np.asarray(theirs.sum(1)).ravel(), min(nearest, len(texts))
+    """(records,): mean Jaccard likeness, as sets of words, of the nearest texts: the published
+    score (2502.14921).
+    """
+    mine = _build_word_presence_matrix(records, kinds)
+    theirs = _build_word_presence_matrix(texts, kinds)
+    sizes = np.asarray(theirs.sum(1)).ravel()
+    count = min(nearest, len(texts))
     found = np.empty(len(records))
     for start in range(0, len(records), _AT_ONCE):
         some = mine[start : start + _AT_ONCE]
@@ -140,9 +162,12 @@ def mean_jaccard_similarity(
     return found
 
 
-def _word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
+def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
     """(texts, kinds + 1): 1 where a text has a word."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(some) for some in different])])
     words = np.concatenate(different) if different else np.empty(0, np.int64)
-    return sparse.csr_matrix((np.ones(len(words), np.float32), words, ends), shape=(len(texts), kinds + 1))
+    return sparse.csr_matrix(
+        (np.ones(len(words), np.float32), words, ends),
+        shape=(len(texts), kinds + 1),
+    )

@@ -1,25 +1,29 @@
-"""Lower bounds of epsilon from one training run: m canaries, in or out by a fair coin each, the surest guessed first.
+"""Lower bounds of epsilon from one training run: m canaries, in or out by a fair coin each, the
+surest guessed first.
 
-Of the r surest guesses v(r) are right, for each r of `guess_counts(m)`: all, half, a quarter and so on, which depend on
-m alone. Each bound exceeds the truth with probability at most `level`, if what its name says is true of the mechanism
-(below), and the coins were fair and independent. It holds for any way of guessing, and for any score. Epsilons in nats,
-at delta, under the relation that the coins play: a canary in or out. Knows no scores: see `audited`.
+Of the r surest guesses v(r) are right, for each r of `guess_counts(m)`: all, half, a quarter and so
+on, which depend on m alone. Each bound exceeds the truth with probability at most `level`, if what
+its name says is true of the mechanism (below), and the coins were fair and independent. It holds
+for any way of guessing, and for any score. Epsilons in nats, at delta, under the relation that the
+coins play: a canary in or out. Knows no scores: see `audited`.
 
 | bound | what it refutes | source |
 |---|---|---|
 | `epsilon_one_run` | (epsilon, delta)-DP | below; Steinke, Nasr and Jagielski 2023 for one r |
 | `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
-| `audit_by_shape.epsilon_by_canary_shape` | canaries independent but for a common coin, of one shape | see there |
+| `audit_by_shape.bound_shape_epsilon` | canaries independent but for a common coin, of one shape | see there |
 
-Why `one_run_p_value` is one. Look at the coins one by one, in an order and with guesses that the release fixes. Given
-the release and the coins seen before, a guess is right with probability at most p + (1 - p) d, with p = e^epsilon /
-(1 + e^epsilon) and d = max(0, P[right] - e^epsilon P[wrong]). Over releases and coins the d of one canary has a mean
-of at most delta: half of it for each guess. Draw each by one uniform number: then the right ones are those of a row B
-of independent coins of p, and (1 - p) m delta more on average. A statistic that only grows with right guesses reaches
-a value no oftener than B's does with so many more, placed where they help most.
+Why `compute_one_run_p_value` is one. Look at the coins one by one, in an order and with guesses that the
+release fixes. Given the release and the coins seen before, a guess is right with probability at
+most p + (1 - p) d, with p = e^epsilon / (1 + e^epsilon) and d = max(0, P[right] - e^epsilon
+P[wrong]). Over releases and coins the d of one canary has a mean of at most delta: half of it for
+each guess. Draw each by one uniform number: then the right ones are those of a row B of independent
+coins of p, and (1 - p) m delta more on average. A statistic that only grows with right guesses
+reaches a value no oftener than B's does with so many more, placed where they help most.
 
-copies: every canary that is in was inserted so many times. Then what is played for is a group of so many records:
-(k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of one record's epsilon.
+copies: every canary that is in was inserted so many times. Then what is played for is a group of so
+many records: (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of
+one record's epsilon.
 """
 
 from __future__ import annotations
@@ -41,45 +45,64 @@ from auditor.core.errors import AuditError
 _CLOSE = 1e-12  # width of a bisection's last interval; what is returned is the end that was refuted
 _FAR = 12.0  # standard deviations, beyond which a binomial has no mass
 _ROUNDED = 1e-9
-_UNLIKELIEST, _FINE = -700.0, 1e-3  # logs of probabilities
+# logs of probabilities
+_UNLIKELIEST = -700.0
+_FINE = 1e-3
 _LARGE = 2**20  # products, beyond which convolving by Fourier transform is faster
 _MOST_MU = 256.0
 _FEWEST = 16  # guesses of a part: fewer prove hardly anything
 _FDP_HALVINGS = (0, 1, 3, 5)
 
-_COARSE = 16  # how many guesses are given goes by ones up to here, and by about a 16th from there on
+# how many guesses are given goes by ones up to here, and by about a 16th from there on
+_COARSE = 16
 
 Counts = tuple[int, ...]  # one for each of `guess_counts(m)`
 
 
-def guess_counts_looked_at(m: int) -> tuple[int, ...]:
-    """The numbers of guesses that are looked at with m canaries, falling: all, and halves down to 16."""
+def list_guess_counts(m: int) -> tuple[int, ...]:
+    """The numbers of guesses that are looked at with m canaries, falling: all, and halves down to
+    16.
+    """
     return tuple(m >> i for i in range(m.bit_length()) if not i or m >> i >= _FEWEST)
 
 
 @lru_cache(maxsize=2**16)
-def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """The largest epsilon of `epsilon_grid` up to which all (epsilon, delta)-DP is refuted; 0 where none is.
+def epsilon_one_run(
+    m: int,
+    right: Counts,
+    delta: float,
+    level: float = 0.05,
+    copies: int = 1,
+) -> float:
+    """The largest epsilon of `yield_epsilon_grid` up to which all (epsilon, delta)-DP is refuted; 0 where
+    none is.
 
-    right: how many of the surest guesses are right, for each of `guess_counts(m)`. The grid is walked from 0 to its
-    first epsilon that is not refuted, as the p-value need not rise all the way: which r surprises most changes. So the
-    bound exceeds the truth only where the first epsilon of the grid at or above the truth is refuted. Raises AuditError
-    for impossible counts.
+    right: how many of the surest guesses are right, for each of `guess_counts(m)`. The grid is
+    walked from 0 to its first epsilon that is not refuted, as the p-value need not rise all the
+    way: which r surprises most changes. So the bound exceeds the truth only where the first epsilon
+    of the grid at or above the truth is refuted. Raises AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
-    # The best single r, at delta 0 and the whole level: `one_run_p_value`, which looks at all r, never proves more.
+    # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at all r,
+    # never proves more.
     most = (
         max(
-            (logit_lower_bound_of_share(r, v, level) for r, v in zip(guess_counts_looked_at(m), right, strict=True)),
+            (bound_share_logit(r, v, level) for r, v in zip(list_guess_counts(m), right, strict=True)),
             default=0.0,
         )
         / copies
     )
     proved = 0.0
-    for epsilon in epsilon_grid():
+    for epsilon in yield_epsilon_grid():
         if (
             epsilon > most
-            or one_run_p_value(m, right, copies * epsilon, delta_of_canary_copies(epsilon, delta, copies), level)
+            or compute_one_run_p_value(
+                m,
+                right,
+                copies * epsilon,
+                compute_group_delta(epsilon, delta, copies),
+                level,
+            )
             >= level
         ):
             break
@@ -87,7 +110,7 @@ def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, co
     return proved
 
 
-def epsilon_grid() -> Iterator[float]:
+def yield_epsilon_grid() -> Iterator[float]:
     """0 to 2 in hundredths, and from there on by half a per cent."""
     yield from (k / 100 for k in range(200))
     epsilon = 2.0
@@ -96,66 +119,97 @@ def epsilon_grid() -> Iterator[float]:
         epsilon *= 1.005
 
 
-def one_run_p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float = 1.0) -> float:
+def compute_one_run_p_value(
+    m: int,
+    right: Counts,
+    epsilon: float,
+    delta: float,
+    enough: float = 1.0,
+) -> float:
     """How likely guesses as good as these are under (epsilon, delta)-DP, at most.
 
-    enough: the caller asks only on which side of it the p-value lies; where that is plain, a bound of it is returned.
+    enough: the caller asks only on which side of it the p-value lies; where that is plain, a bound
+    of it is returned.
 
-    The statistic is min_r P[Binomial(r, p) >= v(r)]. How likely so small a one is follows from the counts of one row of
-    independent coins, step by step from the surest.
+    The statistic is min_r P[Binomial(r, p) >= v(r)]. How likely so small a one is follows from the
+    counts of one row of independent coins, step by step from the surest.
     """
-    counts, p = guess_counts_looked_at(m), 1 / (1 + math.exp(-epsilon))
+    counts = list_guess_counts(m)
+    p = 1 / (1 + math.exp(-epsilon))
     least = min(
-        (float(binomial_upper_tail(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)), default=1.0
+        (float(compute_binomial_upper_tail(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)),
+        default=1.0,
     )
-    return _p_value_bound_at_tail_probability(m, least, epsilon, delta, enough)
+    return _bound_p_value(m, least, epsilon, delta, enough)
 
 
-def refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
-    """How many of the surest guesses must be right to refute (epsilon, delta)-DP: of each of `guess_counts_looked_at`.
+def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
+    """How many of the surest guesses must be right to refute (epsilon, delta)-DP: of each of
+    `list_guess_counts`.
 
     r + 1 where not even r of r do.
     """
-    counts, p = guess_counts_looked_at(m), 1 / (1 + math.exp(-epsilon))
-    low, high = _UNLIKELIEST, math.log(level)  # of what is good enough, and what is not, in logs
+    counts = list_guess_counts(m)
+    p = 1 / (1 + math.exp(-epsilon))
+    # of what is good enough, and what is not, in logs
+    low = _UNLIKELIEST
+    high = math.log(level)
     while high - low > _FINE:
         middle = (low + high) / 2
-        refuted = _p_value_bound_at_tail_probability(m, math.exp(middle), epsilon, delta, level) < level
+        refuted = _bound_p_value(m, math.exp(middle), epsilon, delta, level) < level
         low, high = (middle, high) if refuted else (low, middle)
-    return tuple(_fewest_right_as_unlikely(r, p, math.exp(low)) for r in counts)
+    return tuple(_find_fewest_unlikely_right(r, p, math.exp(low)) for r in counts)
 
 
-def _p_value_bound_at_tail_probability(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
-    """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see `one_run_p_value`."""
+def _bound_p_value(
+    m: int,
+    least: float,
+    epsilon: float,
+    delta: float,
+    enough: float,
+) -> float:
+    """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see
+    `compute_one_run_p_value`.
+    """
     # log p and log(1 - p): neither loses digits where p is near 1.
-    counts, log_chances = guess_counts_looked_at(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
-    spare, more = m * delta * math.exp(log_chances[1]), 0  # (1 - p) m delta: see the top of this file
+    counts = list_guess_counts(m)
+    log_chances = (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
+    # (1 - p) m delta: see the top of this file
+    spare = m * delta * math.exp(log_chances[1])
+    more = 0
     # A union over the counts, and Markov for what delta adds.
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
-    needed = [_fewest_right_as_unlikely(r, math.exp(log_chances[0]), least) for r in counts]
+    needed = [_find_fewest_unlikely_right(r, math.exp(log_chances[0]), least) for r in counts]
     # how many are right of those that each count, from the fewest on, adds to the one before
-    steps = [_truncated_binomial_pmf(r - before, log_chances) for before, r in pairwise((0, *reversed(counts)))]
-    chance = _probability_of_enough_right(needed, steps)
-    # What delta adds goes where it is cheapest: to outcomes that lack one right guess, then two, and so on.
+    steps = [_compute_truncated_binomial_pmf(r - before, log_chances) for before, r in pairwise((0, *reversed(counts)))]
+    chance = _compute_enough_right_probability(needed, steps)
+    # What delta adds goes where it is cheapest: to outcomes that lack one right guess, then two,
+    # and so on.
     while spare > 0 and chance < enough:
         if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more
             return chance + spare / (more + 1)
         given = more + 1 + more // _COARSE
-        helped = [max(0, v - given) if v <= r else v for r, v in zip(counts, needed, strict=True)]  # never r + 1 of r
-        reached = _probability_of_enough_right(helped, steps)
-        spent = min(spare, (more + 1) * max(0.0, reached - chance))  # those that lack so many or more, and get them
-        chance, spare, more = chance + spent / (more + 1), spare - spent, given
+        # never r + 1 of r
+        helped = [max(0, v - given) if v <= r else v for r, v in zip(counts, needed, strict=True)]
+        reached = _compute_enough_right_probability(helped, steps)
+        # those that lack so many or more, and get them
+        spent = min(spare, (more + 1) * max(0.0, reached - chance))
+        chance = chance + spent / (more + 1)
+        spare = spare - spent
+        more = given
         if reached >= 1 - _ROUNDED:
             break
     return min(1.0, chance)
 
 
-def _fewest_right_as_unlikely(r: int, p: float, chance: float) -> int:
-    """The fewest right guesses of r whose upper tail is at most `chance`; r + 1 where no number's is."""
+def _find_fewest_unlikely_right(r: int, p: float, chance: float) -> int:
+    """The fewest right guesses of r whose upper tail is at most `chance`; r + 1 where no number's
+    is.
+    """
 
     def is_unlikely(v: int) -> bool:
-        return float(binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
+        return float(compute_binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
 
     return bisect_left(range(r + 1), True, key=is_unlikely)
 
@@ -163,11 +217,16 @@ def _fewest_right_as_unlikely(r: int, p: float, chance: float) -> int:
 Step = tuple[int, NDArray[np.float64]]
 
 
-def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -> float:
-    """P[for some r of the counts, as many are right as are needed of r], each guess right by its own coin."""
-    mass, first, reached = np.ones(1), 0, 0.0
+def _compute_enough_right_probability(needed: Sequence[int], steps: Sequence[Step]) -> float:
+    """P[for some r of the counts, as many are right as are needed of r], each guess right by its
+    own coin.
+    """
+    mass = np.ones(1)
+    first = 0
+    reached = 0.0
     for fewest, (lowest, step) in zip(reversed(needed), steps, strict=True):
-        mass, first = convolve(mass, step, method="direct" if len(mass) * len(step) < _LARGE else "fft"), first + lowest
+        mass = convolve(mass, step, method="direct" if len(mass) * len(step) < _LARGE else "fft")
+        first = first + lowest
         # What has enough here is counted and taken out, so that no later count sees it again.
         keep = max(0, min(len(mass), fewest - first))
         reached += float(mass[keep:].sum())
@@ -177,11 +236,17 @@ def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -
     return reached
 
 
-def _truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
-    """The first count with mass, and the mass from it on; what lies `_FAR` standard deviations away is left out."""
+def _compute_truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
+    """The first count with mass, and the mass from it on; what lies `_FAR` standard deviations away
+    is left out.
+    """
     right, wrong = log_chances  # log p and log(1 - p)
-    mean, spread = n * math.exp(right), math.sqrt(n * math.exp(right + wrong))
-    k = np.arange(max(0, int(mean - _FAR * spread) - 30), min(n, int(mean + _FAR * spread) + 30) + 1)
+    mean = n * math.exp(right)
+    spread = math.sqrt(n * math.exp(right + wrong))
+    k = np.arange(
+        max(0, int(mean - _FAR * spread) - 30),
+        min(n, int(mean + _FAR * spread) + 30) + 1,
+    )
     mass: NDArray[np.float64] = np.exp(
         gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * right + (n - k) * wrong
     )
@@ -190,32 +255,40 @@ def _truncated_binomial_pmf(n: int, log_chances: tuple[float, float]) -> Step:
 
 @lru_cache(maxsize=2**16)
 def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Epsilon at delta of the largest mu that is refuted: that each canary's trade-off is at least the Gaussian's.
+    """Epsilon at delta of the largest mu that is refuted: that each canary's trade-off is at least
+    the Gaussian's.
 
-    All, half, an eighth and a 32nd are guessed, each at its share of the level. Raises AuditError for impossible
-    counts, and at delta 0, where no Gaussian mechanism has a finite epsilon.
+    All, half, an eighth and a 32nd are guessed, each at its share of the level. Raises AuditError
+    for impossible counts, and at delta 0, where no Gaussian mechanism has a finite epsilon.
     """
     check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
-        raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
-    counts = guess_counts_looked_at(m)
+        raise AuditError(
+            "expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon",
+        )
+    counts = list_guess_counts(m)
     tried = [i for i in _FDP_HALVINGS if i < len(counts)]
-    mu = max(largest_refuted_fdp_mu(m, counts[i], right[i], level / len(tried)) for i in tried)
-    return epsilon_of_gaussian_tradeoff(mu / copies, delta)
+    mu = max(find_largest_refuted_mu(m, counts[i], right[i], level / len(tried)) for i in tried)
+    return compute_gaussian_epsilon(mu / copies, delta)
 
 
 @lru_cache(maxsize=2**16)
-def largest_refuted_fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
+def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
     """The mu below which mu-GDP is refuted; 0 where none is."""
 
     def falsified(mu: float) -> bool:
-        """Whether P[v right of r] >= level can be under no mechanism of this trade-off (formulas.md A10)."""
-        right, wrong = level * v / m, level * (r - v) / m  # both only grow
+        """Whether P[v right of r] >= level can be under no mechanism of this trade-off (formulas.md
+        A10).
+        """
+        # both only grow
+        right = level * v / m
+        wrong = level * (r - v) / m
         for i in range(v - 1, -1, -1):
             raised = max(wrong, float(ndtr(ndtri(right) - mu)))
             if raised == wrong:
                 break
-            right, wrong = min(1.0, right + i / (r - i) * (raised - wrong)), raised
+            right = min(1.0, right + i / (r - i) * (raised - wrong))
+            wrong = raised
             if right + wrong > r / m:
                 return True
         return right + wrong > r / m
@@ -223,47 +296,59 @@ def largest_refuted_fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float
     high = 1.0
     while high < _MOST_MU and falsified(high):
         high *= 2
-    return largest_refuted_value(falsified, high)
+    return find_largest_refuted_value(falsified, high)
 
 
-def binomial_upper_tail(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_binomial_upper_tail(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:
     """P[B >= v] of a binomial of r and q."""
     tail: NDArray[np.float64] = betainc(v, r - v + 1, q) if v else np.ones_like(q)
     return tail
 
 
-# --- epsilon, delta and mu --------------------------------------------------------------------------------------------
+# --- epsilon, delta and mu ------------------------------------------------------------------------
 
 
-def epsilon_of_gaussian_tradeoff(mu: float, delta: float) -> float:
-    """Epsilon at delta of the Gaussian mechanism of sensitivity / noise = mu (Balle and Wang 2018, Theorem 8)."""
-    if mu <= 0 or delta_of_gaussian_tradeoff(0.0, mu) <= delta:
+def compute_gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon at delta of the Gaussian mechanism of sensitivity / noise = mu (Balle and Wang 2018,
+    Theorem 8).
+    """
+    if mu <= 0 or compute_gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    # At this upper end the first term of `delta_of_gaussian_tradeoff` alone is delta, and the second only takes away.
-    return largest_refuted_value(
-        lambda epsilon: delta_of_gaussian_tradeoff(epsilon, mu) > delta, mu * mu / 2 + mu * float(-ndtri(delta))
+    # At this upper end the first term of `compute_gaussian_delta` alone is delta, and the
+    # second only takes away.
+    return find_largest_refuted_value(
+        lambda epsilon: compute_gaussian_delta(epsilon, mu) > delta,
+        mu * mu / 2 + mu * float(-ndtri(delta)),
     )
 
 
-def delta_of_gaussian_tradeoff(epsilon: float, mu: float) -> float:
+def compute_gaussian_delta(epsilon: float, mu: float) -> float:
     """Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (the same Theorem 8)."""
     # In logs: e^epsilon overflows where Phi vanishes.
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
-def delta_of_canary_copies(epsilon: float, delta: float, copies: int) -> float:
-    """Delta of a group of so many records, each (epsilon, delta)-DP: delta (e^(k epsilon) - 1) / (e^epsilon - 1)."""
+def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
+    """Delta of a group of so many records, each (epsilon, delta)-DP: delta (e^(k epsilon) - 1) /
+    (e^epsilon - 1).
+    """
     if copies == 1:
         return delta
     # The largest float is about e^709; a delta so large refutes nothing.
     return delta * sum(math.exp(min(j * epsilon, 700.0)) for j in range(copies))
 
 
-# --- solving ----------------------------------------------------------------------------------------------------------
+# --- solving --------------------------------------------------------------------------------------
 
 
-def largest_refuted_value(refuted: Callable[[float], bool], high: float, close: float = _CLOSE) -> float:
-    """The end of the refuted values, which reach from 0 to `high` at most: by bisection, from below. 0: none is."""
+def find_largest_refuted_value(
+    refuted: Callable[[float], bool],
+    high: float,
+    close: float = _CLOSE,
+) -> float:
+    """The end of the refuted values, which reach from 0 to `high` at most: by bisection, from
+    below. 0: none is.
+    """
     low = 0.0
     if not refuted(low):
         return 0.0
@@ -273,17 +358,18 @@ def largest_refuted_value(refuted: Callable[[float], bool], high: float, close: 
     return low
 
 
-def logit_lower_bound_of_share(r: int, v: int, level: float) -> float:
+def bound_share_logit(r: int, v: int, level: float) -> float:
     """Logit of the Clopper-Pearson lower bound of v right in r; v = r: of level^(1/r)."""
     if v == 0:
         return 0.0
     if v == r:
         return math.log(level) / r - math.log(-math.expm1(math.log(level) / r))
-    # 1 minus the bound is taken from the mirrored beta law: it keeps its digits where the bound is near 1.
+    # 1 minus the bound is taken from the mirrored beta law: it keeps its digits where the bound is
+    # near 1.
     return float(np.log(beta.ppf(level, v, r - v + 1)) - np.log(beta.isf(level, r - v + 1, v)))
 
 
-def check_audit_delta_and_level(delta: float, level: float) -> None:
+def check_audit_parameters(delta: float, level: float) -> None:
     """Raises AuditError for a delta outside [0, 1), and for a level outside (0, 1)."""
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
@@ -293,11 +379,15 @@ def check_audit_delta_and_level(delta: float, level: float) -> None:
 
 def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
     """Raises AuditError for counts that no guesses have, and for terms that no bound has."""
-    counts = guess_counts_looked_at(m)
+    counts = list_guess_counts(m)
     if len(right) != len(counts) or not all(0 <= v <= r for r, v in zip(counts, right, strict=False)):
-        raise AuditError(f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}")
+        raise AuditError(
+            f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}",
+        )
     if any(not 0 <= v - w <= r - s for (r, v), (s, w) in pairwise(zip(counts, right, strict=True))):
-        raise AuditError(f"expected the surest of the guesses among the others: {right} are right of {counts}")
-    check_audit_delta_and_level(delta, level)
+        raise AuditError(
+            f"expected the surest of the guesses among the others: {right} are right of {counts}",
+        )
+    check_audit_parameters(delta, level)
     if copies < 1:
         raise AuditError(f"expected every canary to be inserted at least once, got {copies} copies")

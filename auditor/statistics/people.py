@@ -1,6 +1,7 @@
 """Leakage by person: people are what is counted and resampled, however many records each has.
 
-Records of one person are not independent, so that an interval over records is too narrow. Knows codes; no name.
+Records of one person are not independent, so that an interval over records is too narrow. Knows
+codes; no name.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ INFERENCE = "user_inference_auc"
 INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 
 
-def person_codes(secrets: Sequence[Secret]) -> NDArray[np.float64]:
+def encode_people(secrets: Sequence[Secret]) -> NDArray[np.float64]:
     """(secrets,) a code a person.
 
-    NaN for a record that was not trained on, of somebody with others that were: that person is no baseline.
+    NaN for a record that was not trained on, of somebody with others that were: that person is no
+    baseline.
     """
     names = sorted({s.user for s in secrets if s.user is not None})
     at = {name: float(i) for i, name in enumerate(names)}
-    return np.array([at[s.user] if s.user is not None and s.user_trained == s.member else np.nan for s in secrets])
+    return np.array(
+        [at[s.user] if s.user is not None and s.user_trained == s.member else np.nan for s in secrets],
+    )
 
 
-def mean_per_person(values: NDArray[np.float64] | NDArray[np.bool_], user: NDArray[np.float64]) -> NDArray[np.float64]:
+def average_per_person(
+    values: NDArray[np.float64] | NDArray[np.bool_],
+    user: NDArray[np.float64],
+) -> NDArray[np.float64]:
     """(people,) mean over each person's records; empty where there are fewer than `LEAST`."""
     known = ~np.isnan(user)
     people, of = np.unique(user[known], return_inverse=True)
@@ -44,8 +51,9 @@ def measure_user_inference(
 ) -> tuple[Measurement, ...]:
     """Is somebody's data in it, told from records that were not trained on? (Kandpal et al. 2024)
 
-    A person's score is the mean over these records, of people with others that were trained on and of people without.
-    scores: by metric, (secrets,) each. Nothing where either side has fewer than `LEAST` people.
+    A person's score is the mean over these records, of people with others that were trained on and
+    of people without. scores: by metric, (secrets,) each. Nothing where either side has fewer than
+    `LEAST` people.
     """
     own: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):
@@ -59,4 +67,4 @@ def measure_user_inference(
     }
     counts = " and ".join(f"{len(own[side]):,} people {what}" for side, what in ((True, "in it"), (False, "not")))
     said = f"{note}, {counts}"
-    return tuple(roc.auc_with_interval(name, inside, others, said) for name, (inside, others) in means.items())
+    return tuple(roc.estimate_auc(name, inside, others, said) for name, (inside, others) in means.items())

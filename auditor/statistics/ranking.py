@@ -1,4 +1,6 @@
-"""Recall of guesses ranked by their scores, while so many wrong ones are allowed: alone and at every resample."""
+"""Recall of guesses ranked by their scores, while so many wrong ones are allowed: alone and at
+every resample.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +15,40 @@ from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.judging import Outcome
 
 
-def rank_hits_and_errors(
-    hit: NDArray[np.bool_], score: NDArray[np.float64]
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Hits by falling score (equal scores: wrong ones first: ties never flatter), and wrong ones before each."""
+def rank_guesses(hit: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Hits by falling score (equal scores: wrong ones first: ties never flatter), and wrong ones
+    before each.
+    """
     order = np.lexsort((hit, -score))
     ranked = hit[order]
     return ranked, np.cumsum(~ranked) - ~ranked
 
 
-def recall_at_errors(name: str, outcome: Outcome, errors: int) -> Measurement:
-    """Share of secrets solved by guesses that rank before the `errors`-th wrong one (Recall@100: errors=100)."""
-    hit, _ = rank_hits_and_errors(outcome.hit, outcome.score)
-    return recall_of_ranked_guesses_at_errors(name, np.arange(len(hit)), hit, len(hit), errors)
+def measure_recall_at_errors(name: str, outcome: Outcome, errors: int) -> Measurement:
+    """Share of secrets solved by guesses that rank before the `errors`-th wrong one (Recall@100:
+    errors=100).
+    """
+    hit, _ = rank_guesses(outcome.hit, outcome.score)
+    return measure_ranked_recall(name, np.arange(len(hit)), hit, len(hit), errors)
 
 
-def recall_of_ranked_guesses_at_errors(
+def measure_ranked_recall(
     name: str, secret: NDArray[np.int64], right: NDArray[np.bool_], n: int, errors: int
 ) -> Measurement:
     """Share of n secrets that a right guess with fewer than `errors` wrong ones before it solves.
 
-    secret, right: (guesses,), surest first: whose guess it is, as an index below n, and whether it is the answer.
-    A secret may have none or several; it is solved once, while each wrong guess is an error.
-    Interval: bootstrap over secrets, each with all its guesses; where it has no width, or fewer errors exist,
-    Clopper-Pearson of the same count.
+    secret, right: (guesses,), surest first: whose guess it is, as an index below n, and whether it
+    is the answer. A secret may have none or several; it is solved once, while each wrong guess is
+    an error. Interval: bootstrap over secrets, each with all its guesses; where it has no width, or
+    fewer errors exist, Clopper-Pearson of the same count.
     """
-    solver = first_right_guess_positions(secret, right)  # (solved secrets,) the guess that solves each
+    # (solved secrets,) the guess that solves each
+    solver = find_first_right_guesses(secret, right)
 
     def solvers(weight: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The guesses of `solver` that still count when secret i stands weight[i] times in the list."""
+        """The guesses of `solver` that still count when secret i stands weight[i] times in the
+        list.
+        """
         wrong = weight[secret] * ~right
         kept: NDArray[np.int64] = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
         return kept
@@ -51,28 +58,36 @@ def recall_of_ranked_guesses_at_errors(
     if int((~right).sum()) < errors:
         whole = "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
         return share_with_interval(name, solved, f"fewer than {errors} errors: equals {whole}")
-    recalls = bootstrap.resampled_statistic(
+    recalls = bootstrap.compute_resampled_statistic(
         n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name
     )
-    low, high = bootstrap.percentile_interval(recalls)
+    low, high = bootstrap.compute_percentile_interval(recalls)
     if low == high:
         return share_with_interval(name, solved)
     return Measurement(name, float(solved.mean()), low, high, n)
 
 
-def first_right_guess_positions(secret: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Positions, in the order of the guesses, of the first right guess of every secret that has one."""
+def find_first_right_guesses(
+    secret: NDArray[np.int64],
+    right: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Positions, in the order of the guesses, of the first right guess of every secret that has
+    one.
+    """
     hits = np.flatnonzero(right)
     # `unique` points at the first of each, and sorts by secret: back into the order of the guesses
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 
-def resampled_recall_at_errors(
+def compute_resampled_recall(
     hit: NDArray[np.bool_], score: NDArray[np.float64], draws: NDArray[Any], errors: int
 ) -> NDArray[np.float64]:
-    """Recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n), how often each."""
+    """Recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n), how
+    often each.
+    """
     order = np.lexsort((hit, -score))  # equal scores: wrong ones first
-    right, drawn = hit[order], draws[:, order]
+    right = hit[order]
+    drawn = draws[:, order]
     wrong = drawn * ~right
     solved: NDArray[np.float64] = (drawn * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(1) / drawn.sum(1)
     return solved

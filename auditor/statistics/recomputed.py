@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
 from auditor.statistics import roc
-from auditor.statistics.intervals import estimate_mean_by_unit, mean_excess_over_nonmembers
+from auditor.statistics.intervals import estimate_mean, subtract_nonmember_mean
 from auditor.statistics.metrics import (
     CONTROLS,
     DRAWN,
@@ -20,94 +20,110 @@ from auditor.statistics.metrics import (
     Metric,
     auc_name,
     find_metric,
-    nonmember_metric_name,
-    score_column_name,
+    name_nonmember_metric,
+    name_score_column,
 )
-from auditor.statistics.ranking import rank_hits_and_errors
+from auditor.statistics.ranking import rank_guesses
 from auditor.statistics.strongest_score import (
     CandidateScore,
     ScoredRecords,
     bound_strongest_auc,
-    simultaneous_widening,
+    compute_simultaneous_widening,
 )
 
 
 def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
-    """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
+    """The number worked out of what is kept of each secret, and of how many; None where too little
+    is kept.
+    """
     kept = members if metric.members else others
     if metric.scores:
-        return _recompute_auc_or_tpr(metric, members, others)
+        return _recompute_membership_metric(metric, members, others)
     if metric.signed and metric.values is not None:
         column = metric.per_secret_column_name.removeprefix(EXCESS)
         if column not in members:
             return None
-        means = mean_or_nan(members[column]), mean_or_nan(others[column])
+        means = compute_mean(members[column]), compute_mean(others[column])
         return means[0] - means[1], len(members[column]) + len(others[column])
     if metric.name == SCORE or any(column not in kept for column in metric.columns_to_recompute):
         return None
     if metric.errors is not None:
         n = len(kept[RECALL])
-        hit, before = rank_hits_and_errors(kept[RECALL] == 1, kept[SCORE])
-        return mean_or_nan((hit & (before < metric.wrong_guess_limit(n))).astype(float)), n
+        hit, before = rank_guesses(kept[RECALL] == 1, kept[SCORE])
+        return compute_mean((hit & (before < metric.compute_wrong_guess_limit(n))).astype(float)), n
     if (
         not metric.members and metric.per_secret_column_name == DRAWN
     ):  # its baseline is of held-out n-grams, of no text's
         return None
     values = kept[metric.per_secret_column_name]
-    return (mean_or_nan(values), len(values)) if np.isfinite(values).all() else None
+    return (compute_mean(values), len(values)) if np.isfinite(values).all() else None
 
 
-def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -> Measurement | None:
-    """The number with its interval, recomputed from the columns that a probe keeps; None where they do not give it."""
+def repeat_measurement(
+    metric: Metric,
+    members: Columns,
+    others: Columns,
+) -> Measurement | None:
+    """The number with its interval, recomputed from the columns that a probe keeps; None where they
+    do not give it.
+    """
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
         own, floor = (
-            remeasure_with_interval(find_metric(name), members, others) for name in (base, nonmember_metric_name(base))
+            repeat_measurement(find_metric(name), members, others) for name in (base, name_nonmember_metric(base))
         )
-        return None if own is None or floor is None else mean_excess_over_nonmembers(metric.name, own, floor)
+        return None if own is None or floor is None else subtract_nonmember_mean(metric.name, own, floor)
     if metric.errors is not None or (found := recompute_metric(metric, members, others)) is None or not found[1]:
         return None
     if metric.scores:
         sides = members[metric.scores], others[metric.scores]
         if metric.rate:
-            return roc.tpr_with_interval(metric.name, *sides, metric.rate)
+            return roc.estimate_tpr(metric.name, *sides, metric.rate)
         if metric.below:
-            return roc.partial_auc_with_interval(metric.name, *sides, metric.below)
+            return roc.estimate_partial_auc(metric.name, *sides, metric.below)
         if metric.name == auc_name(""):
-            return remeasure_strongest_auc(members, others)
-        return roc.auc_with_interval(metric.name, *sides)
+            return _repeat_strongest_auc(members, others)
+        return roc.estimate_auc(metric.name, *sides)
     values = (members if metric.members else others)[metric.per_secret_column_name]
     # a share that is no count of 0s and 1s has no exact interval
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None
-    return estimate_mean_by_unit(metric.name, values, metric.unit, metric.note)
+    return estimate_mean(metric.name, values, metric.unit, metric.note)
 
 
-def remeasure_strongest_auc(members: Columns, others: Columns) -> Measurement:
+def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
     """Return the AUC of the strongest of the kept scores, corrected for how many there are."""
-    columns = strongest_score_columns(members)
-    n, m = len(members[columns[0]]), len(others[columns[0]])
+    columns = list_strongest_score_columns(members)
+    n = len(members[columns[0]])
+    m = len(others[columns[0]])
     member = np.arange(n + m) < n
     scores = {c: CandidateScore(np.concatenate([members[c], others[c]]), c) for c in columns}
     usable = {c: s for c, s in scores.items() if not np.isnan(s.values).any()} or scores
-    widening = simultaneous_widening(list(usable.values()), ScoredRecords(member, {}))
+    widening = compute_simultaneous_widening(list(usable.values()), ScoredRecords(member, {}))
     return bound_strongest_auc(auc_name(""), usable, member, ~member, widening)
 
 
-def strongest_score_columns(kept: Columns) -> list[str]:
-    """Return the columns that `membership_auc` is the strongest of: every named score, or the only one there is."""
-    main = score_column_name("")
-    controls = {score_column_name(control) for control in CONTROLS}
+def list_strongest_score_columns(kept: Columns) -> list[str]:
+    """Return the columns that `membership_auc` is the strongest of: every named score, or the only
+    one there is.
+    """
+    main = name_score_column("")
+    controls = {name_score_column(control) for control in CONTROLS}
     named = [name for name in kept if name.startswith(f"{main}_") and name not in controls]
     # The column without a name is one of those with a name, except in released text.
     alike = any(np.array_equal(kept[name], kept[main]) for name in named)
     return named if alike else [main, *named]
 
 
-def _recompute_auc_or_tpr(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
+def _recompute_membership_metric(
+    metric: Metric,
+    members: Columns,
+    others: Columns,
+) -> tuple[float, int] | None:
     if any(metric.scores not in side or not len(side[metric.scores]) for side in (members, others)):
         return None
-    own, theirs = members[metric.scores], others[metric.scores]
+    own = members[metric.scores]
+    theirs = others[metric.scores]
     if metric.rate:
         return roc.tpr_at_fpr(own, theirs, metric.rate).value, len(own)
     if metric.below:
@@ -115,6 +131,6 @@ def _recompute_auc_or_tpr(metric: Metric, members: Columns, others: Columns) -> 
     return roc.auc(own, theirs), len(own) + len(theirs)
 
 
-def mean_or_nan(values: NDArray[np.float64]) -> float:
+def compute_mean(values: NDArray[np.float64]) -> float:
     """The mean; NaN of no values."""
     return float(values.mean()) if len(values) else math.nan

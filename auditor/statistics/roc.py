@@ -1,7 +1,8 @@
-"""How well scores tell members from non-members: AUC and true-positive rates at a false-positive rate, with intervals.
+"""How well scores tell members from non-members: AUC and true-positive rates at a false-positive
+rate, with intervals.
 
-Higher scores are surer. `own`: (members,) scores, `others`: (non-members,). Ties never flatter: half a win in an AUC,
-and in a rate no member counts that is not above the threshold.
+Higher scores are surer. `own`: (members,) scores, `others`: (non-members,). Ties never flatter:
+half a win in an AUC, and in a rate no member counts that is not above the threshold.
 """
 
 from __future__ import annotations
@@ -16,66 +17,96 @@ from scipy.stats import binom, norm, rankdata
 
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
-from auditor.statistics.bounds import BinomialCount, measurement_from_evidence, paired_share_difference
+from auditor.statistics.bounds import (
+    BinomialCount,
+    count_discordant_pairs,
+    make_measurement,
+)
 from auditor.statistics.intervals import Z, clopper_pearson
 
 Floats = NDArray[np.float64]
 AUC = "AUC"  # its unit: a probability that is not written in percent
-LEAST = 4  # members, and non-members: of three and three even a perfect order comes by chance in 1 of 20
+# members, and non-members: of three and three even a perfect order comes by chance in 1 of 20
+LEAST = 4
 
 _SIDE = (1 - bootstrap.CONFIDENCE) / 2
 _ROUNDING = 1e-9
 _PARTS = 5  # of the false-positive rates of a partial AUC
-_OF_THRESHOLD = 0.8  # of a level, for where the threshold is: that is what few non-members say least of
+# of a level, for where the threshold is: that is what few non-members say least of
+_OF_THRESHOLD = 0.8
 
 
-# --- AUC --------------------------------------------------------------------------------------------------------------
+# --- AUC ------------------------------------------------------------------------------------------
 
 
-def delong_placements(own: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """(members,) share of the non-members below each member, (non-members,) share of the members above each.
+def compute_delong_placements(own: Floats, others: Floats) -> tuple[Floats, Floats]:
+    """(members,) share of the non-members below each member, (non-members,) share of the members
+    above each.
 
     Ties count half. The mean of either is the AUC (DeLong et al. 1988).
     """
-    m, n = len(own), len(others)
-    # A rank among all minus the rank among its own counts those of the other side below it, ties half.
+    m = len(own)
+    n = len(others)
+    # A rank among all minus the rank among its own counts those of the other side below it, ties
+    # half.
     every = rankdata(np.concatenate([own, others]))
     return (every[:m] - rankdata(own)) / n, 1 - (every[m:] - rankdata(others)) / m
 
 
 def auc(own: Floats, others: Floats) -> float:
     """Probability that a member outranks a non-member."""
-    return float(delong_placements(own, others)[0].mean())
+    return float(compute_delong_placements(own, others)[0].mean())
 
 
-def read_from_members_up(own: Floats, others: Floats) -> tuple[Floats, Floats]:
+def orient_scores(own: Floats, others: Floats) -> tuple[Floats, Floats]:
     """Return the scores, negated if members score lower: an AUC below 1/2 tells members as well."""
     return (-own, -others) if auc(own, others) < 0.5 else (own, others)
 
 
-def auc_with_interval(name: str, own: Floats, others: Floats, note: str = "", widen: float = 1.0) -> Measurement:
-    """AUC with DeLong's interval, which sees what the scores do, and never inside Newcombe's, which has a width at 1.
+def estimate_auc(
+    name: str,
+    own: Floats,
+    others: Floats,
+    note: str = "",
+    widen: float = 1.0,
+) -> Measurement:
+    """AUC with DeLong's interval, which sees what the scores do, and never inside Newcombe's, which
+    has a width at 1.
 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
     """
-    value, deviation = auc(own, others), widen * delong_deviation(*delong_placements(own, others))
-    low, high = newcombe_auc_interval(value, len(own), len(others), widen)
-    low, high = min(low, value - Z * deviation), max(high, value + Z * deviation)
-    return Measurement(name, value, max(0.0, low), min(1.0, high), len(own) + len(others), AUC, note)
+    value = auc(own, others)
+    deviation = widen * compute_delong_deviation(*compute_delong_placements(own, others))
+    low, high = compute_newcombe_interval(value, len(own), len(others), widen)
+    low = min(low, value - Z * deviation)
+    high = max(high, value + Z * deviation)
+    return Measurement(
+        name,
+        value,
+        max(0.0, low),
+        min(1.0, high),
+        len(own) + len(others),
+        AUC,
+        note,
+    )
 
 
-def delong_deviation(above: Floats, below: Floats) -> float:
-    """Return the standard deviation of an AUC from its `delong_placements`."""
-    return math.sqrt(_delong_variance(above, below))
+def compute_delong_deviation(above: Floats, below: Floats) -> float:
+    """Return the standard deviation of an AUC from its `compute_delong_placements`."""
+    return math.sqrt(_compute_delong_variance(above, below))
 
 
-def _delong_variance(*placed: Floats) -> float:
-    """Variance of the AUC by its `delong_placements`, or of a difference by theirs (DeLong et al. 1988, Eq. 5)."""
+def _compute_delong_variance(*placed: Floats) -> float:
+    """Variance of the AUC by its `compute_delong_placements`, or of a difference by theirs (DeLong et al.
+    1988, Eq. 5).
+    """
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
-def newcombe_auc_interval(value: float, m: int, n: int, widen: float = 1.0) -> tuple[float, float]:
-    """Interval of an AUC from its value and the two sizes alone (Newcombe 2006, method 5): AUCs not refuted by it."""
+def compute_newcombe_interval(value: float, m: int, n: int, widen: float = 1.0) -> tuple[float, float]:
+    """Interval of an AUC from its value and the two sizes alone (Newcombe 2006, method 5): AUCs not
+    refuted by it.
+    """
 
     def reach(x: float) -> float:
         more = (m + n) / 2 - 1  # the variance of Hanley and McNeil 1982, both sizes at their mean
@@ -89,7 +120,9 @@ def newcombe_auc_interval(value: float, m: int, n: int, widen: float = 1.0) -> t
 
 @dataclass(frozen=True)
 class AucDifference:
-    """One AUC minus another of the same members and non-members, normal with DeLong's variance of correlated ones."""
+    """One AUC minus another of the same members and non-members, normal with DeLong's variance of
+    correlated ones.
+    """
 
     value: float
     n: int
@@ -104,19 +137,27 @@ class AucDifference:
 
 def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> AucDifference:
     """new, base: scores of members and non-members, side by side."""
-    moved = [one - other for one, other in zip(delong_placements(*new), delong_placements(*base), strict=True)]
-    return AucDifference(float(moved[0].mean()), sum(map(len, moved)), math.sqrt(_delong_variance(*moved)))
+    moved = [
+        one - other
+        for one, other in zip(compute_delong_placements(*new), compute_delong_placements(*base), strict=True)
+    ]
+    return AucDifference(
+        float(moved[0].mean()),
+        sum(map(len, moved)),
+        math.sqrt(_compute_delong_variance(*moved)),
+    )
 
 
-# --- true-positive rates ----------------------------------------------------------------------------------------------
+# --- true-positive rates --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TprAtThreshold:
-    """The members found at a threshold that at most a share `rate` of all non-members exceeds, in expectation.
+    """The members found at a threshold that at most a share `rate` of all non-members exceeds, in
+    expectation.
 
-    A score counts where it is above `threshold`, a score of a non-member. tied: how many members and non-members have
-    that very score, of which none counts.
+    A score counts where it is above `threshold`, a score of a non-member. tied: how many members
+    and non-members have that very score, of which none counts.
     """
 
     rate: float
@@ -132,31 +173,36 @@ class TprAtThreshold:
         return self.found / self.members
 
 
-def allowed_false_positives(nonmembers: int, rate: float) -> int:
-    """How many of these non-members may be above the threshold; -1: none of their scores will do for one.
+def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
+    """How many of these non-members may be above the threshold; -1: none of their scores will do
+    for one.
 
-    The k-th highest of n exchangeable scores is exceeded by another one with probability k / (n + 1) at most, so that
-    k = floor((n + 1) rate), and k - 1 are above it (conformal prediction: Vovk et al. 2005). With the next lower score,
-    where k of n are above it, the rate of others is (k + 1) / (n + 1): of 100 non-members twice the 1% it is read at.
+    The k-th highest of n exchangeable scores is exceeded by another one with probability k / (n +
+    1) at most, so that k = floor((n + 1) rate), and k - 1 are above it (conformal prediction: Vovk
+    et al. 2005). With the next lower score, where k of n are above it, the rate of others is (k +
+    1) / (n + 1): of 100 non-members twice the 1% it is read at.
     """
-    return int((nonmembers + 1) * rate + _ROUNDING) - 1  # a product that should be whole may come out just below
+    # a product that should be whole may come out just below
+    return int((nonmembers + 1) * rate + _ROUNDING) - 1
 
 
-def fewest_nonmembers_for_fpr_threshold(rate: float) -> int:
+def count_nonmembers_for_threshold(rate: float) -> int:
     """The fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
-def conformal_threshold(others: Floats, rate: float) -> float:
-    """The lowest score that no more non-members exceed than `allowed_false_positives`, +inf where there are too few.
+def compute_conformal_threshold(others: Floats, rate: float) -> float:
+    """The lowest score that no more non-members exceed than `count_allowed_false_positives`, +inf where
+    there are too few.
 
-    A record exchangeable with them scores above it with probability at most `rate` (formulas.md A7).
+    A record exchangeable with them scores above it with probability at most `rate` (formulas.md
+    A7).
     """
-    may = allowed_false_positives(len(others), rate)
+    may = count_allowed_false_positives(len(others), rate)
     return float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
 
 
-def conformal_p_values(scores: Floats, others: Floats) -> Floats:
+def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
     """(1 + #{non-member >= score}) / (n + 1) of each score."""
     below = np.searchsorted(np.sort(others), scores, side="left")
     result: Floats = (1 + len(others) - below) / (len(others) + 1)
@@ -164,42 +210,51 @@ def conformal_p_values(scores: Floats, others: Floats) -> Floats:
 
 
 def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> TprAtThreshold:
-    """The members above the threshold that these non-members set: none where they are too few to set one."""
-    threshold = conformal_threshold(others, rate)
-    found, false = int((own > threshold).sum()), int((others > threshold).sum())
+    """The members above the threshold that these non-members set: none where they are too few to
+    set one.
+    """
+    threshold = compute_conformal_threshold(others, rate)
+    found = int((own > threshold).sum())
+    false = int((others > threshold).sum())
     tied = int((own == threshold).sum()), int((others == threshold).sum())
     return TprAtThreshold(rate, threshold, found, len(own), false, len(others), tied)
 
 
-def tpr_with_interval(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
-    """`tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None where there are too few non-members for a threshold."""
-    if len(others) < fewest_nonmembers_for_fpr_threshold(rate):
+def estimate_tpr(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
+    """`tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None where there are too few non-members
+    for a threshold.
+    """
+    if len(others) < count_nonmembers_for_threshold(rate):
         return None
-    note = tpr_counts_sentence(tpr_at_fpr(own, others, rate))
-    return measurement_from_evidence(name, BoundedTprAtFpr(own, others, rate), note=note)
+    note = describe_tpr_counts(tpr_at_fpr(own, others, rate))
+    return make_measurement(name, BoundedTprAtFpr(own, others, rate), note=note)
 
 
-def tpr_counts_sentence(found: TprAtThreshold) -> str:
-    """What stands behind a rate: counts, the threshold, how many non-members pass it, and how many of others may."""
+def describe_tpr_counts(found: TprAtThreshold) -> str:
+    """What stands behind a rate: counts, the threshold, how many non-members pass it, and how many
+    of others may.
+    """
     worst = clopper_pearson(found.false, found.nonmembers)[1]
     at = f"{found.found}/{found.members} above {found.threshold:.4g}"
     realised = f"of non-members {found.false}/{found.nonmembers}, which may be {worst:.1%} of others"
     members, others = found.tied
     few = ""
-    if found.nonmembers < (least := fewest_nonmembers_for_fpr_lower_bound(found.rate, _SIDE)):
+    if found.nonmembers < (least := count_nonmembers_for_lower_bound(found.rate, _SIDE)):
         few = f"; a lower end above 0 takes {least:,} non-members"
     return f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} non-members{few}"
 
 
 @dataclass(frozen=True)
 class BoundedTprAtFpr:
-    """The share of all members above the threshold that exactly `rate` of all non-members exceed: a point of the ROC.
+    """The share of all members above the threshold that exactly `rate` of all non-members exceed: a
+    point of the ROC.
 
-    Of a score with ties, the lowest threshold that no more than `rate` exceed. Bounds are of members and non-members
-    together and hold for any two distributions: how many of n non-members are above the true threshold is binomial, so
-    that it lies between two of their scores (Clopper and Pearson 1934), but for most of the level; given these, the
-    members above them are binomial, for the rest. Fewer than `fewest_nonmembers_for_fpr_lower_bound` non-members may
-    all be below it: the lower bound is then 0, whoever is found.
+    Of a score with ties, the lowest threshold that no more than `rate` exceed. Bounds are of
+    members and non-members together and hold for any two distributions: how many of n non-members
+    are above the true threshold is binomial, so that it lies between two of their scores (Clopper
+    and Pearson 1934), but for most of the level; given these, the members above them are binomial,
+    for the rest. Fewer than `count_nonmembers_for_lower_bound` non-members may all be below
+    it: the lower bound is then 0, whoever is found.
     """
 
     own: Floats
@@ -215,22 +270,33 @@ class BoundedTprAtFpr:
         return len(self.own)
 
     def low(self, level: float) -> float:
-        above, wrong = _members_surely_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
+        above, wrong = _mark_members_surely_above(
+            self.own,
+            self.others,
+            self.rate,
+            level * _OF_THRESHOLD,
+        )
         # wrong + (1 - wrong) x the rest = level
         return BinomialCount(int(above.sum()), self.n).low((level - wrong) / (1 - wrong))
 
     def high(self, level: float) -> float:
-        above, wrong = _members_possibly_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
+        above, wrong = _mark_members_possibly_above(
+            self.own,
+            self.others,
+            self.rate,
+            level * _OF_THRESHOLD,
+        )
         return BinomialCount(int(above.sum()), self.n).high((level - wrong) / (1 - wrong))
 
 
 @dataclass(frozen=True)
 class PartialAuc:
-    """The mean share of members found over all false-positive rates up to `below`; by chance half of that rate.
+    """The mean share of members found over all false-positive rates up to `below`; by chance half
+    of that rate.
 
-    The partial AUC over its range. Each end adds up those of `BoundedTprAtFpr` at a grid of rates, which share the
-    level: a ROC only rises, so the mean lies between the steps below and above it. Holds for any two distributions. A
-    member that ties with non-members counts as below them.
+    The partial AUC over its range. Each end adds up those of `BoundedTprAtFpr` at a grid of rates,
+    which share the level: a ROC only rises, so the mean lies between the steps below and above it.
+    Holds for any two distributions. A member that ties with non-members counts as below them.
     """
 
     own: Floats
@@ -248,30 +314,47 @@ class PartialAuc:
 
     def low(self, level: float) -> float:
         # Each part at the height of its left end, the first at 0; `high` at that of its right end.
-        return sum(self._bounded_tpr_at_grid_rate(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
+        return sum(self._bound_grid_tpr(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
 
     def high(self, level: float) -> float:
-        return sum(self._bounded_tpr_at_grid_rate(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
+        return sum(self._bound_grid_tpr(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
 
-    def _bounded_tpr_at_grid_rate(self, k: int) -> BoundedTprAtFpr:
+    def _bound_grid_tpr(self, k: int) -> BoundedTprAtFpr:
         return BoundedTprAtFpr(self.own, self.others, self.below * k / _PARTS)
 
 
-def partial_auc_with_interval(name: str, own: Floats, others: Floats, below: float) -> Measurement | None:
+def estimate_partial_auc(
+    name: str,
+    own: Floats,
+    others: Floats,
+    below: float,
+) -> Measurement | None:
     """None where there are too few non-members for a threshold of that rate."""
-    if len(others) < fewest_nonmembers_for_fpr_threshold(below):
+    if len(others) < count_nonmembers_for_threshold(below):
         return None
-    return measurement_from_evidence(name, PartialAuc(own, others, below), note=f"{below / 2:.0%} by chance")
+    return make_measurement(
+        name,
+        PartialAuc(own, others, below),
+        note=f"{below / 2:.0%} by chance",
+    )
 
 
-def fewest_nonmembers_for_fpr_lower_bound(rate: float, level: float) -> int:
-    """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided interval of 95%."""
+def count_nonmembers_for_lower_bound(rate: float, level: float) -> int:
+    """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided
+    interval of 95%.
+    """
     # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
 
-def _members_surely_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
-    """(members,) above a threshold that is too low with probability at most `share`; and that probability.
+def _mark_members_surely_above(
+    own: Floats,
+    others: Floats,
+    rate: float,
+    share: float,
+) -> tuple[NDArray[np.bool_], float]:
+    """(members,) above a threshold that is too low with probability at most `share`; and that
+    probability.
 
     Too low is the k-th highest score where fewer than k of n are at or above the true one.
     """
@@ -281,8 +364,15 @@ def _members_surely_above(own: Floats, others: Floats, rate: float, share: float
     return above, float(binom.cdf(k - 1, n, rate))
 
 
-def _members_possibly_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
-    """As `_members_surely_above`, of a threshold seldom too high: the k-th score where k or more pass the true one."""
+def _mark_members_possibly_above(
+    own: Floats,
+    others: Floats,
+    rate: float,
+    share: float,
+) -> tuple[NDArray[np.bool_], float]:
+    """As `_mark_members_surely_above`, of a threshold seldom too high: the k-th score where k or more
+    pass the true one.
+    """
     n = len(others)
     k = int(binom.isf(share, n, rate)) + 1  # the smallest with P[B >= k] at most share
     above = own > np.sort(others)[n - k] if k <= n else np.ones(len(own), dtype=bool)
@@ -291,10 +381,12 @@ def _members_possibly_above(own: Floats, others: Floats, rate: float, share: flo
 
 @dataclass(frozen=True)
 class TprDifference:
-    """One `BoundedTprAtFpr` minus another of the same members and non-members: (members, non-members) of each, paired.
+    """One `BoundedTprAtFpr` minus another of the same members and non-members: (members,
+    non-members) of each, paired.
 
-    Either threshold is bounded at two fifths of the level, by the same non-members; then the shares of members above
-    the two are a paired difference. So few non-members as bound no rate from below show no difference either.
+    Either threshold is bounded at two fifths of the level, by the same non-members; then the shares
+    of members above the two are a paired difference. So few non-members as bound no rate from below
+    show no difference either.
     """
 
     new: tuple[Floats, Floats]
@@ -310,21 +402,28 @@ class TprDifference:
         return len(self.new[0])
 
     def low(self, level: float) -> float:
-        return self._paired_lower_bound(self.new, self.base, level)
+        return self._bound_from_below(self.new, self.base, level)
 
     def high(self, level: float) -> float:
-        return -self._paired_lower_bound(self.base, self.new, level)
+        return -self._bound_from_below(self.base, self.new, level)
 
-    def _paired_lower_bound(self, one: tuple[Floats, Floats], other: tuple[Floats, Floats], level: float) -> float:
+    def _bound_from_below(
+        self,
+        one: tuple[Floats, Floats],
+        other: tuple[Floats, Floats],
+        level: float,
+    ) -> float:
         share = level * _OF_THRESHOLD / 2
-        surely, wrong = _members_surely_above(*one, self.rate, share)
-        perhaps, wrong_too = _members_possibly_above(*other, self.rate, share)
+        surely, wrong = _mark_members_surely_above(*one, self.rate, share)
+        perhaps, wrong_too = _mark_members_possibly_above(*other, self.rate, share)
         # A union bound: the same non-members set both thresholds, which are not independent.
-        return paired_share_difference(surely, perhaps).low(level - wrong - wrong_too)
+        return count_discordant_pairs(surely, perhaps).low(level - wrong - wrong_too)
 
 
-def roc_curve_points(own: Floats, others: Floats) -> list[tuple[float, float]]:
-    """(false-positive rate, the largest true-positive rate at it) of these very records, rising, to (1, 1)."""
+def compute_roc_curve(own: Floats, others: Floats) -> list[tuple[float, float]]:
+    """(false-positive rate, the largest true-positive rate at it) of these very records, rising, to
+    (1, 1).
+    """
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
     false, found = (1 - np.searchsorted(np.sort(side), limits, side="right") / len(side) for side in (others, own))
     return [*zip(false.tolist(), found.tolist(), strict=True), (1.0, 1.0)]

@@ -1,7 +1,8 @@
-"""A share over a whole that was asked in part, stratum by stratum: copies first, then a random rest.
+"""A share over a whole that was asked in part, stratum by stratum: copies first, then a random
+rest.
 
-The whole is finite: it is the records that could be attacked. A stratum of which all were asked is known, one of which
-none was asked may be anything. Pure functions on counts.
+The whole is finite: it is the records that could be attacked. A stratum of which all were asked is
+known, one of which none was asked may be anything. Pure functions on counts.
 """
 
 from __future__ import annotations
@@ -30,21 +31,38 @@ class StratumCount:
 
 
 @lru_cache(maxsize=4096)
-def finite_population_interval(stratum: StratumCount, tail: float = (1 - CONFIDENCE) / 2) -> tuple[int, int]:
-    """Return the two-sided interval of the hits in a whole stratum: [hits found, all but the misses found] at the most.
+def compute_finite_population_interval(
+    stratum: StratumCount,
+    tail: float = (1 - CONFIDENCE) / 2,
+) -> tuple[int, int]:
+    """Return the two-sided interval of the hits in a whole stratum: [hits found, all but the misses
+    found] at the most.
 
-    Exact: the numbers K that the hypergeometric tail test does not reject at `tail` on either side (Buonaccorsi 1987,
-    The American Statistician 41:215; Wright 1991). All of the stratum asked: the hits themselves.
+    Exact: the numbers K that the hypergeometric tail test does not reject at `tail` on either side
+    (Buonaccorsi 1987, The American Statistician 41:215; Wright 1991). All of the stratum asked: the
+    hits themselves.
     """
-    size, n, hits = stratum.population, stratum.asked, stratum.hits
+    size = stratum.population
+    n = stratum.asked
+    hits = stratum.hits
     # P(X >= hits | K) rises with K, and P(X <= hits | K) falls with it.
-    low = _first_that_holds(hits, size - (n - hits), lambda k: hypergeom.sf(hits - 1, size, k, n) > tail)
-    above = _first_that_holds(hits, size - (n - hits) + 1, lambda k: hypergeom.cdf(hits, size, k, n) <= tail)
+    low = _find_first_true(
+        hits,
+        size - (n - hits),
+        lambda k: hypergeom.sf(hits - 1, size, k, n) > tail,
+    )
+    above = _find_first_true(
+        hits,
+        size - (n - hits) + 1,
+        lambda k: hypergeom.cdf(hits, size, k, n) <= tail,
+    )
     return low, max(low, above - 1)
 
 
-def _first_that_holds(first: int, end: int, holds: Callable[[int], bool]) -> int:
-    """Return the least integer of [first, end) for which a condition that stays true once it is true holds, or end."""
+def _find_first_true(first: int, end: int, holds: Callable[[int], bool]) -> int:
+    """Return the least integer of [first, end) for which a condition that stays true once it is
+    true holds, or end.
+    """
     while first < end:
         middle = (first + end) // 2
         if holds(middle):
@@ -54,17 +72,21 @@ def _first_that_holds(first: int, end: int, holds: Callable[[int], bool]) -> int
     return first
 
 
-def share_of_whole(strata: Sequence[StratumCount], tail: float = (1 - CONFIDENCE) / 2) -> tuple[float, float, float]:
-    """Return (value, low, high) of the share of hits in all strata together, weighted by their populations.
+def estimate_population_share(
+    strata: Sequence[StratumCount],
+    tail: float = (1 - CONFIDENCE) / 2,
+) -> tuple[float, float, float]:
+    """Return (value, low, high) of the share of hits in all strata together, weighted by their
+    populations.
 
-    value: sum over strata of population x share of the asked; NaN if some stratum was not asked at all. The interval
-    adds up those of the strata. With copies first at most one stratum is asked in part, and then it is exact; with
-    more, each has an equal part of the tail (Bonferroni), which is wider than the exact interval of Wendell and Schmee
-    (1996, JASA 91:825) and holds for any sizes.
+    value: sum over strata of population x share of the asked; NaN if some stratum was not asked at
+    all. The interval adds up those of the strata. With copies first at most one stratum is asked in
+    part, and then it is exact; with more, each has an equal part of the tail (Bonferroni), which is
+    wider than the exact interval of Wendell and Schmee (1996, JASA 91:825) and holds for any sizes.
     """
     whole = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.asked < stratum.population for stratum in strata)
-    ends = [finite_population_interval(stratum, tail / max(1, in_part)) for stratum in strata]
+    ends = [compute_finite_population_interval(stratum, tail / max(1, in_part)) for stratum in strata]
     if not whole:
         return math.nan, 0.0, 1.0
     value = sum(

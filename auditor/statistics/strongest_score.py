@@ -1,11 +1,14 @@
-"""The membership score that tells members best, of all that were tried on the same records, and an interval for it.
+"""The membership score that tells members best, of all that were tried on the same records, and an
+interval for it.
 
-To take the best of many AUCs and print its own interval would promise too much. So all intervals of a family are wider
-by one factor: that of the bootstrap of the maximum. Records are resampled, members and non-members apart, and the same
-resamples are read by every score and every group of copies, so that scores that say the same count as one. What belongs
-together (the records of a person, the parts of a document) is drawn together.
+To take the best of many AUCs and print its own interval would promise too much. So all intervals of
+a family are wider by one factor: that of the bootstrap of the maximum. Records are resampled,
+members and non-members apart, and the same resamples are read by every score and every group of
+copies, so that scores that say the same count as one. What belongs together (the records of a
+person, the parts of a document) is drawn together.
 
-The strongest is the score whose corrected interval is farthest from chance. Pure functions on numpy arrays.
+The strongest is the score whose corrected interval is farthest from chance. Pure functions on numpy
+arrays.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ from scipy.stats import norm
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import bootstrap, roc
-from auditor.statistics.bounds import SharedLevel, measurement_from_evidence
+from auditor.statistics.bounds import SharedLevel, make_measurement
 from auditor.statistics.intervals import Z
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES
-from auditor.statistics.metrics import auc_name, partial_auc_name, tpr_name
+from auditor.statistics.metrics import auc_name, name_partial_auc_metric, name_tpr_metric
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-_MEMBERS, _OTHERS = "membership members", "membership non-members"  # streams of the resamples
+# streams of the resamples
+_MEMBERS = "membership members"
+_OTHERS = "membership non-members"
 _ALL = ""  # the group of all members
 
 
@@ -36,8 +41,8 @@ _ALL = ""  # the group of all members
 class CandidateScore:
     """One score of every record, (records,), higher is surer.
 
-    title: what reports call it; widen: what the deviation of its AUC is multiplied by, because the scores are less
-    independent than they look.
+    title: what reports call it; widen: what the deviation of its AUC is multiplied by, because the
+    scores are less independent than they look.
     """
 
     values: Floats
@@ -47,7 +52,8 @@ class CandidateScore:
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Who is a member, (records,); by group of copies its members, (records,) each; unit: (records,) what is resampled.
+    """Who is a member, (records,); by group of copies its members, (records,) each; unit:
+    (records,) what is resampled.
 
     unit: a code of the person or document that a record belongs to; None: each record by itself.
     """
@@ -63,26 +69,30 @@ class ScoredRecords:
         return {_ALL: self.member} | {name: own for name, own in large.items() if own.sum() < self.member.sum()}
 
 
-def simultaneous_widening(scores: Sequence[CandidateScore], records: ScoredRecords) -> float:
+def compute_simultaneous_widening(scores: Sequence[CandidateScore], records: ScoredRecords) -> float:
     """Return what each interval is wider by, at least 1, so that all of them hold together at 95%.
 
-    The 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation, over the normal quantile of one
-    interval. AUC* is linear in DeLong's placements, which a resample weights (Hajek's projection). An AUC of 0 or 1 has
-    no deviation: it counts as independent of all others.
+    The 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation, over the
+    normal quantile of one interval. AUC* is linear in DeLong's placements, which a resample weights
+    (Hajek's projection). An AUC of 0 or 1 has no deviation: it counts as independent of all others.
     """
     entries = [
-        (score, own, *roc.delong_placements(score.values[own], score.values[~records.member]))
+        (score, own, *roc.compute_delong_placements(score.values[own], score.values[~records.member]))
         for score in scores
         for own in records.groups.values()
     ]
-    own_parts, other_parts, deviations = [], [], []
+    own_parts = []
+    other_parts = []
+    deviations = []
     for score, own, above, below in entries:
-        deviations.append(score.widen * roc.delong_deviation(above, below))
-        own_parts.append(_placement_parts(above, np.flatnonzero(own), records.unit, len(own)))
-        other_parts.append(_placement_parts(below, np.flatnonzero(~records.member), records.unit, len(own)))
+        deviations.append(score.widen * roc.compute_delong_deviation(above, below))
+        own_parts.append(_compute_placement_parts(above, np.flatnonzero(own), records.unit, len(own)))
+        other_parts.append(
+            _compute_placement_parts(below, np.flatnonzero(~records.member), records.unit, len(own)),
+        )
     # (entries, members' units) and (entries, non-members' units)
-    moved = _resampled_sums(own_parts, records.member, records.unit, _MEMBERS)
-    moved += _resampled_sums(other_parts, ~records.member, records.unit, _OTHERS)
+    moved = _compute_resampled_sums(own_parts, records.member, records.unit, _MEMBERS)
+    moved += _compute_resampled_sums(other_parts, ~records.member, records.unit, _OTHERS)
     deviation = np.array(deviations)
     sure = deviation <= 0
     noise = keyed_random_generator("bootstrap", "membership certain", int(sure.sum()))
@@ -90,13 +100,21 @@ def simultaneous_widening(scores: Sequence[CandidateScore], records: ScoredRecor
     moved[:, ~sure] /= deviation[~sure]
     reach = float(np.quantile(np.abs(moved).max(1), bootstrap.CONFIDENCE))
     if records.unit is None:
-        # With few records the resamples of an AUC near 1 have long tails: Bonferroni's bound is then the sharper one.
+        # With few records the resamples of an AUC near 1 have long tails: Bonferroni's bound is
+        # then the sharper one.
         reach = min(reach, float(norm.isf((1 - bootstrap.CONFIDENCE) / 2 / len(entries))))
     return max(1.0, reach / Z)
 
 
-def _placement_parts(placed: Floats, at: NDArray[np.int64], unit: NDArray[np.int64] | None, n: int) -> Floats:
-    """Return (records,) what each record adds to AUC* - AUC each time that it is drawn; 0 outside `at`."""
+def _compute_placement_parts(
+    placed: Floats,
+    at: NDArray[np.int64],
+    unit: NDArray[np.int64] | None,
+    n: int,
+) -> Floats:
+    """Return (records,) what each record adds to AUC* - AUC each time that it is drawn; 0 outside
+    `at`.
+    """
     units = len(at) if unit is None else len(np.unique(unit[at]))
     # A resample of n varies by (n - 1) / n of what n records do.
     scale = math.sqrt(units / (units - 1)) if units > 1 else 1.0
@@ -105,8 +123,15 @@ def _placement_parts(placed: Floats, at: NDArray[np.int64], unit: NDArray[np.int
     return parts
 
 
-def _resampled_sums(parts: Sequence[Floats], side: Mask, unit: NDArray[np.int64] | None, stream: str) -> Floats:
-    """Return (resamples, entries) of sums over the drawn units of one side. parts: (records,) of each entry."""
+def _compute_resampled_sums(
+    parts: Sequence[Floats],
+    side: Mask,
+    unit: NDArray[np.int64] | None,
+    stream: str,
+) -> Floats:
+    """Return (resamples, entries) of sums over the drawn units of one side. parts: (records,) of
+    each entry.
+    """
     columns = np.array(parts)[:, side]
     if unit is not None:
         units, of = np.unique(unit[side], return_inverse=True)
@@ -114,19 +139,23 @@ def _resampled_sums(parts: Sequence[Floats], side: Mask, unit: NDArray[np.int64]
         np.add.at(whole.T, of, columns.T)
         columns = whole
     # The mean over n draws, times n.
-    sums: Floats = columns.shape[1] * bootstrap.resampled_means(columns, stream)
+    sums: Floats = columns.shape[1] * bootstrap.compute_resampled_means(columns, stream)
     return sums
 
 
-def strongest_auc(
+def select_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], own: Mask, others: Mask, widening: float
 ) -> tuple[str, Measurement]:
-    """Return the strongest of the scores on these members and non-members, and its AUC with its corrected interval.
+    """Return the strongest of the scores on these members and non-members, and its AUC with its
+    corrected interval.
 
     The strongest is the one whose interval is farthest from chance in either direction.
     """
-    found = _corrected_aucs(name, scores, own, others, widening)
-    key = max(found, key=lambda one: (max(found[one].low, 1 - found[one].high), abs(found[one].value - 0.5)))
+    found = _estimate_corrected_aucs(name, scores, own, others, widening)
+    key = max(
+        found,
+        key=lambda one: (max(found[one].low, 1 - found[one].high), abs(found[one].value - 0.5)),
+    )
     tried = f", best of {len(scores)} scores" if len(scores) > 1 else ""
     return key, replace(found[key], note=f"{found[key].note}{tried}")
 
@@ -134,29 +163,38 @@ def strongest_auc(
 def bound_strongest_auc(
     name: str, scores: Mapping[str, CandidateScore], own: Mask, others: Mask, widening: float
 ) -> Measurement:
-    """Return the strongest score's AUC with an interval whose far end is that of every score: what holds a limit.
+    """Return the strongest score's AUC with an interval whose far end is that of every score: what
+    holds a limit.
 
     The score that is strongest in truth may be another one than on these records.
     """
-    reach = max(max(m.high, 1 - m.low) for m in _corrected_aucs(name, scores, own, others, widening).values())
-    _, best = strongest_auc(name, scores, own, others, widening)
+    reach = max(max(m.high, 1 - m.low) for m in _estimate_corrected_aucs(name, scores, own, others, widening).values())
+    _, best = select_strongest_auc(name, scores, own, others, widening)
     return replace(best, high=reach) if best.value >= 0.5 else replace(best, low=1 - reach)
 
 
-def _corrected_aucs(
+def _estimate_corrected_aucs(
     name: str, scores: Mapping[str, CandidateScore], own: Mask, others: Mask, widening: float
 ) -> dict[str, Measurement]:
     return {
-        key: roc.auc_with_interval(name, s.values[own], s.values[others], s.title, s.widen * widening)
+        key: roc.estimate_auc(
+            name,
+            s.values[own],
+            s.values[others],
+            s.title,
+            s.widen * widening,
+        )
         for key, s in scores.items()
     }
 
 
 @dataclass(frozen=True)
 class StrongestScore:
-    """What a row says of its strongest score: its values, (records,), its numbers, and its AUC by copies.
+    """What a row says of its strongest score: its values, (records,), its numbers, and its AUC by
+    copies.
 
-    corrected: the AUC of every score of the row, with the interval that holds for all of them together.
+    corrected: the AUC of every score of the row, with the interval that holds for all of them
+    together.
     """
 
     values: Floats
@@ -168,41 +206,69 @@ class StrongestScore:
 def choose_strongest_score(
     scores: Mapping[str, CandidateScore], records: ScoredRecords, widening: float, tried: int
 ) -> StrongestScore:
-    """Return the strongest of a row's scores. widening: of the family; tried: how many scores that has, in all rows."""
+    """Return the strongest of a row's scores. widening: of the family; tried: how many scores that
+    has, in all rows.
+    """
     member = records.member
-    key, best = strongest_auc(auc_name(""), scores, member, ~member, widening)
-    own, others = scores[key].values[member], scores[key].values[~member]
+    key, best = select_strongest_auc(auc_name(""), scores, member, ~member, widening)
+    own = scores[key].values[member]
+    others = scores[key].values[~member]
     by_copies = {
-        name: strongest_auc(auc_name(""), scores, group, ~member, widening)[1]
+        name: select_strongest_auc(auc_name(""), scores, group, ~member, widening)[1]
         for name, group in records.copies.items()
         if group.sum() >= roc.LEAST
     }
     each = tuple(
-        roc.auc_with_interval(auc_name(name), s.values[member], s.values[~member], "", s.widen * widening)
+        roc.estimate_auc(
+            auc_name(name),
+            s.values[member],
+            s.values[~member],
+            "",
+            s.widen * widening,
+        )
         for name, s in scores.items()
     )
-    return StrongestScore(scores[key].values, (best, *_shared_rates(own, others, tried)), by_copies, each)
+    return StrongestScore(
+        scores[key].values,
+        (best, *_measure_shared_rates(own, others, tried)),
+        by_copies,
+        each,
+    )
 
 
-def _shared_rates(own: Floats, others: Floats, tried: int) -> list[Measurement]:
-    """Return the share of members found at each rate of false positives, at a level shared among the scores tried."""
+def _measure_shared_rates(own: Floats, others: Floats, tried: int) -> list[Measurement]:
+    """Return the share of members found at each rate of false positives, at a level shared among
+    the scores tried.
+    """
     found = []
     for rate in FALSE_POSITIVES:
-        if len(others) >= roc.fewest_nonmembers_for_fpr_threshold(rate):
-            note = roc.tpr_counts_sentence(roc.tpr_at_fpr(own, others, rate))
+        if len(others) >= roc.count_nonmembers_for_threshold(rate):
+            note = roc.describe_tpr_counts(roc.tpr_at_fpr(own, others, rate))
             shared = SharedLevel(roc.BoundedTprAtFpr(own, others, rate), tried)
-            found.append(measurement_from_evidence(tpr_name("", rate), shared, note=note))
-    if len(others) >= roc.fewest_nonmembers_for_fpr_threshold(BELOW):
+            found.append(make_measurement(name_tpr_metric("", rate), shared, note=note))
+    if len(others) >= roc.count_nonmembers_for_threshold(BELOW):
         shared = SharedLevel(roc.PartialAuc(own, others, BELOW), tried)
-        found.append(measurement_from_evidence(partial_auc_name(""), shared, note=f"{BELOW / 2:.0%} by chance"))
+        found.append(
+            make_measurement(
+                name_partial_auc_metric(""),
+                shared,
+                note=f"{BELOW / 2:.0%} by chance",
+            ),
+        )
     return found
 
 
-def auc_and_tpr_measurements(
+def measure_membership_score(
     name: str, scores: Floats, member: Mask, widen: float = 1.0, note: str = ""
 ) -> list[Measurement]:
-    """Return AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for the main one."""
-    own, others = scores[member], scores[~member]
-    rates = [roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
-    rates.append(roc.partial_auc_with_interval(partial_auc_name(name), own, others, BELOW))
-    return [roc.auc_with_interval(auc_name(name), own, others, note, widen), *(m for m in rates if m is not None)]
+    """Return AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for
+    the main one.
+    """
+    own = scores[member]
+    others = scores[~member]
+    rates = [roc.estimate_tpr(name_tpr_metric(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
+    rates.append(roc.estimate_partial_auc(name_partial_auc_metric(name), own, others, BELOW))
+    return [
+        roc.estimate_auc(auc_name(name), own, others, note, widen),
+        *(m for m in rates if m is not None),
+    ]

@@ -1,8 +1,9 @@
-"""Epsilon from independent trials: separate trainings or separate games, each with the record in it or not.
+"""Epsilon from independent trials: separate trainings or separate games, each with the record in it
+or not.
 
-tp, fn: trials with it that were, were not, taken to have it; fp, tn: trials without it. The rule by which they are
-taken must be fixed beforehand. Canaries that share one run are not independent trials: for them see `one_run`.
-Epsilons in nats. copies: as in `one_run`.
+tp, fn: trials with it that were, were not, taken to have it; fp, tn: trials without it. The rule by
+which they are taken must be fixed beforehand. Canaries that share one run are not independent
+trials: for them see `one_run`. Epsilons in nats. copies: as in `one_run`.
 """
 
 from __future__ import annotations
@@ -12,37 +13,45 @@ import math
 from auditor.core.errors import AuditError
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import (
-    check_audit_delta_and_level,
-    delta_of_canary_copies,
-    largest_refuted_value,
+    check_audit_parameters,
+    compute_group_delta,
+    find_largest_refuted_value,
 )
 
 
 def epsilon_clopper_pearson(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05, copies: int = 1
 ) -> float:
-    """A lower bound that exceeds the truth with probability at most `level`; 0 where nothing is refuted.
+    """A lower bound that exceeds the truth with probability at most `level`; 0 where nothing is
+    refuted.
 
-    max log((TPR_lo - delta) / FPR_hi), log((TNR_lo - delta) / FNR_hi), one-sided Clopper-Pearson at level / 2 each:
-    both ratios are of the same two events (formulas.md B5). Raises AuditError for trials of one kind only.
+    max log((TPR_lo - delta) / FPR_hi), log((TNR_lo - delta) / FNR_hi), one-sided Clopper-Pearson at
+    level / 2 each: both ratios are of the same two events (formulas.md B5). Raises AuditError for
+    trials of one kind only.
     """
-    tpr, fpr = _rate_intervals(tp, fn, fp, tn, delta, level)
+    tpr, fpr = _compute_rate_intervals(tp, fn, fp, tn, delta, level)
 
     def refuted(epsilon: float) -> bool:
         """Whether a ratio exceeds what a group of so many records allows."""
-        most, slack = math.exp(copies * epsilon), delta_of_canary_copies(epsilon, delta, copies)
+        most = math.exp(copies * epsilon)
+        slack = compute_group_delta(epsilon, delta, copies)
         # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.
         return tpr[0] > most * fpr[1] + slack or 1 - fpr[1] > most * (1 - tpr[0]) + slack
 
-    smallest = min(fpr[1], 1 - tpr[0])  # above 0: Clopper-Pearson's bounds are inside (0, 1) or say nothing
-    return largest_refuted_value(refuted, -math.log(smallest) / copies)
+    # above 0: Clopper-Pearson's bounds are inside (0, 1) or say nothing
+    smallest = min(fpr[1], 1 - tpr[0])
+    return find_largest_refuted_value(refuted, -math.log(smallest) / copies)
 
 
-def _rate_intervals(
+def _compute_rate_intervals(
     tp: int, fn: int, fp: int, tn: int, delta: float, level: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Intervals of TPR and FPR, each end at half the level. Raises AuditError for impossible trials and terms."""
+    """Intervals of TPR and FPR, each end at half the level. Raises AuditError for impossible trials
+    and terms.
+    """
     if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
-        raise AuditError(f"expected trials with the record and without it, got {tp + fn} and {fp + tn}")
-    check_audit_delta_and_level(delta, level)
+        raise AuditError(
+            f"expected trials with the record and without it, got {tp + fn} and {fp + tn}",
+        )
+    check_audit_parameters(delta, level)
     return clopper_pearson(tp, tp + fn, 1 - level), clopper_pearson(fp, fp + tn, 1 - level)

@@ -1,4 +1,6 @@
-"""What is left of records that a model was to forget: one number of one group of secrets in the models around it."""
+"""What is left of records that a model was to forget: one number of one group of secrets in the
+models around it.
+"""
 
 from __future__ import annotations
 
@@ -9,53 +11,76 @@ from numpy.typing import NDArray
 
 from auditor.core.result import GroupRecall, Measurement
 from auditor.statistics import bootstrap, compare, intervals
-from auditor.statistics.bounds import measurement_from_evidence
+from auditor.statistics.bounds import make_measurement
 from auditor.statistics.metrics import find_metric
 
-BEFORE, AFTER, RELEARNED = "before", "after", "relearned"
-RETRAINED, RETRAINED_RELEARNED = "retrained", "retrained_relearned"
-FORGOTTEN, RETAINED, NONMEMBERS = "forgotten", "retained", "nonmembers"
+BEFORE = "before"
+AFTER = "after"
+RELEARNED = "relearned"
+RETRAINED = "retrained"
+RETRAINED_RELEARNED = "retrained_relearned"
+FORGOTTEN = "forgotten"
+RETAINED = "retained"
+NONMEMBERS = "nonmembers"
 _FEWEST = 10  # secrets of which a share is resampled
-_CHANGES = {"unlearned": (AFTER, BEFORE), "left": (AFTER, RETRAINED), "relearned": (RELEARNED, AFTER)}
+_CHANGES = {
+    "unlearned": (AFTER, BEFORE),
+    "left": (AFTER, RETRAINED),
+    "relearned": (RELEARNED, AFTER),
+}
 
 Floats = NDArray[np.float64]
 
 
-def group_numbers_around_unlearning(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> GroupRecall:
-    """Means by model and changes between models. columns: by model, (secrets,) finite, of the same secrets in order."""
+def measure_unlearning_group(
+    attack: str,
+    name: str,
+    group: str,
+    columns: Mapping[str, Floats],
+) -> GroupRecall:
+    """Means by model and changes between models. columns: by model, (secrets,) finite, of the same
+    secrets in order.
+    """
     unit = find_metric(name).unit or "number"
     changes = {
-        change: compare.mean_difference_measurement(change, unit, columns[new], columns[old])
+        change: compare.measure_mean_difference(change, unit, columns[new], columns[old])
         for change, (new, old) in _CHANGES.items()
         if new in columns and old in columns
     }
     if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
         learnt = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
         back = columns[RELEARNED] - columns[AFTER]
-        changes["came_back"] = measurement_from_evidence(
-            "came_back", compare.paired_mean_difference(back, learnt), unit
-        )
+        changes["came_back"] = make_measurement("came_back", compare.resample_paired_means(back, learnt), unit)
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
-        share = _relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
+        share = _estimate_relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
         changes |= {} if share is None else {"share_back": share}
-    means = {model: intervals.estimate_mean_by_unit(name, values, unit) for model, values in columns.items()}
+    means = {model: intervals.estimate_mean(name, values, unit) for model, values in columns.items()}
     return GroupRecall(attack, name, group, means, changes)
 
 
-def _relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
-    """The part of all that unlearning took that relearning brought back; below 0 where relearning takes more.
+def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
+    """The part of all that unlearning took that relearning brought back; below 0 where relearning
+    takes more.
 
-    None where a bootstrap could not tell how sure that is: of few secrets, where all that came back is alike, and where
-    a resample holds nothing that was taken.
+    None where a bootstrap could not tell how sure that is: of few secrets, where all that came back
+    is alike, and where a resample holds nothing that was taken.
     """
-    taken, back = before - after, again - after
+    taken = before - after
+    back = again - after
     if len(taken) < _FEWEST or taken.sum() <= 0 or not back.any():
         return None
     # (resamples, 2): both sums at the same resample, so that their ratio is of the same secrets
-    drawn = bootstrap.resampled_statistic(
+    drawn = bootstrap.compute_resampled_statistic(
         len(taken), lambda draws: np.stack([draws @ back, draws @ taken], -1), "share back"
     )
     if (drawn[:, 1] <= 0).any():
         return None
-    low, high = bootstrap.percentile_interval(drawn[:, 0] / drawn[:, 1])
-    return Measurement("share_back", float(back.sum() / taken.sum()), low, high, len(taken), "share")
+    low, high = bootstrap.compute_percentile_interval(drawn[:, 0] / drawn[:, 1])
+    return Measurement(
+        "share_back",
+        float(back.sum() / taken.sum()),
+        low,
+        high,
+        len(taken),
+        "share",
+    )

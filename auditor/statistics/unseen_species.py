@@ -1,7 +1,9 @@
-"""How much is still to come: what species that no draw has shown yet amount to, by how often the others were seen.
+"""How much is still to come: what species that no draw has shown yet amount to, by how often the
+others were seen.
 
-A draw shows several species, one or none (incidence data): here the training records that a generation holds. What is
-to come is worked out from those seen in one draw alone, and in two; nothing is assumed about how likely each is.
+A draw shows several species, one or none (incidence data): here the training records that a
+generation holds. What is to come is worked out from those seen in one draw alone, and in two;
+nothing is assumed about how likely each is.
 """
 
 from __future__ import annotations
@@ -17,29 +19,37 @@ from auditor.statistics.intervals import Z, clopper_pearson
 Counts = NDArray[np.int64]  # (species seen,): in how many of the draws each was
 
 
-def expected_new_species(name: str, seen: Counts, draws: int, per: int) -> Measurement:
-    """Unseen species that the next `per` draws would show, if each showed as many as the very next draw does.
+def estimate_new_species(name: str, seen: Counts, draws: int, per: int) -> Measurement:
+    """Unseen species that the next `per` draws would show, if each showed as many as the very next
+    draw does.
 
-    Good 1953, Eq. 9: those seen once over the draws (Q1/T). Its mean squared error is (Q1 + 2 Q2)/T^2, as each species
-    adds that of its own count (after Robbins 1968; Esty 1983 says the same of single ones). Never less wide at the top
-    than so many draws without a new species allow.
+    Good 1953, Eq. 9: those seen once over the draws (Q1/T). Its mean squared error is (Q1 + 2
+    Q2)/T^2, as each species adds that of its own count (after Robbins 1968; Esty 1983 says the same
+    of single ones). Never less wide at the top than so many draws without a new species allow.
     """
-    once, twice = _count_seen_exactly(seen, 1), _count_seen_exactly(seen, 2)
-    value, reach = once / draws, Z * math.sqrt(once + 2 * twice) / draws
-    low, high = max(0.0, value - reach), max(value + reach, clopper_pearson(0, draws)[1])
+    once = _count_species_seen(seen, 1)
+    twice = _count_species_seen(seen, 2)
+    value = once / draws
+    reach = Z * math.sqrt(once + 2 * twice) / draws
+    low = max(0.0, value - reach)
+    high = max(value + reach, clopper_pearson(0, draws)[1])
     return Measurement(name, per * value, per * low, per * high, draws, f"per {per:,}")
 
 
-def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | None:
-    """How many species there are to be seen, at least, of no more than `most`; None where none was seen.
+def estimate_species_richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | None:
+    """How many species there are to be seen, at least, of no more than `most`; None where none was
+    seen.
 
-    Chao 1987 (incidence): S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, in the form without bias. It is a lower
-    bound of their number, met where those unseen are about as likely as those seen once. Interval: log-normal
-    in the unseen (Chao 1987), in whole species; where none are unseen, by the chance to miss one seen as often.
+    Chao 1987 (incidence): S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, in the form without
+    bias. It is a lower bound of their number, met where those unseen are about as likely as those
+    seen once. Interval: log-normal in the unseen (Chao 1987), in whole species; where none are
+    unseen, by the chance to miss one seen as often.
     """
     if not len(seen):
         return None
-    once, twice, share = _count_seen_exactly(seen, 1), _count_seen_exactly(seen, 2), (draws - 1) / draws
+    once = _count_species_seen(seen, 1)
+    twice = _count_species_seen(seen, 2)
+    share = (draws - 1) / draws
     unseen = share * once * (once - 1) / (2 * (twice + 1))
     if unseen > 0:
         # The variance of the form without bias (EstimateS, Appendix B, of Chao2).
@@ -49,15 +59,19 @@ def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Mea
             + share**2 * once**2 * twice * (once - 1) ** 2 / (4 * (twice + 1) ** 4)
         )
         factor = math.exp(Z * math.sqrt(math.log(1 + spread / unseen**2)))
-        low, high = len(seen) + unseen / factor, len(seen) + unseen * factor
+        low = len(seen) + unseen / factor
+        high = len(seen) + unseen * factor
     else:
-        missed = float(np.exp(-seen.astype(float)).mean())  # Poisson: one seen i times is missed with e^-i
+        # Poisson: one seen i times is missed with e^-i
+        missed = float(np.exp(-seen.astype(float)).mean())
         spread = len(seen) * missed * (1 - missed)
-        low, high = len(seen), (len(seen) + Z * math.sqrt(spread)) / (1 - missed)
+        low = len(seen)
+        high = (len(seen) + Z * math.sqrt(spread)) / (1 - missed)
     value = min(len(seen) + unseen, most)
-    low, high = math.floor(min(low, value)), max(value, min(math.ceil(high), most))
+    low = math.floor(min(low, value))
+    high = max(value, min(math.ceil(high), most))
     return Measurement(name, value, low, high, draws, "records")
 
 
-def _count_seen_exactly(seen: Counts, times: int) -> int:
+def _count_species_seen(seen: Counts, times: int) -> int:
     return int((seen == times).sum())

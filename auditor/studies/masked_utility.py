@@ -323,7 +323,7 @@ def utility_corpus_perplexity(
     """
     paired = nll if base is None else np.concatenate([nll, base])
 
-    # The log of the number at these rates, and its slopes by each rate, which `interval_of_rates` asks for. each:
+    # The log of the number at these rates, and its slopes by each rate, which `estimate_rate_statistic` asks for. each:
     # (resamples, restarts), nats a token; with a base its restarts behind them.
     def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         own, other = each[:, : len(nll)], each[:, len(nll) :]
@@ -335,7 +335,9 @@ def utility_corpus_perplexity(
             return value, np.concatenate([softmax(own, axis=1), -softmax(other, axis=1)], axis=1)
 
     name, unit = ("perplexity", "perplexity") if base is None else ("perplexity_ratio", "times")
-    value, low, high = np.exp(bootstrap.interval_of_rates(paired, tokens[None], log, "utility", _RESAMPLES)).tolist()
+    value, low, high = np.exp(
+        bootstrap.estimate_rate_statistic(paired, tokens[None], log, "utility", _RESAMPLES)
+    ).tolist()
     return Measurement(name, value, low, high, len(tokens), unit)
 
 
@@ -346,7 +348,7 @@ def _utility_share_of_possible_tokens(lost: NDArray[np.int64], tokens: NDArray[n
         # The number and its slopes by each restart's rate.
         return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
 
-    found = bootstrap.interval_of_rates(lost, tokens[None], share, "utility", _RESAMPLES)
+    found = bootstrap.estimate_rate_statistic(lost, tokens[None], share, "utility", _RESAMPLES)
     value, low, high = np.clip(found, 0, 1).tolist()  # no share lies beyond
     return Measurement("covered", value, low, high, len(tokens), "probability")
 

@@ -36,8 +36,8 @@ from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.privacy.gaussian import epsilon_between_noise_scales, noise_scale_divergence
 from auditor.reports import tables
-from auditor.statistics.composition import exact_epsilon_of_game_draws
-from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
+from auditor.statistics.composition import compute_exact_game_epsilon
+from auditor.statistics.one_run import compute_gaussian_epsilon
 
 _ROUNDING = 1e-6  # relative
 # absolute: how far a total of decimals written by hand may be from 1
@@ -219,7 +219,7 @@ def _exact_epsilon_at_published_query(
     # one context, as these models ignore theirs: T tokens are T independent draws
     context = torch.zeros(1, 1, dtype=torch.long)
     one, two = (_float64_log_probs_of_given_model(each, context, 1, [0])[0, 0] for each in (model, other))
-    return exact_epsilon_of_game_draws(one, two, tokens, delta)
+    return compute_exact_game_epsilon(one, two, tokens, delta)
 
 
 # --- the mechanisms ---------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def check_published_adp_claim(query: GivenDistributions, options: Mapping[str, A
     without = (scale * batch - 1) / (batch - 1)
     charged = order / (2 * (scale * sigma) ** 2)  # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
     # mu = sensitivity / noise; the bound C on the gradient cancels
-    charged_epsilon = epsilon_of_gaussian_tradeoff(1 / (scale * sigma), delta)
+    charged_epsilon = compute_gaussian_epsilon(1 / (scale * sigma), delta)
     for other, ours in ((without, False), (scale, True)):
         one, two = scale * sigma, other * sigma
         pairs = ((one, two), (two, one))

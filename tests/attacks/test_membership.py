@@ -252,12 +252,12 @@ def test_the_stacked_score_and_the_baseline_are_less_sure_than_they_look(
     found = by_name(probe.measurements(asked, seen))
     scores = np.array([o.values["stacked"] for o in seen])
     member = np.array([s.member for s in asked])
-    naive = roc.auc_with_interval("auc", scores[member], scores[~member])
+    naive = roc.estimate_auc("auc", scores[member], scores[~member])
     for name in ("membership_auc", "membership_auc_stacked"):
         assert found[name].high - found[name].low > 1.3 * (naive.high - naive.low)
     by_count = probe.main_number_by_repeats(asked, seen)["1"]
     ones = np.array([s.repeats == 1 for s in asked])
-    alone = roc.auc_with_interval("auc", scores[ones], scores[~member])
+    alone = roc.estimate_auc("auc", scores[ones], scores[~member])
     assert by_count.high - by_count.low > 1.3 * (alone.high - alone.low)
 
 

@@ -27,9 +27,9 @@ from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.statistics.audited import powerless_audit_reason
-from auditor.statistics.composition import exact_epsilon_of_game_draws
-from auditor.statistics.games import audit_games, confusion_of_counted_games
+from auditor.statistics.audited import explain_powerless_audit
+from auditor.statistics.composition import compute_exact_game_epsilon
+from auditor.statistics.games import audit_games, count_confusion
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 from tests.conftest import refuses, states
 
@@ -116,7 +116,7 @@ def test_the_worst_neighbour_of_uniform_mixing_attains_its_claim(options: dict[s
         assert torch.allclose(rows.log_probs(), own.log_probs(torch.tensor([[0, 1, 0, 1]]), 1)[:, 0])
     distributions = (m.log_probs(CONTEXT, 1)[0, 0].numpy() for m in (model, model.neighbour_model(offered.relation, 0)))
     (claimed,) = defense.claim(case, 0).epsilon.values()
-    assert exact_epsilon_of_game_draws(*distributions, 1, 0.0) == pytest.approx(claimed)
+    assert compute_exact_game_epsilon(*distributions, 1, 0.0) == pytest.approx(claimed)
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace"])
@@ -141,11 +141,11 @@ def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
     model = UniformMixingModel(FixedDistribution([1.0, 0.0]), weight, 1.0)
     truth = math.log((1 + weight) / (1 - weight))
     game = PredictionDistinguishingGame(model, model.neighbour_model("any_two_models", 0), CONTEXT, 1)
-    assert exact_epsilon_of_game_draws(*game.log_distributions_of_both_models, 1, 0.0) == pytest.approx(truth)
+    assert compute_exact_game_epsilon(*game.log_distributions_of_both_models, 1, 0.0) == pytest.approx(truth)
     bounds = []
     for seed in range(audits):
         scores, coins = game.draw_scores_and_coins(games, "coverage", seed)
-        bounds.append(epsilon_clopper_pearson(*confusion_of_counted_games(scores, coins, 0.0, 0.05), 0.0, 0.05))
+        bounds.append(epsilon_clopper_pearson(*count_confusion(scores, coins, 0.0, 0.05), 0.0, 0.05))
     assert sum(bound > truth for bound in bounds) <= binom.ppf(0.999, audits, 0.05)
     assert np.median(bounds) > 0.5 * truth  # and they say something
 
@@ -172,7 +172,7 @@ def test_one_token_of_a_thousand_cannot_have_contradicted_the_claim_of_them_all(
     measured, bound, notes, _ = audit(model, claim, games=100_000, tokens=1)
     assert bound.epsilon == 0 and bound.best > claim.epsilon[claim.relation]
     assert (bound.tokens, bound.covered, bound.exact) == (1, 1024, measured["epsilon_exact"].value)
-    assert states([powerless_audit_reason(bound, claim.epsilon[claim.relation])], "1", "1,024")
+    assert states([explain_powerless_audit(bound, claim.epsilon[claim.relation])], "1", "1,024")
     assert states(notes[:1], "1", "1,024")
     _, all_of_them, _, _ = audit(model, claim, games=64, tokens=4096)
     assert all_of_them.tokens == all_of_them.covered == 1024
@@ -269,17 +269,17 @@ def test_options_that_mean_nothing_are_refused() -> None:
 def test_scores_that_are_no_numbers_are_refused() -> None:
     coins = np.arange(64) % 2 == 0
     with refuses("NaN", "64", "64"):
-        confusion_of_counted_games(np.full(64, math.nan), coins, 0.0, 0.05)
+        count_confusion(np.full(64, math.nan), coins, 0.0, 0.05)
     with refuses("64"):
-        confusion_of_counted_games(np.zeros(63), coins[:63], 0.0, 0.05)
+        count_confusion(np.zeros(63), coins[:63], 0.0, 0.05)
 
 
 def test_the_threshold_is_taught_by_games_that_do_not_count() -> None:
     coins = np.arange(400) % 2 == 0
     scores = np.where(coins, 1.0, 0.0)
-    assert confusion_of_counted_games(scores, coins, 0.0, 0.05) == (150, 0, 0, 150)
+    assert count_confusion(scores, coins, 0.0, 0.05) == (150, 0, 0, 150)
     bound, right = (audit_games(games, 0.0, 0.05) for games in ((100, 50, 50, 100), (150, 0, 0, 150)))
     assert bound.epsilon < bound.best == right.epsilon and bound.right == 200
     late = np.where(np.arange(400) < 100, 0.0, scores)  # the first quarter tells nothing: all are guessed alike
-    tp, fn, fp, tn = confusion_of_counted_games(late, coins, 0.0, 0.05)
+    tp, fn, fp, tn = count_confusion(late, coins, 0.0, 0.05)
     assert (tp + fn, fp + tn) == (150, 150) and epsilon_clopper_pearson(tp, fn, fp, tn, 0.0) == 0

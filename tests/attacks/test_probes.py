@@ -39,10 +39,14 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Prompt, Scenario, TrainedModel
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
-from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, mean_probability
+from auditor.statistics.extraction import (
+    compute_any_sample_probability,
+    compute_greedy_window_share,
+    compute_least_window_bits,
+)
+from auditor.statistics.intervals import clopper_pearson, mean_probability, subtract_nonmember_mean
 from auditor.statistics.metrics import find_metric
-from auditor.statistics.roc import conformal_p_values, conformal_threshold
+from auditor.statistics.roc import compute_conformal_p_values, compute_conformal_threshold
 from tests.conftest import DEFENSES, refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -123,7 +127,7 @@ def test_it_agrees_with_the_sampler_within_binomial_error(neox: HuggingFaceModel
     assert chi2.ppf(0.001, random.sum()) < residual.sum() < chi2.ppf(0.999, random.sum())
     assert (np.abs(hits - expected)[~random] <= 8).all()
     # Any of 10: blocks of the samples against the formula.
-    shares = any_sample_probability(np.log(p), 10)
+    shares = compute_any_sample_probability(np.log(p), 10)
     assert shares == pytest.approx(binom.sf(0, 10, p), abs=1e-9)
 
 
@@ -142,9 +146,9 @@ def test_a_cut_token_makes_a_suffix_impossible(neox: HuggingFaceModel) -> None:
 
 
 def test_any_of_n_by_hand_and_at_tiny_probabilities() -> None:
-    assert any_sample_probability(np.log([0.5, 0.1]), 3) == pytest.approx([1 - 0.125, 1 - 0.729])
-    assert any_sample_probability(np.array([-math.inf, 0.0, 1e-9]), 10_000).tolist() == [0, 1, 1]
-    tiny = any_sample_probability(np.log([1e-30, 3e-12]), 1000)
+    assert compute_any_sample_probability(np.log([0.5, 0.1]), 3) == pytest.approx([1 - 0.125, 1 - 0.729])
+    assert compute_any_sample_probability(np.array([-math.inf, 0.0, 1e-9]), 10_000).tolist() == [0, 1, 1]
+    tiny = compute_any_sample_probability(np.log([1e-30, 3e-12]), 1000)
     assert tiny == pytest.approx([1e-27, 3e-9], rel=1e-6)  # 1 - (1 - p)^n would be 0 here
 
 
@@ -169,18 +173,25 @@ def test_discoverable_extraction_by_hand() -> None:
 
 def test_conformal_threshold_by_hand() -> None:
     controls = np.array([5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 8.0, 7.0, 6.0])  # n = 9
-    assert conformal_threshold(controls, 0.1) == 9  # ceil(0.9 * 10) = the 9th smallest
-    assert conformal_threshold(controls, 0.2) == 8
-    assert conformal_threshold(controls, 0.25) == 8  # ceil(7.5)
-    assert conformal_threshold(controls, 0.05) == math.inf  # ceil(9.5) = 10 of 9
-    assert conformal_threshold(np.arange(19.0), 0.05) == 18
-    assert conformal_p_values(np.array([0.0, 5.0, 5.5, 9.0, 10.0]), controls).tolist() == [1, 0.6, 0.5, 0.2, 0.1]
+    assert compute_conformal_threshold(controls, 0.1) == 9  # ceil(0.9 * 10) = the 9th smallest
+    assert compute_conformal_threshold(controls, 0.2) == 8
+    assert compute_conformal_threshold(controls, 0.25) == 8  # ceil(7.5)
+    assert compute_conformal_threshold(controls, 0.05) == math.inf  # ceil(9.5) = 10 of 9
+    assert compute_conformal_threshold(np.arange(19.0), 0.05) == 18
+    assert compute_conformal_p_values(np.array([0.0, 5.0, 5.5, 9.0, 10.0]), controls).tolist() == [
+        1,
+        0.6,
+        0.5,
+        0.2,
+        0.1,
+    ]
     tied = np.array([-math.inf] * 10)
-    assert conformal_p_values(np.array([-math.inf, -3.0]), tied).tolist() == [1, 1 / 11]
+    assert compute_conformal_p_values(np.array([-math.inf, -3.0]), tied).tolist() == [1, 1 / 11]
     for alpha in (0.05, 0.1, 0.25, 0.5):  # above the threshold is where the p-value is at most alpha
         scores = np.linspace(0, 10, 41)
         assert (
-            (conformal_p_values(scores, controls) <= alpha + 1e-12) == (scores > conformal_threshold(controls, alpha))
+            (compute_conformal_p_values(scores, controls) <= alpha + 1e-12)
+            == (scores > compute_conformal_threshold(controls, alpha))
         ).all()
 
 
@@ -230,13 +241,15 @@ def test_extraction_probability_refuses(options: dict[str, object], facts: tuple
 def test_windows_by_hand() -> None:
     """Known answers of formulas.md C3."""
     bits = np.log2(np.array([[1.0, 1, 2, 1, 4], [1, 3, 1, 1, 2]]))
-    assert least_window_bits(bits[:1], 5).tolist() == [3]
-    assert least_window_bits(bits[1:], 2).tolist() == [0]
-    assert greedy_window_share(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [3 / 5]
+    assert compute_least_window_bits(bits[:1], 5).tolist() == [3]
+    assert compute_least_window_bits(bits[1:], 2).tolist() == [0]
+    assert compute_greedy_window_share(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [3 / 5]
     assert (
-        least_window_bits(bits, 9).tolist() == least_window_bits(bits, 5).tolist() == pytest.approx([3, math.log2(6)])
+        compute_least_window_bits(bits, 9).tolist()
+        == compute_least_window_bits(bits, 5).tolist()
+        == pytest.approx([3, math.log2(6)])
     )
-    assert greedy_window_share(np.zeros((1, 4)), 9).tolist() == [1]
+    assert compute_greedy_window_share(np.zeros((1, 4)), 9).tolist() == [1]
 
 
 BRACKET = ExtractionProbability(
@@ -342,7 +355,7 @@ def test_a_mean_of_probabilities_is_never_surer_than_its_secrets_allow() -> None
 
 def test_excess_of_means_is_newcombes_rule() -> None:
     a, b = Measurement("a", 0.6, 0.5, 0.8, 10), Measurement("b", 0.1, 0.05, 0.4, 20)
-    found = mean_excess_over_nonmembers("excess", a, b)
+    found = subtract_nonmember_mean("excess", a, b)
     assert (found.value, found.low, found.high, found.n) == pytest.approx(
         (0.5, 0.5 - math.hypot(0.1, 0.3), 0.5 + math.hypot(0.2, 0.05), 30)
     )

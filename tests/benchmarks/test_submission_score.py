@@ -109,7 +109,7 @@ def test_every_number_equals_the_walk(rows: list[tuple[int, bool]], errors: int)
     found = by_name(submission_score.score_submission(marked))
     first, some, _ = naive(rows, 8, 1)
     assert (found["recall"].value, found["any_of_k"].value) == (first, some)
-    measured = ranking.recall_of_ranked_guesses_at_errors("recall", example, marked.right, 8, errors)
+    measured = ranking.measure_ranked_recall("recall", example, marked.right, 8, errors)
     assert measured.value == naive(rows, 8, errors)[2]
     assert measured.low <= measured.value <= measured.high
     for wrong, solved, recall in submission_score.submission_recall_by_wrong_guesses(marked):
@@ -120,10 +120,10 @@ def test_the_bootstrap_draws_examples_with_all_their_guesses() -> None:
     """Every example has one wrong and one right guess: n errors at most, however they are drawn, before n/2 are out."""
     n = 200
     example, right = np.repeat(np.arange(n), 2), np.tile([False, True], n)
-    measured = ranking.recall_of_ranked_guesses_at_errors("recall", example, right, n, n // 2)
+    measured = ranking.measure_ranked_recall("recall", example, right, n, n // 2)
     assert measured.value == (n // 2 - 1) / n  # the n/2-th error stands before its own right guess
     assert 0.47 < measured.low <= measured.value <= measured.high <= 0.5  # a naive draw of guesses would spread wider
-    assert measured == ranking.recall_of_ranked_guesses_at_errors("recall", example, right, n, n // 2)
+    assert measured == ranking.measure_ranked_recall("recall", example, right, n, n // 2)
 
 
 # --- the file --------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from auditor.gate.decide import judge_rules
 from auditor.gate.decision_log import load_gate_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
-from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
-from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, reaudit_at_level
+from auditor.statistics.audit_power import SURE, describe_detection_power, find_detectable_epsilon
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, repeat_audit
 from auditor.statistics.intervals import share_with_interval
 from tests.conftest import methods
 from tests.gate.world import edit, whole
@@ -112,8 +112,10 @@ def test_what_held_says_which_leak_it_would_have_missed(tmp_path: Path, capsys: 
     for limit in ("claim", "4"):
         assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert detection_power_sentence(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
-        assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == detectable_epsilon(LEAKS[0], 4.0, SURE)
+        assert describe_detection_power(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
+        assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == find_detectable_epsilon(
+            LEAKS[0], 4.0, SURE
+        )
     assert gate(folder, "--max", "recall=0.05") == 0
     assert "a true 0.02951 or more is missed at most once in twenty" in " ".join(capsys.readouterr().out.split())
     assert load_gate_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(1 - 0.05**0.01)
@@ -208,7 +210,7 @@ def test_a_number_works_as_the_claim_does(tmp_path: Path, capsys: Said, limit: f
 
 def test_decisions_share_the_level() -> None:
     """Of two decisions each is made at 2.5%: a claim between the two bounds stands."""
-    both = reaudit_at_level(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
+    both = repeat_audit(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
     claim = Claim({"add_remove": sum(both) / 2}, 1e-5, "add_remove", "record", None, "t", "sound")
     dp, rows = TargetRecord("dp", "DP", "", claim=claim), (row(LEAKS), attacked())
     benchmark = BenchmarkRecord("b", "", 100, 0, 0)

@@ -45,8 +45,8 @@ def outcome(seed: int = 0, n: int = 60) -> judging.Outcome:
 def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) -> RunOutcomes:
     found = outcome(seed)
     measured, by_repeats = (
-        extraction.extraction_measurements(found),
-        extraction.hit_share_by_repeats("recall", found.select_secrets(found.member)),
+        extraction.measure_extraction(found),
+        extraction.measure_hit_shares("recall", found.select_secrets(found.member)),
     )
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats)
     rows = (change(finding), *more.get("rows", ()))

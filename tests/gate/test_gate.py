@@ -22,7 +22,7 @@ from auditor.gate.rulings import EXIT_CODES, Decision, Ruling, Verdict
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.records.signals import assess_signals
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.compare import mean_difference_measurement
+from auditor.statistics.compare import measure_mean_difference
 
 
 def count(hits: int, n: int, name: str = "recall") -> Measurement:
@@ -116,7 +116,7 @@ def test_a_bootstrapped_metric_is_decided_on_its_two_sided_interval() -> None:
 
 def test_two_equal_answers_do_not_prove_that_nothing_got_worse() -> None:
     """A bootstrap of equal pairs has no width, and the gate took it at its word: 2 secrets held any limit."""
-    measured = mean_difference_measurement("recall_difference", "share", np.zeros(2), np.zeros(2))
+    measured = measure_mean_difference("recall_difference", "share", np.zeros(2), np.zeros(2))
     assert measured.low < 0 < measured.high
     assert overall_verdict(judge(result(row("undefended", measured)), {"recall_difference": 0.01})) != "held"
 

@@ -56,7 +56,7 @@ def finished(
         attack=(ROW.attack,), setting="white-box", **({} if model is None else {"model": str(model), "data": "d"})
     )
     members = found.select_secrets(found.member)
-    measured, by_repeats = extraction.extraction_measurements(found), extraction.hit_share_by_repeats("recall", members)
+    measured, by_repeats = extraction.measure_extraction(found), extraction.measure_hit_shares("recall", members)
     by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
     benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")

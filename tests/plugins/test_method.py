@@ -25,7 +25,7 @@ from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.nouns import Observation
 from auditor.core.result import OwnSection, OwnTable
 from auditor.plugins.probe import Probe, value_column
-from auditor.statistics.intervals import estimate_mean_by_unit
+from auditor.statistics.intervals import estimate_mean
 
 HEAD = ("Target", "Setting", "Tokens")
 
@@ -43,7 +43,7 @@ class Lengths(Probe):
             yield Observation(secret.id, {"length": len(secret.suffix)})
 
     def measurements(self, secrets, observations):
-        return [estimate_mean_by_unit("NAME", value_column(observations, "length"), "tokens")]
+        return [estimate_mean("NAME", value_column(observations, "length"), "tokens")]
 
     def per_secret_values(self, secrets, observations):
         return {"NAME": value_column(observations, "length").tolist()}

@@ -20,7 +20,7 @@ from auditor.records.claims import (
     weigh_claim_against_audits,
 )
 from auditor.statistics import games
-from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, reaudit_at_level
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, repeat_audit
 from tests.conftest import methods
 
 
@@ -85,7 +85,7 @@ def test_several_audits_share_the_level() -> None:
     one, other = row(LEAKS), row(proof(1000, 0.6, seed=1), attack="gradient-audit")
     found = stands(claim(1.0), one, other)
     assert [bound.audit.level for bound in found.bounds] == [0.025, 0.025] and found.verdict == CONTRADICTED
-    assert found.bounds[0].audit == reaudit_at_level(LEAKS, 0.025) and found.bounds[0].audit.epsilon < LEAKS.epsilon
+    assert found.bounds[0].audit == repeat_audit(LEAKS, 0.025) and found.bounds[0].audit.epsilon < LEAKS.epsilon
     just = claim((LEAKS.epsilon + found.bounds[0].audit.epsilon) / 2)
     assert stands(just, one).verdict == CONTRADICTED and stands(just, one, other).verdict == CONSISTENT
     assert stands(just, one, other, attack="epsilon-audit").verdict == CONTRADICTED

@@ -86,7 +86,7 @@ def test_resampled_recall_at_errors_equals_the_walk_over_copies() -> None:
     one = outcome(list(hits))
     one = dataclasses.replace(one, score=rng.random(n).round(1))
     draws = np.vstack([np.ones((1, n), dtype=int), rng.multinomial(n, np.full(n, 1 / n), size=3)])
-    for row, value in zip(draws, find_metric("recall_at_100_errors").value_at_resamples(one, draws), strict=True):
+    for row, value in zip(draws, find_metric("recall_at_100_errors").compute_resampled_values(one, draws), strict=True):
         copies = sorted(
             ((s, h) for s, h, times in zip(one.score, one.hit, row, strict=True) for _ in range(times)),
             key=lambda pair: (-pair[0], pair[1]),
@@ -117,17 +117,19 @@ def judged(n: int = 40) -> Outcome:
 
 def test_statistics_are_the_measurements_of_a_finding() -> None:
     one = judged()
-    measured = {m.name: m for m in extraction.extraction_measurements(one)}
+    measured = {m.name: m for m in extraction.measure_extraction(one)}
     names = [metric.name for metric in METRICS if metric.is_of_member_guesses]
     assert set(names) == set(measured)
     ones = np.ones((1, len(one.ids)), dtype=int)
     for name in names:
-        assert float(find_metric(name).value_at_resamples(one, ones)[0]) == pytest.approx(measured[name].value), name
+        assert float(find_metric(name).compute_resampled_values(one, ones)[0]) == pytest.approx(measured[name].value), (
+            name
+        )
         assert contrast_over_seeds(name, [WeightedMetric(1, name, cell(one))]).unit == measured[name].unit
 
 
 def test_what_tells_right_from_wrong_by_hand() -> None:
-    measured = {m.name: m.value for m in extraction.extraction_measurements(judged())}
+    measured = {m.name: m.value for m in extraction.measure_extraction(judged())}
     assert (measured["recall"], measured["recall_top_3"], measured["any_of_k"]) == (0.25, 0.5, 0.75)
     assert measured["count_right"] == 8
     # Right are i = 0, 4, 8, ...: those not divisible by 8 have likelier candidates behind the first.
@@ -139,7 +141,7 @@ def test_what_tells_right_from_wrong_by_hand() -> None:
 def test_without_log_probabilities_nothing_is_said_about_them() -> None:
     secrets = {"a": Secret("a", (1,), (2,)), "b": Secret("b", (1,), (3,))}
     guesses = [Guesses(s, (Guess((2,), 0.5, 3), Guess((4,), 0.2)), 4, 4) for s in secrets]
-    names = {m.name for m in extraction.extraction_measurements(judging.judge_guesses(guesses, secrets))}
+    names = {m.name for m in extraction.measure_extraction(judging.judge_guesses(guesses, secrets))}
     assert {"count_right", "score_wrong", "recall_top_3"} <= names
     assert not {"min_probability_right", "right_against_likelihood"} & names
     blind = contrast_over_seeds(
@@ -202,7 +204,7 @@ def test_other_metrics_combine_their_own_intervals() -> None:
 
 def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float]) -> Replicates:
     tokens = tokens or [5] * len(nll)
-    held = intervals.perplexity_with_interval(list(zip(nll, tokens, strict=True)))
+    held = intervals.estimate_perplexity(list(zip(nll, tokens, strict=True)))
     texts = {"tokens": [float(t) for t in tokens], "perplexity": nll, **more}
     return Replicates("t", "white-box", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
 

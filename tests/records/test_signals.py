@@ -10,7 +10,7 @@ import pytest
 from auditor.core.result import RELEASED_TEXT, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.policy import parse_limits
 from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, LeakSignal, assess_signals
-from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, share_excess_over_nonmembers
+from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_mean, subtract_nonmember_share
 from tests.conftest import methods
 
 N, OTHERS = 60, 40
@@ -49,7 +49,7 @@ def test_the_smallest_leak_that_would_have_been_shown_is_the_smallest(hits: int,
     """Against a search over all that could have been seen, by the row's own excess."""
 
     def counted(k: int) -> LeakSignal:
-        left = share_excess_over_nonmembers("excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS))))
+        left = subtract_nonmember_share("excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS))))
         return signal(run(row(share("recall", k, N), share("recall_nonmembers", others, OTHERS), left)), "verbatim")
 
     least = next(k for k in range(N + 1) if counted(k).status == SHOWN)
@@ -69,7 +69,7 @@ def test_what_released_text_tells_is_one_question_with_one_level() -> None:
     """Four numbers at 5%: each is held to 1.25%, and says the smallest that would have been shown so."""
 
     def told(hits: int, low: float) -> AuditResult:
-        left = share_excess_over_nonmembers("excess_recall", _ones(hits, N), _ones(0, OTHERS))
+        left = subtract_nonmember_share("excess_recall", _ones(hits, N), _ones(0, OTHERS))
         text = row(share("recall", hits, N), share("recall_nonmembers", 0, OTHERS), left)
         nearly = row(share("near_verbatim_recall", 0, N), share("near_verbatim_recall_nonmembers", 0, OTHERS))
         rate = Measurement("tpr_at_1pct_fpr", 0.0, 0.0, 0.02, N)
@@ -93,7 +93,7 @@ def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
     def found(value: float) -> LeakSignal:
         own = probability("extraction_probability", value, 0.03, N)
         return signal(
-            run(row(own, strangers, mean_excess_over_nonmembers("excess_extraction_probability", own, strangers))),
+            run(row(own, strangers, subtract_nonmember_mean("excess_extraction_probability", own, strangers))),
             "probability",
         )
 

@@ -313,7 +313,7 @@ def detailed_run(
         hit = lead == length
         traits = {name: lead if name == "lead" else rng.random(n) for name in TRAITS}
         distance = (length - lead).astype(np.int64)
-        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.near_verbatim_edit_limit(length))
+        repeats, tolerance = tuple(s.repeats for s in told), np.full(n, judging.compute_near_verbatim_limit(length))
         outcome = judging.Outcome(ids, hit, hit, rng.random(n), repeats, member, distance, tolerance, traits)
         rows[finding.cell_key] = RowValuesBySecret.from_judged_guesses(outcome, score_is_probability=True)
     distributions = np.log(rng.random((len(result.targets), n, length)))

@@ -14,7 +14,7 @@ from auditor.records.signals import SHOWN, assess_signals
 from auditor.records.strata import weighted_extracted_share
 from auditor.reports import coverage, screen, severity
 from auditor.statistics.intervals import share_with_interval
-from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
+from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
 
 
 def share(name: str, hits: int, n: int) -> Measurement:
@@ -25,11 +25,11 @@ def copied(result: AuditResult, hits: int, n: int, single: int, asked: int) -> A
     """Of n records in 16 copies so many extracted; of the `single` ones none of those that were asked."""
     strata = (Stratum(16, n, share("recall", hits, n)), Stratum(1, single, share("recall", 0, asked)))
     row = next(f for f in result.findings if f.target == UNDEFENDED and f.measurement("recall"))
-    floor = share(nonmember_metric_name("recall"), 0, 200)
+    floor = share(name_nonmember_metric("recall"), 0, 200)
     kept = tuple(
         m
         for m in row.measurements
-        if m.name not in ("recall", floor.name, excess_metric_name("recall")) and "any" not in m.name
+        if m.name not in ("recall", floor.name, name_excess_metric("recall")) and "any" not in m.name
     )
     row = replace(row, measurements=(share("recall", hits, n + asked), floor, *kept), by_repeats={}, strata=strata)
     counts = RecordCounts(n + single + 6, n + asked, left_out={"too short": 6}, not_attacked={})

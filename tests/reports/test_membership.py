@@ -23,7 +23,7 @@ from auditor.reports.table_of_contents import page_document
 from auditor.reports.terminal import terminal_run_summary
 from auditor.reports.verdict import headline
 from auditor.statistics import roc
-from auditor.statistics.metrics import auc_name, score_column_name, tpr_name
+from auditor.statistics.metrics import auc_name, name_score_column, name_tpr_metric
 from tests.reports.conftest import finding
 from tests.rows import write_rows
 
@@ -35,7 +35,7 @@ def auc(name: str, value: float, reach: float = 0.05) -> Measurement:
 
 
 def row(blind: float = 0.51, reference: float = 0.48) -> Finding:
-    found = [auc("", 0.8), Measurement(tpr_name("", 0.01), 0.25, 0.1, 0.4, 300, "share", "75/300 above 2")]
+    found = [auc("", 0.8), Measurement(name_tpr_metric("", 0.01), 0.25, 0.1, 0.4, 300, "share", "75/300 above 2")]
     controls = [auc("blind", blind), auc("reference_alone", reference)]
     by_repeats = {"1": auc("", 0.6), "64": auc("", 0.99, 0.01)}
     probed = replace(finding("undefended", "white-box", "ethicist"), attack="membership", curve=(), drawn=0)
@@ -110,9 +110,9 @@ def scores() -> dict[str, np.ndarray]:
 
 
 NAMED = {
-    score_column_name(""): 2.0,
-    score_column_name("blind"): 0.0,
-    score_column_name("stacked"): 1.0,
+    name_score_column(""): 2.0,
+    name_score_column("blind"): 0.0,
+    name_score_column("stacked"): 1.0,
 }
 
 
@@ -129,8 +129,8 @@ def figure(result: AuditResult, details: SecretDetails) -> Figure:
 def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance(result: AuditResult) -> None:
     drawn = figure(result, kept())
     assert [series.kind for series in drawn.series] == ["EZ-MIA", "blind baseline", "stacked"]
-    main = scores()[score_column_name("")]
-    expected = roc.roc_curve_points(main[:30], main[30:])
+    main = scores()[name_score_column("")]
+    expected = roc.compute_roc_curve(main[:30], main[30:])
     assert [(p.x, p.y) for p in drawn.series[0].points] == expected
     picture = render_plot_svg(drawn, {})
     assert "chance" in picture and "blind baseline" in picture and "Members found" in picture
@@ -155,8 +155,11 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
 def test_the_names_are_those_of_the_table(name: str) -> None:
     from auditor.statistics.metrics import find_metric
 
-    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(auc_name(name)).scores == score_column_name(name)
-    assert find_metric(tpr_name(name, 0.001)).rate == 0.001 and "0.1%" in find_metric(tpr_name(name, 0.001)).title
+    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(auc_name(name)).scores == name_score_column(name)
+    assert (
+        find_metric(name_tpr_metric(name, 0.001)).rate == 0.001
+        and "0.1%" in find_metric(name_tpr_metric(name, 0.001)).title
+    )
 
 
 def test_members_that_score_lower_than_others_are_told_apart_too(result: AuditResult) -> None:

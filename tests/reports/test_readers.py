@@ -19,7 +19,7 @@ from auditor.records.secret_details import SecretDetails
 from auditor.reports import table_of_contents
 from auditor.reports.blocks import Document, Figure, Forest, ForestSpan, Paragraph, Table
 from auditor.reports.plots import render_plot_svg
-from auditor.statistics.exposure import null_exposure_tail_bound
+from auditor.statistics.exposure import bound_null_exposure_tail
 
 
 def blocks(doc: Document, section: str) -> list[Any]:
@@ -151,7 +151,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
     assert "Above it: Undefended, white-box." in drawn.description
-    assert drawn.null is not None and drawn.null.points[-1].high == null_exposure_tail_bound(7, 8)
+    assert drawn.null is not None and drawn.null.points[-1].high == bound_null_exposure_tail(7, 8)
     picture = render_plot_svg(drawn, {})
     assert "nothing memorised: 2^-x" in picture and "Exposure (bits)" in picture and "var(--series-1)" in picture
 

@@ -26,7 +26,7 @@ from auditor.reports import advice, edpb, history, markdown, phrases, severity, 
 from auditor.reports.screen import first_screen
 from auditor.reports.signals import least_detectable_text
 from auditor.reports.terminal import terminal_run_summary
-from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers
+from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_mean
 from tests.conftest import methods
 
 REASSURING = ("no leakage", "nothing here to mend", "none seen")
@@ -269,9 +269,7 @@ def probabilities(draw: st.DrawFn, name: str, attack: str) -> Drawn:
     own = probability(name, value, max(0.0, value - reach), min(1.0, value + reach))
     other = draw(st.one_of(st.none(), st.floats(0, 0.2)))
     floor = None if other is None else probability(f"{name}_nonmembers", other, other / 2, other + 0.1, OTHERS)
-    excess = (
-        () if floor is None or draw(st.booleans()) else (mean_excess_over_nonmembers(f"excess_{name}", own, floor),)
-    )
+    excess = () if floor is None or draw(st.booleans()) else (subtract_nonmember_mean(f"excess_{name}", own, floor),)
     above = own.low * N >= 1 if floor is None else own.low > floor.high or (own.low > floor.value and value * N >= 1)
     measured = (own, *(() if floor is None else (floor,)), *excess)
     return Drawn(row(attack, *measured), above)

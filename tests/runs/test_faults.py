@@ -67,8 +67,8 @@ def run(tmp_path: Path) -> Path:
         ),
     )
     measured, by_repeats = (
-        tuple(extraction.extraction_measurements(outcome)),
-        extraction.hit_share_by_repeats("recall", outcome),
+        tuple(extraction.measure_extraction(outcome)),
+        extraction.measure_hit_shares("recall", outcome),
     )
     finding = Finding("undefended", "white-box", "a", {}, (), "", None, "", measured, by_repeats)
     record = BenchmarkRecord("files", "", n, 0, 0)

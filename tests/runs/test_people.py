@@ -14,7 +14,7 @@ from auditor.cli import run_command_line
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records.result_file import read_result
 from auditor.statistics import people
-from auditor.statistics.extraction import extraction_measurements
+from auditor.statistics.extraction import measure_extraction
 from auditor.statistics.judging import judge_guesses
 from tests.conftest import save_tiny
 
@@ -25,7 +25,7 @@ def secret(i: int, user: str | None, member: bool = True, trained: bool = True) 
 
 def told(secrets: list[Secret], out: set[str]) -> dict[str, tuple[float, float, float, int]]:
     guesses = [Guesses(s.id, (Guess(s.suffix if s.id in out else (0, 0), 1.0),), 1, 0) for s in secrets]
-    found = extraction_measurements(judge_guesses(guesses, {s.id: s for s in secrets}))
+    found = measure_extraction(judge_guesses(guesses, {s.id: s for s in secrets}))
     return {m.name: (m.value, m.low, m.high, m.n) for m in found if m.name.startswith("user")}
 
 
@@ -51,7 +51,7 @@ def test_an_interval_over_people_covers_where_one_over_records_does_not() -> Non
     for _ in range(runs):
         out = rng.random(40) < 0.3
         user = np.repeat(np.arange(40.0), rng.integers(1, 21, 40))
-        shares = people.mean_per_person(out[user.astype(int)], user)
+        shares = people.average_per_person(out[user.astype(int)], user)
         assert np.array_equal(shares, out)
         low, high = people_interval(shares)
         covered += low <= 0.3 <= high

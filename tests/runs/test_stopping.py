@@ -20,7 +20,7 @@ from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.stopping import StoppingRule
-from auditor.statistics.anytime import sample_sizes_at_looks
+from auditor.statistics.anytime import yield_look_sizes
 from tests.conftest import fits_schema, save_tiny
 
 ROW = CellKey("undefended", "white-box", "echo")
@@ -103,7 +103,7 @@ def test_a_run_stops_where_the_gate_will_decide(
     run, whole = read_run(tmp_path / "early"), read_run(tmp_path / "whole")
     (finding,) = run.result.findings
     assert finding.stopped is not None
-    assert finding.stopped.asked in sample_sizes_at_looks(finding.stopped.of)
+    assert finding.stopped.asked in yield_look_sizes(finding.stopped.of)
     assert finding.stopped.of == len(whole.outcomes[ROW].ids)
     assert finding.stopped.asked < finding.stopped.of / 5
     assert finding.stopped.why == "until 'recall <= 0.05' failed"

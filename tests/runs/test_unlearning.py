@@ -23,7 +23,7 @@ from auditor.runs.sites import make_site
 from auditor.runs.training import TrainingRequest
 from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.unlearning_baselines import UnlearningBaselines
-from auditor.statistics.unlearning import group_numbers_around_unlearning
+from auditor.statistics.unlearning import measure_unlearning_group
 from auditor.training.finetune import causal_loss
 from auditor.training.unlearning import fine_tune_copy_to_relearn
 from tests.conftest import fits_schema, save_tiny
@@ -142,7 +142,7 @@ def test_changes_by_hand() -> None:
     values = {"before": [0.8, 0.4], "after": [0.2, 0.0], "relearned": [0.5, 0.1]}
     values |= {"retrained": [0.0, 0.0], "retrained_relearned": [0.1, 0.1]}
     columns = {model: np.array(column * 10) for model, column in values.items()}
-    found = group_numbers_around_unlearning("probe", "extraction_probability", "forgotten", columns)
+    found = measure_unlearning_group("probe", "extraction_probability", "forgotten", columns)
     means = {model: measured.value for model, measured in found.values.items()}
     assert means == pytest.approx({name: np.mean(column) for name, column in values.items()})
     changes = {name: measured.value for name, measured in found.changes.items()}
@@ -150,15 +150,15 @@ def test_changes_by_hand() -> None:
     assert changes == pytest.approx(expected)
     assert all(m.low <= m.value <= m.high for m in found.changes.values())
     assert {m.unit for name, m in found.changes.items() if name != "share_back"} == {"probability"}
-    alone = group_numbers_around_unlearning(
+    alone = measure_unlearning_group(
         "probe", "recall", "retained", {"before": np.array([1.0, 0]), "after": np.array([1.0, 0])}
     )
     assert set(alone.changes) == {"unlearned"} and alone.values["after"].unit == "share"
-    gained = group_numbers_around_unlearning("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
-    few = group_numbers_around_unlearning(
+    gained = measure_unlearning_group("p", "exposure", "retained", {**columns, "after": columns["before"] + 0.1})
+    few = measure_unlearning_group(
         "p", "exposure", "forgotten", {model: column[:9] for model, column in columns.items()}
     )
-    nothing = group_numbers_around_unlearning("p", "exposure", "forgotten", {**columns, "relearned": columns["after"]})
+    nothing = measure_unlearning_group("p", "exposure", "forgotten", {**columns, "relearned": columns["after"]})
     assert not any("share_back" in one.changes for one in (gained, few, nothing))
 
 

@@ -12,7 +12,7 @@ from auditor.statistics.anytime import (
     BettingExcess,
     BettingMean,
     log_betting_capital,
-    sample_sizes_at_looks,
+    yield_look_sizes,
 )
 from auditor.statistics.intervals import clopper_pearson
 
@@ -92,17 +92,17 @@ def test_what_is_above_non_members_is_bounded_by_both_sides() -> None:
 
 
 def test_looks_are_at_fixed_counts_up_to_all() -> None:
-    assert list(sample_sizes_at_looks(0)) == []
-    assert list(sample_sizes_at_looks(10)) == [10]
-    assert list(sample_sizes_at_looks(30)) == [16, 18, 20, 22, 25, 28, 30]
-    assert set(sample_sizes_at_looks(300)) - {300} < set(sample_sizes_at_looks(10_000))
+    assert list(yield_look_sizes(0)) == []
+    assert list(yield_look_sizes(10)) == [10]
+    assert list(yield_look_sizes(30)) == [16, 18, 20, 22, 25, 28, 30]
+    assert set(yield_look_sizes(300)) - {300} < set(yield_look_sizes(10_000))
 
 
 def ever_missed(paths: NDArray[np.float64], truth: float) -> tuple[float, float]:
     """(paths, n) of zeros and ones -> the shares of them whose lower, and upper, bound ever misses the truth."""
     n = paths.shape[1]
     missed = np.zeros((2, len(paths)), dtype=bool)
-    for at in sample_sizes_at_looks(n):
+    for at in yield_look_sizes(n):
         hits = paths[:, :at].sum(1).astype(np.int64)
         counts = np.stack([at - hits, hits], axis=1)
         for side, values, mean in ((0, [0.0, 1.0], truth), (1, [1.0, 0.0], 1 - truth)):
@@ -120,7 +120,7 @@ def test_exact_intervals_at_every_look_do_not_cover() -> None:
     """What the sequence is for: the check above fails the interval of a fixed size."""
     truth, missed = 0.05, np.zeros(PATHS, dtype=bool)
     paths = np.random.default_rng(1).random((PATHS, 2000)) < truth
-    for at in sample_sizes_at_looks(2000):
+    for at in yield_look_sizes(2000):
         hits = paths[:, :at].sum(1)
         low = np.array([clopper_pearson(k, at, 1 - 2 * LEVEL)[0] for k in range(hits.max() + 1)])
         missed |= low[hits] > truth
@@ -142,8 +142,6 @@ def test_coverage_of_probabilities_at_every_look() -> None:
     rng, truth, missed, paths = np.random.default_rng(3), 0.05 / 0.55, 0, 300
     for _ in range(paths):
         values = rng.beta(0.05, 0.5, 600)
-        seen = (
-            log_betting_capital(values[:at], np.ones(at, dtype=np.int64), truth) for at in sample_sizes_at_looks(600)
-        )
+        seen = (log_betting_capital(values[:at], np.ones(at, dtype=np.int64), truth) for at in yield_look_sizes(600))
         missed += any(found >= -math.log(LEVEL) for found in seen)
     assert missed / paths <= LEVEL

@@ -12,15 +12,15 @@ from auditor.core.errors import AuditError
 from auditor.privacy.gaussian import pld_epsilon
 from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
-    canary_likelihood_ratio_distribution,
-    canary_shape_p_value,
-    epsilon_by_canary_shape,
+    bound_shape_epsilon,
+    compute_canary_shape_p_value,
+    compute_likelihood_ratio_distribution,
 )
 from auditor.statistics.one_run import (
-    delta_of_gaussian_tradeoff,
-    epsilon_of_gaussian_tradeoff,
-    guess_counts_looked_at,
-    largest_refuted_value,
+    compute_gaussian_delta,
+    compute_gaussian_epsilon,
+    find_largest_refuted_value,
+    list_guess_counts,
 )
 
 SAMPLED = (0.084, 48)
@@ -29,16 +29,16 @@ SAMPLED = (0.084, 48)
 def test_the_gaussian_s_law_is_the_gaussian_s() -> None:
     for noise in (0.4, 1.0, 3.0):
         for epsilon in (0.0, 0.5, 2.0):
-            assert canary_likelihood_ratio_distribution(noise, GAUSSIAN).delta(epsilon) == pytest.approx(
-                delta_of_gaussian_tradeoff(epsilon, 1 / noise), abs=2e-5
+            assert compute_likelihood_ratio_distribution(noise, GAUSSIAN).delta(epsilon) == pytest.approx(
+                compute_gaussian_delta(epsilon, 1 / noise), abs=2e-5
             )
 
 
 @pytest.mark.parametrize("noise", [0.74, 1.5])
 def test_the_sampled_one_s_law_is_what_the_accountant_has(noise: float) -> None:
-    own = canary_likelihood_ratio_distribution(noise, SAMPLED)
+    own = compute_likelihood_ratio_distribution(noise, SAMPLED)
     for delta in (1e-5, 3e-4):
-        epsilon = largest_refuted_value(lambda e, d=delta: own.delta(e) > d, 50.0, 1e-6)
+        epsilon = find_largest_refuted_value(lambda e, d=delta: own.delta(e) > d, 50.0, 1e-6)
         assert epsilon == pytest.approx(pld_epsilon(noise, *SAMPLED, delta), rel=5e-3)
 
 
@@ -53,27 +53,29 @@ def test_the_p_value_is_the_chance_in_a_simulated_game(sampling: tuple[float, in
             ratio += np.log(1 - q + q * np.exp((2 * x - 1) / (2 * noise**2)))
         order = np.argsort(-np.abs(ratio), axis=1)[:, :r]
         seen = np.take_along_axis((ratio > 0) == coins, order, 1).sum(1) >= v
-        found = canary_shape_p_value(m, r, v, noise, sampling)
+        found = compute_canary_shape_p_value(m, r, v, noise, sampling)
         assert found == pytest.approx(seen.mean(), abs=4 * seen.std() / math.sqrt(runs))
 
 
 def test_where_all_are_guessed_it_is_a_binomial() -> None:
     p = norm.cdf(1 / 0.8 / 2)
-    assert canary_shape_p_value(50, 50, 40, 0.8, GAUSSIAN) == pytest.approx(binom.sf(39, 50, p), rel=1e-3)
-    assert canary_shape_p_value(50, 50, 51, 0.8, GAUSSIAN) == 0
+    assert compute_canary_shape_p_value(50, 50, 40, 0.8, GAUSSIAN) == pytest.approx(binom.sf(39, 50, p), rel=1e-3)
+    assert compute_canary_shape_p_value(50, 50, 51, 0.8, GAUSSIAN) == 0
 
 
 def test_the_bound_is_of_a_noise_that_is_refuted_and_of_a_larger_delta() -> None:
     right, m = (840, 460, 245, 125, 62, 31), 1000
-    found = epsilon_by_canary_shape(m, right, 1e-5)
-    noise = min(k for k in np.geomspace(0.3, 2, 400) if canary_shape_p_value(m, 500, 460, float(k), GAUSSIAN) < 0.02)
-    assert found == pytest.approx(epsilon_of_gaussian_tradeoff(1 / noise, 1e-5 / 0.03), rel=0.02)
-    assert epsilon_by_canary_shape(m, right, 1e-5, copies=2) < found / 1.9
+    found = bound_shape_epsilon(m, right, 1e-5)
+    noise = min(
+        k for k in np.geomspace(0.3, 2, 400) if compute_canary_shape_p_value(m, 500, 460, float(k), GAUSSIAN) < 0.02
+    )
+    assert found == pytest.approx(compute_gaussian_epsilon(1 / noise, 1e-5 / 0.03), rel=0.02)
+    assert bound_shape_epsilon(m, right, 1e-5, copies=2) < found / 1.9
     with pytest.raises(AuditError, match="inserted once, got 2"):
-        epsilon_by_canary_shape(m, right, 1e-5, copies=2, sampling=SAMPLED)
+        bound_shape_epsilon(m, right, 1e-5, copies=2, sampling=SAMPLED)
 
 
 def test_a_shape_that_the_surest_contradict_is_none() -> None:
     """Nine of ten right, however sure: no Gaussian does that."""
-    assert epsilon_by_canary_shape(1000, tuple(int(0.9 * r) for r in guess_counts_looked_at(1000)), 1e-5) == 0
-    assert epsilon_by_canary_shape(1000, guess_counts_looked_at(1000), 1e-5) > 10
+    assert bound_shape_epsilon(1000, tuple(int(0.9 * r) for r in list_guess_counts(1000)), 1e-5) == 0
+    assert bound_shape_epsilon(1000, list_guess_counts(1000), 1e-5) > 10

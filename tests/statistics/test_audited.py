@@ -15,15 +15,15 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import Audited
 from auditor.statistics import metrics
-from auditor.statistics.audit_by_shape import epsilon_by_canary_shape
+from auditor.statistics.audit_by_shape import bound_shape_epsilon
 from auditor.statistics.audited import (
     audit_epsilon_bounds,
     audit_measurements,
-    best_provable_epsilon,
-    canaries_needed,
-    reaudit_at_level,
+    compute_best_provable_epsilon,
+    count_needed_canaries,
+    repeat_audit,
 )
-from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, guess_counts_looked_at
+from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, list_guess_counts
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 
@@ -39,16 +39,16 @@ def naive_rights(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> tu
     middle = (ordered[len(scores) // 2 - 1] + ordered[len(scores) // 2]) / 2
     surest = sorted(range(len(scores)), key=lambda i: -abs(scores[i] - middle))
     right = [bool(included[i]) == bool(scores[i] > middle) for i in surest]
-    return tuple(sum(right[:r]) for r in guess_counts_looked_at(len(scores)))
+    return tuple(sum(right[:r]) for r in list_guess_counts(len(scores)))
 
 
 def test_the_bounds_are_of_the_right_guesses_at_every_count() -> None:
     scores, included = game(600, 1.5)
-    right, counts = naive_rights(scores, included), guess_counts_looked_at(600)
+    right, counts = naive_rights(scores, included), list_guess_counts(600)
     one_run, fdp, shape = audit_epsilon_bounds(scores, included, 1e-5, 0.1)
     assert one_run.epsilon == epsilon_one_run(600, right, 1e-5, 0.1) > 0
     assert fdp.epsilon == epsilon_fdp(600, right, 1e-5, 0.1) > 0
-    assert shape.epsilon == epsilon_by_canary_shape(600, right, 1e-5, 0.1) > 0
+    assert shape.epsilon == bound_shape_epsilon(600, right, 1e-5, 0.1) > 0
     for found in (one_run, fdp, shape):
         assert found.rights == right and found.right == right[counts.index(found.guesses)]
         assert (found.canaries, found.delta, found.level) == (600, 1e-5, 0.1)
@@ -56,7 +56,7 @@ def test_the_bounds_are_of_the_right_guesses_at_every_count() -> None:
 
 
 def test_the_numbers_of_guesses_depend_on_m_alone() -> None:
-    assert [guess_counts_looked_at(m) for m in (5, 31, 32, 130)] == [(5,), (31,), (32, 16), (130, 65, 32, 16)]
+    assert [list_guess_counts(m) for m in (5, 31, 32, 130)] == [(5,), (31,), (32, 16), (130, 65, 32, 16)]
 
 
 def test_the_middle_lies_between_two_scores() -> None:
@@ -102,25 +102,25 @@ def test_what_could_be_proved_at_best_is_what_all_right_guesses_prove(delta: flo
         included = np.arange(m) % 2 == 0
         found = audit_epsilon_bounds(included.astype(float), included, delta)[0]
         assert (
-            best_provable_epsilon(m, delta)
+            compute_best_provable_epsilon(m, delta)
             == found.best
-            == epsilon_one_run(m, guess_counts_looked_at(m), delta)
+            == epsilon_one_run(m, list_guess_counts(m), delta)
             == found.epsilon
         )
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
 def test_the_canaries_needed_are_the_fewest_by_a_walk(delta: float) -> None:
-    walked = {m: best_provable_epsilon(m, delta) for m in range(2, 140)}
+    walked = {m: compute_best_provable_epsilon(m, delta) for m in range(2, 140)}
     assert all(a <= b + 1e-5 for a, b in pairwise(walked.values()))
     for epsilon in (0.01, 0.3, 1.0, 2.0, 3.0, 3.6):
-        assert canaries_needed(epsilon, delta) == next(m for m, most in walked.items() if most >= epsilon)
+        assert count_needed_canaries(epsilon, delta) == next(m for m, most in walked.items() if most >= epsilon)
 
 
 def test_what_no_million_of_canaries_proves_is_refused() -> None:
     with pytest.raises(AuditError, match=r"up to a million canaries .* 524,288, .* prove less than 12.*, got 20"):
-        canaries_needed(20, 1e-7)
-    assert 8_900 < canaries_needed(8, 0.0) <= canaries_needed(8, 1e-5) < 9_100
+        count_needed_canaries(20, 1e-7)
+    assert 8_900 < count_needed_canaries(8, 0.0) <= count_needed_canaries(8, 1e-5) < 9_100
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_bad_numbers_are_refused(delta: float, level: float, copies: int, said: 
     with pytest.raises(AuditError, match=said):
         audit_epsilon_bounds(*game(100, 1), delta, level, copies)
     with pytest.raises(AuditError, match=said):
-        canaries_needed(1.0, delta, level, copies)
+        count_needed_canaries(1.0, delta, level, copies)
 
 
 def test_fair_coins_are_refused_less_than_once_in_a_billion() -> None:
@@ -193,8 +193,8 @@ def test_the_same_guesses_at_another_level() -> None:
     """At its own level an audit is what it is; at a smaller one both numbers are smaller, and they are its rule's."""
     scores, included = game(601, 1.5)
     for found in audit_epsilon_bounds(scores, included, 1e-5):
-        assert reaudit_at_level(found, 0.05) == found
-        stricter = reaudit_at_level(found, 0.02)
+        assert repeat_audit(found, 0.05) == found
+        stricter = repeat_audit(found, 0.02)
         assert stricter == next(
             a for a in audit_epsilon_bounds(scores, included, 1e-5, 0.02) if a.estimator == found.estimator
         )
@@ -204,7 +204,7 @@ def test_the_same_guesses_at_another_level() -> None:
 def test_independent_games_at_another_level() -> None:
     proved, best = (epsilon_clopper_pearson(*table, 1e-5, 0.02) for table in ((90, 10, 12, 88), (100, 0, 0, 100)))
     played = Audited("games", 9.0, 1e-5, 0.05, 200, 200, 178, 9.0, table=(90, 10, 12, 88))
-    again = reaudit_at_level(played, 0.02)
+    again = repeat_audit(played, 0.02)
     assert (again.epsilon, again.best, again.level) == (proved, best, 0.02)
 
 
@@ -212,4 +212,4 @@ def test_what_cannot_have_been_made_is_refused_another_level() -> None:
     found = audit_epsilon_bounds(*game(601, 1.5), 1e-5)[0]
     for changed in (replace(found, rights=(77,)), replace(found, estimator="mine"), replace(found, estimator="games")):
         with pytest.raises(AuditError, match="expected a bound by one_run, fdp, shape"):
-            reaudit_at_level(changed, 0.05)
+            repeat_audit(changed, 0.05)

@@ -18,11 +18,11 @@ def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) ->
 
 def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None) -> tuple[float, float]:
     """AUC of the blind baseline and the low end of its interval."""
-    group = blind_classifier.related_fold_groups(rows)
+    group = blind_classifier.group_related_texts(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
-    scores = blind_classifier.blind_membership_scores(rows, sizes, member, group)
-    widen = blind_classifier.cross_fit_deviation_factor(member, group)
-    found = roc.auc_with_interval("blind_auc", scores[member], scores[~member], widen=widen)
+    scores = blind_classifier.score_membership_blindly(rows, sizes, member, group)
+    widen = blind_classifier.compute_cross_fit_deviation_factor(member, group)
+    found = roc.estimate_auc("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
 
 
@@ -52,7 +52,7 @@ def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
     for i in range(120):
         text = [word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))]
         rows.append(tuple([*text, 999] if i < 60 else text))
-    scores = blind_classifier.blind_membership_scores(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
+    scores = blind_classifier.score_membership_blindly(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
     assert roc.auc(scores[:60], scores[60:]) > 0.75
 
 
@@ -61,40 +61,40 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     base = texts(100)
     copies = [(*row[:10], 999, *row[11:]) for row in base]
     rows = [*base, *copies]
-    group = blind_classifier.related_fold_groups(rows)
+    group = blind_classifier.group_related_texts(rows)
     assert (group[:100] == group[100:]).all() and len(set(group.tolist())) == 100
     half = keyed_random_generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
-    leaky = blind_classifier.blind_membership_scores(rows, np.empty((200, 0)), member, np.arange(200))
+    leaky = blind_classifier.score_membership_blindly(rows, np.empty((200, 0)), member, np.arange(200))
     assert roc.auc(leaky[member], leaky[~member]) > 0.8
 
 
 def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
     one = tuple(range(20))
     rows = [one, (*one[:16], 90, 91, 92, 93), (*one[:12], 94, 95, 96, 97, 90, 91, 92, 93), (5,), (5,), (6,)]
-    assert blind_classifier.related_fold_groups(rows).tolist() == [0, 0, 0, 1, 1, 2]
+    assert blind_classifier.group_related_texts(rows).tolist() == [0, 0, 0, 1, 1, 2]
 
 
 def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     """A column for each record would give every label away to whoever was fitted to it."""
     noise = keyed_random_generator("stacked")
     member = np.arange(120) < 60
-    own = blind_classifier.stacked_membership_scores(np.eye(120), member, np.arange(120))
+    own = blind_classifier.combine_membership_scores(np.eye(120), member, np.arange(120))
     assert np.ptp(own) < 1e-9  # what is left is rounding, in which one processor sees an order and another none
     features = np.column_stack([member + noise.normal(0, 0.3, 120), noise.normal(size=120)])
-    found = blind_classifier.stacked_membership_scores(features, member, np.arange(120))
+    found = blind_classifier.combine_membership_scores(features, member, np.arange(120))
     assert roc.auc(found[member], found[~member]) > 0.85
 
 
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
-    assert np.isnan(blind_classifier.stacked_membership_scores(np.ones((4, 2)), member, np.arange(4))).all()
+    assert np.isnan(blind_classifier.combine_membership_scores(np.ones((4, 2)), member, np.arange(4))).all()
 
 
 def test_the_deviation_grows_with_folds_and_with_the_groups_of_related_texts() -> None:
     alternating = np.arange(40) % 2 == 0
-    factor = blind_classifier.cross_fit_deviation_factor
+    factor = blind_classifier.compute_cross_fit_deviation_factor
     assert factor(alternating, np.arange(40)) == pytest.approx(1.5)  # five folds
     in_fours = np.repeat(np.arange(20), 4)  # without it, 14% of random splits were told apart, of 2.5%
     assert factor(np.repeat([True, False], 40), in_fours) == pytest.approx(1.5 * 2)
@@ -105,10 +105,10 @@ def test_parts_of_one_origin_are_in_one_group_and_chains_of_origins_too() -> Non
     rows = texts(6)
     documents = ["a", "a", "b", None, None, "b"]
     users = [None, "p", "q", "q", None, None]
-    assert blind_classifier.related_fold_groups(rows, documents).tolist() == [0, 0, 1, 2, 3, 1]
-    assert blind_classifier.related_fold_groups(rows, documents, users).tolist() == [0, 0, 1, 1, 2, 1]
+    assert blind_classifier.group_related_texts(rows, documents).tolist() == [0, 0, 1, 2, 3, 1]
+    assert blind_classifier.group_related_texts(rows, documents, users).tolist() == [0, 0, 1, 1, 2, 1]
     # A document and a person of one name are not related by it.
-    assert blind_classifier.related_fold_groups(rows, ["a", *[None] * 5], [*[None] * 5, "a"]).tolist() == [*range(6)]
+    assert blind_classifier.group_related_texts(rows, ["a", *[None] * 5], [*[None] * 5, "a"]).tolist() == [*range(6)]
 
 
 def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
@@ -118,11 +118,11 @@ def test_parts_of_records_split_at_random_are_not_told_apart() -> None:
     rows = [(*texts(1, f"part {i} {j}")[0], *own_words[i].tolist()) for i in range(60) for j in range(3)]
     document = np.repeat(np.arange(60), 3)
     member = document % 2 == 0
-    groups = blind_classifier.related_fold_groups(rows), blind_classifier.related_fold_groups(rows, document.tolist())
+    groups = blind_classifier.group_related_texts(rows), blind_classifier.group_related_texts(rows, document.tolist())
     apart, together = (
         roc.auc(scores[member], scores[~member])
         for scores in (
-            blind_classifier.blind_membership_scores(rows, np.empty((180, 0)), member, group) for group in groups
+            blind_classifier.score_membership_blindly(rows, np.empty((180, 0)), member, group) for group in groups
         )
     )
     assert apart > 0.8
@@ -147,7 +147,7 @@ def test_records_of_one_prompt_or_person_split_at_random_are_not_told_apart(kind
         group = blind_classifier.fold_groups_of_secrets(secrets)
         assert len(set(group.tolist())) == 60
         rows = [secret.prefix + secret.suffix for secret in secrets]
-        scores = blind_classifier.blind_membership_scores(rows, np.empty((180, 0)), member, group)
+        scores = blind_classifier.score_membership_blindly(rows, np.empty((180, 0)), member, group)
         aucs.append(roc.auc(scores[member], scores[~member]))
     assert abs(np.mean(aucs) - 0.5) < 0.1
 

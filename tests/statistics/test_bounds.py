@@ -11,11 +11,11 @@ from auditor.statistics.bounds import (
     BinomialCount,
     DiscordantPairs,
     RecordedInterval,
-    paired_difference_p_value,
-    paired_share_difference,
-    tango_score_statistic,
+    compute_paired_p_value,
+    compute_tango_statistic,
+    count_discordant_pairs,
 )
-from auditor.statistics.compare import difference_evidence, paired_mean_difference, paired_recall_difference
+from auditor.statistics.compare import compare_columns, resample_paired_means, resample_paired_recall
 from auditor.statistics.intervals import clopper_pearson
 
 
@@ -49,9 +49,9 @@ def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
 
     lost = minimize_scalar(unlikelihood, bounds=(1e-9, (1 - delta) / 2 - 1e-9), method="bounded").x
     expected = (wins - losses - n * delta) / np.sqrt(n * (2 * lost + delta - delta**2))
-    assert tango_score_statistic(wins, losses, n, delta) == pytest.approx(expected, abs=1e-4)
-    assert tango_score_statistic(9, 3, 40, 0.0) == pytest.approx((9 - 3) / np.sqrt(9 + 3))  # McNemar's
-    assert tango_score_statistic(0, 0, 40, 0.0) == 0
+    assert compute_tango_statistic(wins, losses, n, delta) == pytest.approx(expected, abs=1e-4)
+    assert compute_tango_statistic(9, 3, 40, 0.0) == pytest.approx((9 - 3) / np.sqrt(9 + 3))  # McNemar's
+    assert compute_tango_statistic(0, 0, 40, 0.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_the_statistic_is_the_score_of_the_constrained_likelihood() -> None:
 )
 def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: float) -> None:
     outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
-    seen = tango_score_statistic(wins, losses, n, delta)
-    extreme = tango_score_statistic(outcomes[:, 0], outcomes[:, 1], n, delta) >= seen - 1e-9
+    seen = compute_tango_statistic(wins, losses, n, delta)
+    extreme = compute_tango_statistic(outcomes[:, 0], outcomes[:, 1], n, delta) >= seen - 1e-9
     low, high = clopper_pearson(wins + losses, n, 1 - 1e-4)
     grid = np.linspace(max(low, abs(delta)), high, 25)
     slow = max(multinomial.pmf(outcomes[extreme], n, distribution(delta, psi)).sum() for psi in grid)
-    assert paired_difference_p_value(wins, losses, n, delta) == pytest.approx(slow + 1e-4, abs=1e-9)
+    assert compute_paired_p_value(wins, losses, n, delta) == pytest.approx(slow + 1e-4, abs=1e-9)
 
 
 def test_equal_answers_leave_open_what_so_few_secrets_can() -> None:
@@ -116,10 +116,8 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
             wrong += not hit[i]
         return right / len(chosen)
 
-    seen = paired_recall_difference(*runs, errors)
-    asked = difference_evidence(
-        *((hit.astype(float), score) for hit, score in runs), errors=errors
-    )  # as rows keep them
+    seen = resample_paired_recall(*runs, errors)
+    asked = compare_columns(*((hit.astype(float), score) for hit, score in runs), errors=errors)  # as rows keep them
     assert (asked.value, asked.low(0.05)) == (seen.value, seen.low(0.05))
     assert seen.value == pytest.approx(recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n)))
     slow = []
@@ -132,21 +130,21 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
 
 
 def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
-    nothing = paired_mean_difference(np.zeros(59), np.zeros(59))
+    nothing = resample_paired_means(np.zeros(59), np.zeros(59))
     assert nothing.high(0.05) == pytest.approx(1 - 0.05 ** (1 / 59))
     rng = np.random.default_rng(0)
     new, base = rng.random(400), rng.random(400)
     spread = (new - base).std() / 20
-    assert paired_mean_difference(new, base).high(0.05) == pytest.approx(
+    assert resample_paired_means(new, base).high(0.05) == pytest.approx(
         (new - base).mean() + 1.645 * spread, abs=0.2 * spread
     )
 
 
 def test_shares_are_counted_by_secret() -> None:
     new, base = np.array([True, True, False, True]), np.array([True, False, True, False])
-    assert paired_share_difference(new, base) == DiscordantPairs(2, 1, 4)
+    assert count_discordant_pairs(new, base) == DiscordantPairs(2, 1, 4)
 
 
 @pytest.mark.parametrize(("wins", "losses", "p"), [(0, 5, 1.0), (1, 4, 0.0), (0, 4, 0.0)])
 def test_only_losses_alone_leave_a_difference_of_minus_one(wins: int, losses: int, p: float) -> None:
-    assert paired_difference_p_value(wins, losses, 5, -1.0) == p
+    assert compute_paired_p_value(wins, losses, 5, -1.0) == p

@@ -19,7 +19,7 @@ BITS = math.log2(10**6)
     ("nll", "bits"), [(0, 4), (0.1, 4), (3.5, 2), (20, -0.0874628412503391), (4, 1.67807190511264)]
 )
 def test_sampled_exposure_is_that_of_tf_privacy(nll: float, bits: float) -> None:
-    assert exposure.sampled_exposure(nll, SIXTEEN) == pytest.approx(bits, abs=1e-12)
+    assert exposure.estimate_sampled_exposure(nll, SIXTEEN) == pytest.approx(bits, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -43,21 +43,19 @@ def test_sampled_exposure_is_that_of_tf_privacy(nll: float, bits: float) -> None
     ],
 )
 def test_tails_of_the_skew_normal(distribution: tuple[float, float, float], nll: float, bits: float) -> None:
-    assert exposure.SkewNormal(distribution, 1.0).extrapolated_exposure_bits(nll, math.inf) == pytest.approx(
-        bits, rel=1e-7
-    )
+    assert exposure.SkewNormal(distribution, 1.0).extrapolate_exposure(nll, math.inf) == pytest.approx(bits, rel=1e-7)
 
 
 def test_a_fit_says_the_same_twice_and_is_capped_and_checked() -> None:
     references = np.random.default_rng(0).normal(24, 3, 150)
     fitted, again = exposure.fit_skew_normal(references), exposure.fit_skew_normal(references)
     assert fitted == again and fitted.fit_p > 0.05
-    assert fitted.extrapolated_exposure_bits(18.0, BITS) == pytest.approx(
+    assert fitted.extrapolate_exposure(18.0, BITS) == pytest.approx(
         -math.log2(0.5 * math.erfc(2 / math.sqrt(2))), abs=1.0
     )
-    assert fitted.extrapolated_exposure_bits(-200.0, BITS) == BITS
+    assert fitted.extrapolate_exposure(-200.0, BITS) == BITS
     assert exposure.fit_skew_normal(np.repeat([1.0, 50.0], 60)).fit_p < 0.01
-    assert exposure.fit_skew_normal(np.full(20, 3.0)).extrapolated_exposure_bits(3.0, BITS) == 0
+    assert exposure.fit_skew_normal(np.full(20, 3.0)).extrapolate_exposure(3.0, BITS) == 0
 
 
 def test_a_fit_that_is_ten_bits_off_in_the_tail_is_not_taken_for_one() -> None:
@@ -65,26 +63,26 @@ def test_a_fit_that_is_ten_bits_off_in_the_tail_is_not_taken_for_one() -> None:
     for seed in (1, 2):
         references = stats.logistic(24, 2).rvs(1000, random_state=seed)
         fitted = exposure.fit_skew_normal(references)
-        assert fitted.extrapolated_exposure_bits(stats.logistic(24, 2).ppf(2**-20), 200.0) > 30
+        assert fitted.extrapolate_exposure(stats.logistic(24, 2).ppf(2**-20), 200.0) > 30
         assert fitted.fit_p < 0.05
 
 
 def test_references_that_are_skew_normal_are_seldom_refuted() -> None:
     noise = np.random.default_rng(0)
     samples = (stats.skewnorm(shape, 24, 3).rvs(100, random_state=i) for shape in (0, -3) for i in range(15))
-    assert sum(exposure.skew_normal_fit_p_value(sample, noise) < 0.05 for sample in samples) <= 4  # 1.5 expected
+    assert sum(exposure.compute_skew_normal_p_value(sample, noise) < 0.05 for sample in samples) <= 4  # 1.5 expected
 
 
 def test_exposure_of_a_rank() -> None:
-    assert exposure.exposure_from_rank(1, BITS) == pytest.approx(19.931569)
-    assert exposure.exposure_from_rank(10**6, BITS) == pytest.approx(0, abs=1e-12)
+    assert exposure.compute_exposure(1, BITS) == pytest.approx(19.931569)
+    assert exposure.compute_exposure(10**6, BITS) == pytest.approx(0, abs=1e-12)
 
 
 def test_the_null_distribution_bounds_a_canary_that_was_never_inserted() -> None:
     """Its rank is uniform: P(exposure >= e) <= 2^-e at every e, for ranks and for Monte-Carlo p-values."""
     noise = np.random.default_rng(0)
-    bits = np.array([exposure.exposure_from_rank(rank, 10.0) for rank in noise.integers(1, 1025, size=20_000)])
-    p_values = np.array([exposure.canary_null_p_value(noise.normal(), noise.normal(size=19)) for _ in range(20_000)])
+    bits = np.array([exposure.compute_exposure(rank, 10.0) for rank in noise.integers(1, 1025, size=20_000)])
+    p_values = np.array([exposure.compute_canary_p_value(noise.normal(), noise.normal(size=19)) for _ in range(20_000)])
     for e in (0.5, 1, 2, 4.3):
         slack = 4 * math.sqrt(2.0**-e / 20_000)
         assert (bits >= e).mean() <= 2.0**-e + slack and (p_values <= 2.0**-e).mean() <= 2.0**-e + slack
@@ -94,16 +92,16 @@ def test_the_null_distribution_bounds_a_canary_that_was_never_inserted() -> None
 def test_of_models_that_learned_nothing_at_most_one_in_20_leaves_the_band(n: int) -> None:
     """The null distribution alone, without a band around it, is crossed by all but a few of them: it says nothing."""
     ranks = np.random.default_rng(n).integers(1, 10**6 + 1, size=(2000, n))
-    tails = [survival_function([exposure.exposure_from_rank(rank, BITS) for rank in canaries]) for canaries in ranks]
+    tails = [survival_function([exposure.compute_exposure(rank, BITS) for rank in canaries]) for canaries in ranks]
     assert np.mean([any(y > 2.0**-x for x, y in points) for points in tails]) > 0.9
-    assert np.mean([any(y > exposure.null_exposure_tail_bound(x, n) for x, y in points) for points in tails]) <= 0.05
+    assert np.mean([any(y > exposure.bound_null_exposure_tail(x, n) for x, y in points) for points in tails]) <= 0.05
 
 
 def test_a_model_that_learned_a_third_leaves_the_band() -> None:
     ranks = [*[1] * 10, *np.random.default_rng(0).integers(1, 10**6 + 1, size=20)]
     assert any(
-        y > exposure.null_exposure_tail_bound(x, 30)
-        for x, y in survival_function([exposure.exposure_from_rank(rank, BITS) for rank in ranks])
+        y > exposure.bound_null_exposure_tail(x, 30)
+        for x, y in survival_function([exposure.compute_exposure(rank, BITS) for rank in ranks])
     )
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import bootstrap, frontier, intervals
-from auditor.statistics.bounds import paired_share_difference
-from auditor.statistics.compare import paired_mean_difference
-from auditor.statistics.frontier import ModelLeakage, convex_frontier_corner_indices, possibly_least_leaking
+from auditor.statistics.bounds import count_discordant_pairs
+from auditor.statistics.compare import resample_paired_means
+from auditor.statistics.frontier import ModelLeakage, find_convex_frontier, select_possibly_least_leaking
 from auditor.statistics.roc import auc, tpr_at_fpr
 
 # --- the convex frontier ----------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ from auditor.statistics.roc import auc, tpr_at_fpr
     ],
 )
 def test_corners_by_hand(points: list[tuple[float, float]], corners: list[int]) -> None:
-    assert convex_frontier_corner_indices(points) == corners
+    assert find_convex_frontier(points) == corners
 
 
 def slow_corners(points: list[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -53,13 +53,13 @@ def slow_corners(points: list[tuple[int, int]]) -> set[tuple[int, int]]:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
 def test_corners_are_those_of_the_slow_twin(points: list[tuple[int, int]]) -> None:
-    found = [points[i] for i in convex_frontier_corner_indices(points)]
+    found = [points[i] for i in find_convex_frontier(points)]
     assert len(found) == len(set(found)) and set(found) == slow_corners(points)
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0, 1)), min_size=1, max_size=30))
 def test_no_point_is_better_than_a_corner_or_below_the_line_between_two(points: list[tuple[float, float]]) -> None:
-    corners = [points[i] for i in convex_frontier_corner_indices(points)]
+    corners = [points[i] for i in find_convex_frontier(points)]
     assert not any(q != p and q[0] <= p[0] and q[1] <= p[1] for p in corners for q in points)
     for (x0, y0), (x1, y1) in pairwise(corners):
         assert all(y >= y0 + (y1 - y0) * (x - x0) / (x1 - x0) - 1e-9 for x, y in points if x0 < x < x1)
@@ -71,8 +71,8 @@ def test_no_point_is_better_than_a_corner_or_below_the_line_between_two(points: 
 def test_a_difference_is_what_a_gate_decides_on() -> None:
     rng = np.random.default_rng(3)
     values = rng.random((2, 80)) ** 4
-    one, other = frontier.model_leakages_by_mean(values)
-    ours, theirs = frontier.paired_leak_difference(one, other), paired_mean_difference(values[0], values[1])
+    one, other = frontier.estimate_mean_leakages(values)
+    ours, theirs = frontier.compare_paired_leakage(one, other), resample_paired_means(values[0], values[1])
     assert ours.value == pytest.approx(theirs.value)
     for level in (0.025, 0.2):
         assert (ours.low(level), ours.high(level)) == pytest.approx((theirs.low(level), theirs.high(level)), abs=0.01)
@@ -81,9 +81,9 @@ def test_a_difference_is_what_a_gate_decides_on() -> None:
 def test_shares_are_held_to_their_exact_interval() -> None:
     hits = np.zeros((2, 40))
     hits[0, :6] = 1
-    one, other = frontier.model_leakages_by_mean(hits)
-    exact = paired_share_difference(hits[0] == 1, hits[1] == 1)
-    assert frontier.paired_leak_difference(one, other).low(0.01) <= exact.low(0.01)
+    one, other = frontier.estimate_mean_leakages(hits)
+    exact = count_discordant_pairs(hits[0] == 1, hits[1] == 1)
+    assert frontier.compare_paired_leakage(one, other).low(0.01) <= exact.low(0.01)
     assert other.leakage_measurement("recall", "share").high == pytest.approx(intervals.clopper_pearson(0, 40)[1])
     assert one.leakage_measurement("recall", "share").low >= 0
 
@@ -92,9 +92,9 @@ def test_rates_are_those_of_every_single_resample() -> None:
     """The slow twin: `roc.tpr_at_fpr` on each resample, written out."""
     rng = np.random.default_rng(5)
     own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
-    [leak] = frontier.model_leakages_by_tpr([[(own, others)]], 0.05)
-    members = next(bootstrap.resample_blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(bootstrap.resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
+    [leak] = frontier.estimate_tpr_leakages([[(own, others)]], 0.05)
+    members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
+    nonmembers = next(bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [
         max(tpr_at_fpr(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1))
         for a, b in zip(members[:200], nonmembers[:200], strict=True)
@@ -108,7 +108,7 @@ def test_members_that_are_less_likely_than_others_are_found_too() -> None:
     rng = np.random.default_rng(8)
     own, others = rng.normal(2, 1, 40), rng.normal(0, 1, 60)
     forbidden = np.where(rng.random(40) < 0.5, -np.inf, own)
-    as_it_is, turned, filtered = frontier.model_leakages_by_tpr(
+    as_it_is, turned, filtered = frontier.estimate_tpr_leakages(
         [[(own, others)], [(-own, -others)], [(forbidden, others)]], 0.05
     )
     assert as_it_is.value == turned.value == tpr_at_fpr(own, others, 0.05).value
@@ -120,13 +120,13 @@ def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
     """The slow twin: `roc.auc` on each resample, written out; below 1/2 it is read the other way."""
     rng = np.random.default_rng(5)
     own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
-    first, turned = frontier.model_leakages_by_auc([[(own, others)], [(-own, -others)]])
-    members = next(bootstrap.resample_blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(bootstrap.resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
+    first, turned = frontier.estimate_auc_leakages([[(own, others)], [(-own, -others)]])
+    members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
+    nonmembers = next(bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [auc(np.repeat(own, a), np.repeat(others, b)) for a, b in zip(members[:100], nonmembers[:100], strict=True)]
     assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(auc(own, others))
     assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
-    chance = frontier.model_leakages_by_auc([[(rng.normal(size=30), rng.normal(size=50))]])[0].leakage_measurement(
+    chance = frontier.estimate_auc_leakages([[(rng.normal(size=30), rng.normal(size=50))]])[0].leakage_measurement(
         "membership_auc", "AUC"
     )
     assert chance.low < 0.5 <= chance.value
@@ -136,8 +136,8 @@ def test_rates_of_several_seeds_are_their_mean() -> None:
     rng = np.random.default_rng(6)
     seeds = [(rng.normal(1, 1, 30), rng.normal(0, 1, 50)) for _ in range(2)]
     [both], *single = (
-        frontier.model_leakages_by_tpr([seeds], 0.1),
-        *(frontier.model_leakages_by_tpr([[one]], 0.1) for one in seeds),
+        frontier.estimate_tpr_leakages([seeds], 0.1),
+        *(frontier.estimate_tpr_leakages([[one]], 0.1) for one in seeds),
     )
     assert both.value == pytest.approx(np.mean([leak.value for [leak] in single]))
     assert both.draws == pytest.approx(np.mean([leak.draws for [leak] in single], axis=0))
@@ -146,7 +146,7 @@ def test_rates_of_several_seeds_are_their_mean() -> None:
 def test_perplexity_ratios_by_hand_paired_by_text() -> None:
     tokens, base = np.array([[10.0, 30.0]]), np.array([[20.0, 90.0]])
     nll = np.array([base, base + 0.1 * tokens, np.where([True, False], np.inf, base)])
-    own, same, never = frontier.perplexity_ratios(nll, tokens, base)
+    own, same, never = frontier.estimate_perplexity_ratios(nll, tokens, base)
     assert (own.value, own.low, own.high) == (1, 1, 1)
     assert (same.value, same.low, same.high) == pytest.approx((math.exp(0.1),) * 3)  # each text by as much: no width
     assert math.isinf(never.value) and math.isinf(never.high)
@@ -155,18 +155,18 @@ def test_perplexity_ratios_by_hand_paired_by_text() -> None:
 def test_perplexity_ratios_of_seeds_are_their_geometric_mean() -> None:
     tokens = np.full((2, 4), 10.0)
     nll = np.array([np.zeros((2, 4)), [[1.0] * 4, [3.0] * 4]])
-    assert frontier.perplexity_ratios(nll, tokens, nll[0])[1].value == pytest.approx(math.exp(0.2))
+    assert frontier.estimate_perplexity_ratios(nll, tokens, nll[0])[1].value == pytest.approx(math.exp(0.2))
 
 
 # --- who leaks least --------------------------------------------------------------------------------------------------
 
 
 def leaks(values: list[list[float]]) -> list[ModelLeakage]:
-    return frontier.model_leakages_by_mean(np.array(values))
+    return frontier.estimate_mean_leakages(np.array(values))
 
 
 def least(found: list[ModelLeakage]) -> list[bool]:
-    return possibly_least_leaking(len(found), lambda i, j: frontier.paired_leak_difference(found[i], found[j]))
+    return select_possibly_least_leaking(len(found), lambda i, j: frontier.compare_paired_leakage(found[i], found[j]))
 
 
 def test_a_clear_winner_is_alone() -> None:
@@ -186,7 +186,7 @@ def test_copies_of_one_distribution_are_all_left_and_one_alone_is_the_least() ->
     assert least(leaks([values] * 4)) == [True] * 4
     assert (
         least(leaks([values])) == [True]
-        and possibly_least_leaking(0, lambda i, j: paired_share_difference(*[np.ones(1, bool)] * 2)) == []
+        and select_possibly_least_leaking(0, lambda i, j: count_discordant_pairs(*[np.ones(1, bool)] * 2)) == []
     )
 
 
@@ -195,8 +195,8 @@ def test_a_winner_is_what_testing_all_pairs_leaves() -> None:
     rng = np.random.default_rng(7)
     values = np.clip(rng.random((4, 60)) + np.array([[0.0], [0.02], [0.3], [0.6]]), 0, 1)
     side = 0.05 / (2 * 3)
-    slow = [not any(paired_mean_difference(a, b).low(side) > 0 for b in values if b is not a) for a in values]
-    assert least(frontier.model_leakages_by_mean(values)) == slow == [True, True, False, False]
+    slow = [not any(resample_paired_means(a, b).low(side) > 0 for b in values if b is not a) for a in values]
+    assert least(frontier.estimate_mean_leakages(values)) == slow == [True, True, False, False]
 
 
 def rare(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -212,7 +212,7 @@ def test_among_copies_of_one_distribution_a_winner_is_named_as_seldom_as_promise
     distribution: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], points: int
 ) -> None:
     rng, named, trials = keyed_random_generator("test", "frontier", points), 0, 300
-    draws = np.concatenate(list(bootstrap.resample_blocks(60, "null", 1500)))
+    draws = np.concatenate(list(bootstrap.draw_resample_blocks(60, "null", 1500)))
     for _ in range(trials):
         values = distribution(rng, (points, 60))
         found = [ModelLeakage(draws @ row / 60, row) for row in values]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
-from auditor.statistics.games import FEWEST, audit_games, confusion_matrix, confusion_of_counted_games
+from auditor.statistics.games import FEWEST, audit_games, count_confusion, make_confusion_matrix
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 
@@ -35,7 +35,7 @@ def test_the_first_quarter_teaches_the_threshold_and_is_not_counted() -> None:
     for seed in range(40):
         scores, included = games(seed, 120, 1.0)
         cut = best_threshold(scores[:30], included[:30], 1e-5, 0.05)
-        tp, fn, fp, tn = confusion_of_counted_games(scores, included, 1e-5, 0.05)
+        tp, fn, fp, tn = count_confusion(scores, included, 1e-5, 0.05)
         guessed, own = scores[30:] >= cut, included[30:]
         assert (tp, fn) == ((guessed & own).sum(), (~guessed & own).sum())
         assert (fp, tn) == ((guessed & ~own).sum(), (~guessed & ~own).sum())
@@ -52,7 +52,7 @@ def test_a_bound_is_of_the_games_counted_and_says_how_many_were_right() -> None:
 def test_coins_that_fell_alike_while_it_learnt_leave_nothing_to_guess_with() -> None:
     included = np.arange(80) % 2 == 0
     included[:20] = True
-    tp, fn, fp, tn = confusion_of_counted_games(np.arange(80.0), included, 0.0, 0.05)
+    tp, fn, fp, tn = count_confusion(np.arange(80.0), included, 0.0, 0.05)
     assert (tp, fp) == (0, 0) and fn == included[20:].sum() and tn == 60 - fn
 
 
@@ -63,5 +63,5 @@ def test_too_few_games_and_games_without_a_score_are_refused(n: int, spoilt: flo
     scores, included = games(0, n, 1.0)
     scores[0] = spoilt
     with pytest.raises(AuditError, match=said):
-        confusion_of_counted_games(scores, included, 1e-5, 0.05)
-    assert sum(confusion_matrix(scores >= 0, included)) == n
+        count_confusion(scores, included, 1e-5, 0.05)
+    assert sum(make_confusion_matrix(scores >= 0, included)) == n

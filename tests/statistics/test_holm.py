@@ -10,7 +10,7 @@ from auditor.statistics import holm
 
 
 def rejected_at(p: list[float], level: float) -> set[int]:
-    each = holm.adjusted_test_level([lambda at, own=own: own <= at for own in p], level)  # type: ignore[misc]
+    each = holm.adjust_test_level([lambda at, own=own: own <= at for own in p], level)  # type: ignore[misc]
     return {i for i, own in enumerate(p) if own <= each}
 
 
@@ -26,11 +26,11 @@ def test_tests_are_decided_smallest_first(p: list[float]) -> None:
 
 
 def test_adjusted_p_values_by_hand() -> None:
-    assert holm.adjusted_p_values([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm.adjusted_p_values([0.9, 0.8]) == [1.0, 1.0] and holm.adjusted_p_values([]) == []
+    assert holm.adjust_p_values([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm.adjust_p_values([0.9, 0.8]) == [1.0, 1.0] and holm.adjust_p_values([]) == []
 
 
 @given(st.lists(st.integers(1, 63).map(lambda k: k / 64), max_size=8), st.integers(1, 7).map(lambda k: k / 8 - 1 / 999))
 def test_both_forms_reject_the_same(p: list[float], level: float) -> None:
     """The levels lie between the values that the products can take, so that rounding decides nothing."""
-    assert {i for i, q in enumerate(holm.adjusted_p_values(p)) if q <= level} == rejected_at(p, level)
+    assert {i for i, q in enumerate(holm.adjust_p_values(p)) if q <= level} == rejected_at(p, level)

@@ -9,12 +9,12 @@ import pytest
 from scipy.stats import binomtest, ttest_ind
 
 from auditor.core.errors import AuditError
-from auditor.statistics.compare import mean_difference_measurement, paired_difference, welch_interval
+from auditor.statistics.compare import compute_welch_interval, measure_mean_difference, paired_difference
 from auditor.statistics.intervals import (
     clopper_pearson,
-    gaffke_mean_interval,
-    share_excess_over_nonmembers,
-    wilson_interval,
+    compute_gaffke_interval,
+    compute_wilson_interval,
+    subtract_nonmember_share,
 )
 
 
@@ -24,8 +24,8 @@ from auditor.statistics.intervals import (
 )
 def test_wilson(hits: int, n: int, low: float, high: float) -> None:
     """Statistics in Medicine 17, 857-872, Table I, method 3; and the mirror of each."""
-    assert wilson_interval(hits, n) == pytest.approx((low, high), abs=5.1e-5)
-    assert wilson_interval(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=5.1e-5)
+    assert compute_wilson_interval(hits, n) == pytest.approx((low, high), abs=5.1e-5)
+    assert compute_wilson_interval(n - hits, n) == pytest.approx((1 - high, 1 - low), abs=5.1e-5)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_wilson(hits: int, n: int, low: float, high: float) -> None:
 )
 def test_a_difference_of_shares(a: int, m: int, b: int, n: int, low: float, high: float) -> None:
     """Statistics in Medicine 17, 873-890, Table II, method 10."""
-    found = share_excess_over_nonmembers("excess", np.arange(m) < a, np.arange(n) < b)
+    found = subtract_nonmember_share("excess", np.arange(m) < a, np.arange(n) < b)
     assert (found.value, found.low, found.high) == pytest.approx((a / m - b / n, low, high), abs=5.1e-5)
     assert found.n == m + n
 
@@ -46,7 +46,7 @@ def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, 
     """By hand: 2 (1 + 7) / 2^7, and 2 / 2^9; pairs that agree tell nothing of either."""
     first = np.array([True] * wins + [False] * losses + [True, False] * same)
     second = np.array([False] * wins + [True] * losses + [True, False] * same)
-    found = mean_difference_measurement("recall", "share", first, second)
+    found = measure_mean_difference("recall", "share", first, second)
     assert found.note == f"exact McNemar p = {said}" and found.n == wins + losses + 2 * same
     assert found.value == pytest.approx((wins - losses) / found.n) and found.low < found.value < found.high
 
@@ -54,7 +54,7 @@ def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, 
 @pytest.mark.parametrize("wins", [0, 30])
 def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> None:
     """A resample is as they are; exact bounds of none in n reach to 1 - 0.025^(1/n)."""
-    found = mean_difference_measurement("recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool))
+    found = measure_mean_difference("recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool))
     most = 1 - 0.025 ** (1 / 30)
     ends = (-most, most) if wins == 0 else (1 - 2 * most, 1.0)
     assert (found.value, found.low, found.high) == pytest.approx((wins / 30, *ends))
@@ -63,7 +63,7 @@ def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> N
 
 @pytest.mark.parametrize(("ones", "n"), [(3, 40), (20, 40), (39, 40)])
 def test_of_zeros_and_ones_it_is_the_exact_interval(ones: int, n: int) -> None:
-    found = gaffke_mean_interval((np.arange(n) < ones).astype(float), "shares")
+    found = compute_gaffke_interval((np.arange(n) < ones).astype(float), "shares")
     assert found == pytest.approx(clopper_pearson(ones, n), abs=0.01)
 
 
@@ -88,11 +88,11 @@ def test_welchs_interval_is_above_0_where_the_one_sided_test_says_higher(level: 
     for _ in range(50):
         own, other = rng.normal(0.5, 1, rng.integers(2, 20)), rng.normal(0, 3, rng.integers(2, 20))
         p = ttest_ind(own, other, equal_var=False, alternative="greater").pvalue
-        assert (welch_interval(own, other, 1 - 2 * level)[0] > 0) == (p < level)
+        assert (compute_welch_interval(own, other, 1 - 2 * level)[0] > 0) == (p < level)
         higher += p < level
     assert 0 < higher < 50
 
 
 @pytest.mark.parametrize("own", [[1.0], [2.0, 2.0], [1.0, -math.inf], []])
 def test_of_groups_without_a_spread_welch_has_no_interval(own: list[float]) -> None:
-    assert np.isnan(welch_interval(np.array(own), np.array([1.0, 1.0]))).all()
+    assert np.isnan(compute_welch_interval(np.array(own), np.array([1.0, 1.0]))).all()

@@ -27,7 +27,7 @@ def floats(*values: float) -> np.ndarray:
     ],
 )
 def test_error_zone_is_the_published_ratio_as_a_share(delta: list[float], wrong: Wrong, ratio: float) -> None:
-    share = membership.error_zone_score(floats(*delta), np.array(wrong))
+    share = membership.score_error_zone(floats(*delta), np.array(wrong))
     assert share == pytest.approx(ratio / (1 + ratio)) and share / (1 - share) == pytest.approx(ratio)
     if ratio == 3:
         assert share == 0.75 and math.log(share / (1 - share)) == pytest.approx(1.0986122887)
@@ -37,17 +37,17 @@ def test_error_zone_of_texts_without_an_end() -> None:
     """On top where nothing is wrong or nothing lost, at the bottom where nothing is gained; NaN where nobody knows."""
     none = np.array([False, False])
     every = ~none
-    assert membership.error_zone_score(floats(-1, -2), none) == 2.0
+    assert membership.score_error_zone(floats(-1, -2), none) == 2.0
     assert (
-        membership.error_zone_score(floats(1, 3), every) == 1.8
-        and membership.error_zone_score(floats(0, 0), every) == 1.0
+        membership.score_error_zone(floats(1, 3), every) == 1.8
+        and membership.score_error_zone(floats(0, 0), every) == 1.0
     )
-    assert membership.error_zone_score(floats(-1, 0), every) == 0.0
-    assert membership.error_zone_score(floats(math.inf, -2), every) == 1.0
-    assert membership.error_zone_score(floats(math.inf, 2), every) == 2.0
-    assert membership.error_zone_score(floats(-math.inf, 2), every) == 0.0
-    assert math.isnan(membership.error_zone_score(floats(math.inf, -math.inf), every))
-    assert math.isnan(membership.error_zone_score(floats(math.nan, 1), every))
+    assert membership.score_error_zone(floats(-1, 0), every) == 0.0
+    assert membership.score_error_zone(floats(math.inf, -2), every) == 1.0
+    assert membership.score_error_zone(floats(math.inf, 2), every) == 2.0
+    assert membership.score_error_zone(floats(-math.inf, 2), every) == 0.0
+    assert math.isnan(membership.score_error_zone(floats(math.inf, -math.inf), every))
+    assert math.isnan(membership.score_error_zone(floats(math.nan, 1), every))
 
 
 def test_error_zone_orders_as_the_ratio_with_a_little_added_to_its_denominator() -> None:
@@ -56,16 +56,16 @@ def test_error_zone_orders_as_the_ratio_with_a_little_added_to_its_denominator()
     found, naive = [], []
     for i in range(200):
         delta = noise.normal(0.5, 1, 6) if i % 2 else noise.uniform(0, 1, 6)
-        found.append(membership.error_zone_score(delta, np.ones(6, dtype=bool)))
+        found.append(membership.score_error_zone(delta, np.ones(6, dtype=bool)))
         naive.append(delta[delta > 0].sum() / (-delta[delta < 0].sum() + 1e-9))
     assert (np.argsort(found) == np.argsort(naive)).all() and len(set(found)) == 200
 
 
 def test_window_comparison_by_the_published_vectors() -> None:
     """formulas.md C2, of WBC (2601.02751)."""
-    assert membership.window_comparison_score(floats(2, -1, 0, 2), (2,)) == pytest.approx(2 / 3)
+    assert membership.score_windows(floats(2, -1, 0, 2), (2,)) == pytest.approx(2 / 3)
     texts = ([1, 1, -5], [-1, 2], [0.7])
-    assert [membership.window_comparison_score(floats(*text), (2, 3)) for text in texts] == [0.25, 1.0, 1.0]
+    assert [membership.score_windows(floats(*text), (2, 3)) for text in texts] == [0.25, 1.0, 1.0]
 
 
 def test_the_windows_are_those_of_the_formula() -> None:
@@ -82,14 +82,14 @@ def test_window_comparison_against_a_naive_twin() -> None:
             w = min(window, length)
             sums = [sum(delta[i : i + w]) for i in range(length - w + 1)]
             shares.append(sum(s > 0 for s in sums) / len(sums))
-        assert membership.window_comparison_score(delta) == pytest.approx(sum(shares) / len(shares))
+        assert membership.score_windows(delta) == pytest.approx(sum(shares) / len(shares))
 
 
 def test_min_k_takes_the_lowest_share_and_at_least_one() -> None:
     values = floats(-1, -5, -3, -2, -4)
-    assert membership.mean_of_lowest(values, 0.4) == -4.5
-    assert membership.mean_of_lowest(values, 0.1) == -5
-    assert membership.mean_of_lowest(values, 1.0) == -3
+    assert membership.average_lowest(values, 0.4) == -4.5
+    assert membership.average_lowest(values, 0.1) == -5
+    assert membership.average_lowest(values, 1.0) == -3
 
 
 def test_min_k_plus_standardises_by_the_distribution_itself() -> None:
@@ -98,17 +98,17 @@ def test_min_k_plus_standardises_by_the_distribution_itself() -> None:
     p = floats(0.75, 0.25)
     mean = float(p @ np.log(p))
     deviation = math.sqrt(float(p @ (np.log(p) - mean) ** 2))
-    found = membership.standardised_log_probs(np.log(p), floats(mean, mean), floats(deviation, deviation))
+    found = membership.standardise_log_probs(np.log(p), floats(mean, mean), floats(deviation, deviation))
     assert found == pytest.approx([math.sqrt(1 / 3), -math.sqrt(3)])
-    flat = membership.standardised_log_probs(floats(-1, -math.inf), floats(-1, -1), floats(0, 0))
+    flat = membership.standardise_log_probs(floats(-1, -math.inf), floats(-1, -1), floats(0, 0))
     assert flat.tolist() == [0.0, -math.inf]
 
 
 def test_confidence_is_the_logit_and_stays_finite_where_a_model_is_sure() -> None:
     p = floats(0.2, 0.5, 0.9)
-    assert membership.logit_confidence(np.log(p)) == pytest.approx(np.log(p / (1 - p)))
-    assert np.isfinite(membership.logit_confidence(floats(0.0))).all()
-    assert membership.logit_confidence(floats(0.0))[0] > membership.logit_confidence(floats(-1e-4))[0]
+    assert membership.compute_logit_confidence(np.log(p)) == pytest.approx(np.log(p / (1 - p)))
+    assert np.isfinite(membership.compute_logit_confidence(floats(0.0))).all()
+    assert membership.compute_logit_confidence(floats(0.0))[0] > membership.compute_logit_confidence(floats(-1e-4))[0]
 
 
 SAW = np.array([[True, True, False, False], [False, True, True, False], [True, False, False, True]])
@@ -130,17 +130,17 @@ def test_lira_against_a_naive_twin() -> None:
         norm.logpdf(target[i], means[True, i], spread[True]) - norm.logpdf(target[i], means[False, i], spread[False])
         for i in range(3)
     ]
-    assert membership.lira_log_likelihood_ratio(target, references, SAW) == pytest.approx(expected)
+    assert membership.compute_lira_ratio(target, references, SAW) == pytest.approx(expected)
 
 
 def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
     """Else members alone would have models that saw them, and having some would tell who is one."""
     saw = SAW.copy()
     saw[1] = False
-    assert membership.has_in_and_out_models(SAW) and not membership.has_in_and_out_models(saw)
+    assert membership.has_both_model_kinds(SAW) and not membership.has_both_model_kinds(saw)
     noise = keyed_random_generator("lira offline")
     target, references = noise.normal(size=3), noise.normal(size=(3, 4))
-    found = membership.lira_log_likelihood_ratio(target, references, saw)
+    found = membership.compute_lira_ratio(target, references, saw)
     rows = [[references[i, j] for j in range(4) if not saw[i, j]] for i in range(3)]
     free = sum(len(row) - 1 for row in rows)
     spread = math.sqrt(sum(sum((x - np.mean(row)) ** 2 for x in row) for row in rows) / free)
@@ -149,13 +149,13 @@ def test_lira_is_offline_for_all_where_one_record_was_seen_by_nobody() -> None:
 
 def test_lira_says_nothing_where_no_deviation_can_be_told() -> None:
     one = np.array([[True, False], [False, True]])
-    assert np.isnan(membership.lira_log_likelihood_ratio(floats(1, 2), np.ones((2, 2)), one)).all()
+    assert np.isnan(membership.compute_lira_ratio(floats(1, 2), np.ones((2, 2)), one)).all()
 
 
 def test_lira_takes_one_record_of_two_models_for_a_deviation() -> None:
     """That of all records together: the other record's only model of the kind says nothing of it."""
     saw = np.array([[False, False, True], [True, True, False]])
-    found = membership.lira_log_likelihood_ratio(floats(1, 2), np.array([[0.0, 2.0, 5.0], [5.0, 6.0, 1.0]]), saw)
+    found = membership.compute_lira_ratio(floats(1, 2), np.array([[0.0, 2.0, 5.0], [5.0, 6.0, 1.0]]), saw)
     square = {"out": 2.0, "in": 0.5}  # about each record's own mean, with one degree of freedom
     expected = [
         norm.logpdf(1, 5, square["in"] ** 0.5) - norm.logpdf(1, 1, square["out"] ** 0.5),
@@ -168,7 +168,7 @@ def test_lira_has_a_deviation_a_record_from_64_models_on() -> None:
     noise = keyed_random_generator("many")
     saw = np.array([[True] * 32 + [False] * 32] * 2)
     references = noise.normal(size=(2, 64)) * np.array([[1.0], [5.0]])
-    found = membership.lira_log_likelihood_ratio(floats(0, 0), references, saw)
+    found = membership.compute_lira_ratio(floats(0, 0), references, saw)
     own = [
         norm.logpdf(0, row[:32].mean(), row[:32].std(ddof=1)) - norm.logpdf(0, row[32:].mean(), row[32:].std(ddof=1))
         for row in references
@@ -181,9 +181,9 @@ def test_rmia_takes_the_mean_over_both_kinds_or_tells_one_from_the_other() -> No
     p = np.array([[0.5, 0.3, 0.2, 0.1]] * 3)
     target = np.log(floats(0.4, 0.4, 0.4))
     online = [(0.5 + 0.3 + 0.2 + 0.1) / 4, ((0.3 + 0.2) / 2 + (0.5 + 0.1) / 2) / 2, ((0.5 + 0.1) / 2 + 0.25) / 2]
-    found = membership.rmia_log_ratio(target, np.log(p), SAW)
+    found = membership.compute_rmia_log_ratio(target, np.log(p), SAW)
     assert np.exp(found) == pytest.approx([0.4 / x for x in online])
-    offline = membership.rmia_log_ratio(target, np.log(p), np.zeros_like(SAW))
+    offline = membership.compute_rmia_log_ratio(target, np.log(p), np.zeros_like(SAW))
     assert np.exp(offline) == pytest.approx([0.4 / (0.65 * 0.275 + 0.35)] * 3)
 
 
@@ -191,10 +191,10 @@ def test_rmia_holds_a_record_against_all_others_of_the_population_and_never_itse
     ratio = floats(3, 1, 2, 2, 5)
     population = np.array([False, True, True, True, False])
     group = np.array([0, 1, 2, 2, 1])  # the last record nearly repeats the second
-    found = membership.rmia_population_share(ratio, population, group)
+    found = membership.compute_rmia_share(ratio, population, group)
     naive = []
     for i in range(5):
         z = [ratio[j] for j in range(5) if population[j] and group[j] != group[i]]
         naive.append(sum(x < ratio[i] for x in z) / len(z))
     assert found.tolist() == naive == [1.0, 0.0, 1.0, 1.0, 1.0]
-    assert np.isnan(membership.rmia_population_share(ratio[:1], population[1:2], group[:1])).all()
+    assert np.isnan(membership.compute_rmia_share(ratio[:1], population[1:2], group[:1])).all()

@@ -35,7 +35,7 @@ def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> No
     )
     found = {
         m.name: m
-        for m in memorised.generation_memorisation_measurements(
+        for m in memorised.measure_generation_memorisation(
             every, CorpusCounts(600, 200, 5, 2), 4, 16, {"zlib": range(20)}
         )
     }
@@ -56,9 +56,7 @@ def test_rates_are_per_thousand_with_the_floor_scaled_to_as_many_n_grams() -> No
 
 def test_a_floor_of_nothing_reaches_as_far_as_generations_that_hold_some_do() -> None:
     every = [MemorisedTokens(1 + i % 2, 0, 0, {}) for i in range(10)] + [MemorisedTokens(0, 0, 0, {})] * 90
-    found = {
-        m.name: m for m in memorised.generation_memorisation_measurements(every, CorpusCounts(40, 20, 5, 2), 4, 64, {})
-    }
+    found = {m.name: m for m in memorised.measure_generation_memorisation(every, CorpusCounts(40, 20, 5, 2), 4, 64, {})}
     floor = found["memorised_per_1000_nonmembers"]
     assert floor.value == 0 and floor.high == pytest.approx(2 * 2 * 1000 * clopper_pearson(0, 100)[1])
 
@@ -66,7 +64,7 @@ def test_a_floor_of_nothing_reaches_as_far_as_generations_that_hold_some_do() ->
 def test_no_n_gram_at_all_leaves_open_what_no_generation_rules_out() -> None:
     found = {
         m.name: m
-        for m in memorised.generation_memorisation_measurements(
+        for m in memorised.measure_generation_memorisation(
             [MemorisedTokens(0, 0, 0, {})] * 50, CorpusCounts(9, 0, 1, 0), 4, 16, {}
         )
     }
@@ -76,14 +74,14 @@ def test_no_n_gram_at_all_leaves_open_what_no_generation_rules_out() -> None:
 
 def test_the_first_of_a_ranking_are_no_near_duplicates() -> None:
     texts = [(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 7), (9, 1, 2, 3, 8, 8), (1, 2), (1, 2), (1, 2, 3, 4, 5, 6)]
-    assert memorised.most_confident_distinct_text_indices([5, 4, 3, 2, 1, 6], texts.__getitem__) == [
+    assert memorised.select_distinct_texts([5, 4, 3, 2, 1, 6], texts.__getitem__) == [
         5,
         2,
         3,
         4,
     ]  # too short for a trigram: like nothing
-    assert memorised.most_confident_distinct_text_indices([5, 4, 3, 2, 1, 6], texts.__getitem__, count=2) == [5, 2]
-    assert memorised.most_confident_distinct_text_indices([0.0] * 3, lambda i: (3 * i, 3 * i + 1, 3 * i + 2)) == [
+    assert memorised.select_distinct_texts([5, 4, 3, 2, 1, 6], texts.__getitem__, count=2) == [5, 2]
+    assert memorised.select_distinct_texts([0.0] * 3, lambda i: (3 * i, 3 * i + 1, 3 * i + 2)) == [
         0,
         1,
         2,
@@ -104,6 +102,4 @@ def test_the_first_of_a_ranking_are_no_near_duplicates() -> None:
 def test_near_duplicates_have_half_of_their_trigrams_in_common(
     surer: tuple[int, ...], other: tuple[int, ...], alike: bool
 ) -> None:
-    assert memorised.most_confident_distinct_text_indices([2.0, 1.0], [surer, other].__getitem__) == (
-        [0] if alike else [0, 1]
-    )
+    assert memorised.select_distinct_texts([2.0, 1.0], [surer, other].__getitem__) == ([0] if alike else [0, 1])

@@ -32,7 +32,7 @@ def naive_recall(hits: list[bool], scores: list[float], errors: int) -> float:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=60), st.integers(1, 20))
 def test_recall_at_errors_equals_the_walk(rows: list[tuple[bool, int]], errors: int) -> None:
     hits, scores = [h for h, _ in rows], [float(s) for _, s in rows]
-    measured = ranking.recall_at_errors("recall_at_errors", outcome(hits, scores), errors)
+    measured = ranking.measure_recall_at_errors("recall_at_errors", outcome(hits, scores), errors)
     assert measured.value == pytest.approx(naive_recall(hits, scores, errors))
     assert measured.low <= measured.value <= measured.high
     assert ("equals recall" in measured.note) == (hits.count(False) < errors)
@@ -46,29 +46,29 @@ def test_intervals_known_answers() -> None:
     assert intervals.clopper_pearson(0, 0) == (0, 1)
     # Newcombe (1998), Table II: 56/70 - 48/80 by the hybrid score method: (0.0524, 0.3339).
     a, b = np.arange(70) < 56, np.arange(80) < 48
-    measured = intervals.share_excess_over_nonmembers("excess_recall", a, b)
+    measured = intervals.subtract_nonmember_share("excess_recall", a, b)
     assert (measured.low, measured.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
 
 
 def test_paired_difference_and_mcnemar_by_hand() -> None:
     first, second = (np.where(np.arange(20) < hits, 1.0, 0.0) for hits in (10, 2))
-    measured = compare.mean_difference_measurement("recall_difference", "share", first, second)
+    measured = compare.measure_mean_difference("recall_difference", "share", first, second)
     assert measured.value == pytest.approx(0.4)
     assert "0.0078" in measured.note  # 2 * 0.5 ** 8
-    assert compare.mean_difference_measurement("d", "share", first, first).note == "exact McNemar p = 1"
+    assert compare.measure_mean_difference("d", "share", first, first).note == "exact McNemar p = 1"
 
 
 def test_a_text_of_probability_0_makes_perplexity_infinite_and_is_counted() -> None:
     """Resamples without it are finite: one of 100 texts is in 63% of them, so that the interval begins finite."""
-    measured = intervals.perplexity_with_interval([(math.inf, 5), *((2.0, 2) for _ in range(99))])
+    measured = intervals.estimate_perplexity([(math.inf, 5), *((2.0, 2) for _ in range(99))])
     assert (measured.value, measured.high) == (math.inf, math.inf) and math.isfinite(measured.low)
     assert measured.note == "1 of 100 texts have a token of probability 0; 2.72 over the others"
-    never = intervals.perplexity_with_interval([(math.inf, 5)])
+    never = intervals.estimate_perplexity([(math.inf, 5)])
     assert never.low == math.inf and never.note == "1 of 1 texts have a token of probability 0"
 
 
 def test_perplexity_weighs_tokens_not_texts() -> None:
-    measured = intervals.perplexity_with_interval([(2.0, 1), (0.0, 3)])
+    measured = intervals.estimate_perplexity([(2.0, 1), (0.0, 3)])
     assert measured.value == pytest.approx(math.exp(0.5))
     assert measured.unit == "perplexity"
 
@@ -85,16 +85,16 @@ def test_judging_compares_verbatim_and_keeps_groups_apart() -> None:
         Guesses("a", (Guess((5, 6), 0.9),), 2, 4),
     ]
     judged = judging.judge_guesses(guesses, secrets)
-    by_name = {m.name: m for m in extraction.extraction_measurements(judged)}
+    by_name = {m.name: m for m in extraction.measure_extraction(judged)}
     assert (by_name["recall"].value, by_name["any_of_k"].value, by_name["recall_nonmembers"].value) == (0.5, 1.0, 1.0)
     assert by_name["recall"].n == 2 and by_name["excess_recall"].value == -0.5
     assert {
-        k: m.value for k, m in extraction.hit_share_by_repeats("recall", judged.select_secrets(judged.member)).items()
+        k: m.value for k, m in extraction.measure_hit_shares("recall", judged.select_secrets(judged.member)).items()
     } == {
         "2": 1.0,
         "4": 0.0,
     }
-    assert extraction.recall_error_curve(judged.select_secrets(judged.member))[-1] == (1, 0.5)
+    assert extraction.compute_recall_error_curve(judged.select_secrets(judged.member))[-1] == (1, 0.5)
 
 
 def test_any_of_the_guesses_is_measured_of_nonmembers_too() -> None:
@@ -103,7 +103,7 @@ def test_any_of_the_guesses_is_measured_of_nonmembers_too() -> None:
     guesses = [
         Guesses(name, tuple(Guess(one, -i) for i, one in enumerate(some)), 2, 4) for name, some in ranked.items()
     ]
-    finding = {m.name: m for m in extraction.extraction_measurements(judging.judge_guesses(guesses, secrets))}
+    finding = {m.name: m for m in extraction.measure_extraction(judging.judge_guesses(guesses, secrets))}
     assert (finding["any_of_k_nonmembers"].value, finding["any_of_k_nonmembers"].n) == (0.5, 2)
     assert finding["recall_nonmembers"].value == 0
 
@@ -123,7 +123,7 @@ def naive_levenshtein(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize(("length", "edits"), [(1, 0), (2, 1), (5, 1), (9, 1), (10, 2), (50, 10), (54, 10)])
 def test_the_tolerance_is_a_fifth_of_the_tokens(length: int, edits: int) -> None:
-    assert judging.near_verbatim_edit_limit(length) == edits
+    assert judging.compute_near_verbatim_limit(length) == edits
 
 
 def test_near_verbatim_recall_by_hand() -> None:
@@ -140,7 +140,7 @@ def test_near_verbatim_recall_by_hand() -> None:
     secrets = {name: Secret(name, (1,), answer, member=name < "m") for name in guessed}
     judged = judging.judge_guesses([Guesses(name, (Guess(g, 0.0),), 1, 10) for name, g in guessed.items()], secrets)
     assert judged.distance.tolist() == [0, 2, 2, 3, 1, 10] and set(judged.tolerance) == {2}
-    by_name = {m.name: m for m in extraction.extraction_measurements(judged)}
+    by_name = {m.name: m for m in extraction.measure_extraction(judged)}
     near, floor = by_name["near_verbatim_recall"], by_name["near_verbatim_recall_nonmembers"]
     assert (near.value, near.n) == (0.75, 4) and (floor.value, floor.n) == (0.5, 2)
     assert (near.low, near.high) == intervals.clopper_pearson(3, 4)
@@ -158,10 +158,10 @@ def test_near_duplicates_by_hand() -> None:
         "one token": (7,),  # one edit from (7, 7), but of a single token nothing may change
     }
     secrets = [Secret(name, (3,), suffix) for name, suffix in suffixes.items()]
-    assert judging.near_duplicate_secret_ids(secrets, known) == ("same", "two edits", "other prefix, short")
-    assert judging.near_duplicate_secret_ids(secrets, known, 3) == tuple(suffixes)
-    assert judging.near_duplicate_secret_ids(secrets, known, 0) == ("same",)
-    assert judging.near_duplicate_secret_ids(secrets, ()) == () == judging.near_duplicate_secret_ids((), known)
+    assert judging.find_near_duplicate_ids(secrets, known) == ("same", "two edits", "other prefix, short")
+    assert judging.find_near_duplicate_ids(secrets, known, 3) == tuple(suffixes)
+    assert judging.find_near_duplicate_ids(secrets, known, 0) == ("same",)
+    assert judging.find_near_duplicate_ids(secrets, ()) == () == judging.find_near_duplicate_ids((), known)
 
 
 SUFFIX = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
@@ -175,14 +175,14 @@ def test_near_duplicates_equal_the_naive_search(
     expected = tuple(
         s.id
         for s in secrets
-        for limit in [judging.near_verbatim_edit_limit(len(s.suffix)) if distance is None else distance]
+        for limit in [judging.compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance]
         if any(naive_levenshtein(s.suffix, other) <= limit for other in known)
     )
-    assert judging.near_duplicate_secret_ids(secrets, [Pair((), other) for other in known], distance) == expected
+    assert judging.find_near_duplicate_ids(secrets, [Pair((), other) for other in known], distance) == expected
 
 
 def test_near_duplicates_of_more_secrets_than_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_pairs, "_ROWS", 3)
     secrets = [Secret(str(i), (), (i, i + 1, i + 2)) for i in range(10)]
     known = [Pair((), (i, i + 1, 99)) for i in (0, 4, 9)]
-    assert judging.near_duplicate_secret_ids(secrets, known) == ("0", "4", "9")
+    assert judging.find_near_duplicate_ids(secrets, known) == ("0", "4", "9")

@@ -10,7 +10,7 @@ import pytest
 
 from auditor.core.nouns import Tokens
 from auditor.statistics import roc
-from auditor.statistics.ngram_scores import NGramCounts, mean_jaccard_similarity, score_against_other_records
+from auditor.statistics.ngram_scores import NGramCounts, measure_jaccard_similarity, score_against_other_records
 
 
 def texts(count: int, kinds: int, seed: int) -> list[Tokens]:
@@ -50,11 +50,11 @@ def test_what_may_follow_has_a_mass_of_one() -> None:
 def test_bigrams_with_one_added_to_every_count() -> None:
     model = NGramCounts.count_ngrams([(1, 2), (1, 2), (1, 3)], 4)
     expected = [(math.log(4 / 7) + math.log(3 / 7)) / 2, (math.log(1 / 7) + math.log(1 / 4)) / 2]
-    assert model.mean_laplace_log_prob([(1, 2), (3, 3)]) == pytest.approx(expected)
+    assert model.average_laplace_log_prob([(1, 2), (3, 3)]) == pytest.approx(expected)
 
 
 def test_likeness_is_the_mean_of_the_nearest() -> None:
-    found = mean_jaccard_similarity([(1, 2), (3,)], [(1, 2, 2), (1, 3), (4,)], 4, nearest=2)
+    found = measure_jaccard_similarity([(1, 2), (3,)], [(1, 2, 2), (1, 3), (4,)], 4, nearest=2)
     assert found == pytest.approx([(1 + 1 / 3) / 2, 1 / 4])
 
 
@@ -64,7 +64,7 @@ def test_members_of_texts_that_saw_nothing_are_not_told() -> None:
     for seed in range(60):
         every = texts(90, 12, seed)
         scores = score_against_other_records(NGramCounts.count_ngrams(every[60:], 12, 3), every[:60], seed)
-        m = roc.auc_with_interval("", scores[:30], scores[30:])
+        m = roc.estimate_auc("", scores[:30], scores[30:])
         held += m.low <= 0.5 <= m.high
     assert held >= 51
 

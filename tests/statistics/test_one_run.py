@@ -10,16 +10,16 @@ from scipy.optimize import brentq, linprog
 from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
-from auditor.statistics.audit_by_shape import epsilon_by_canary_shape
+from auditor.statistics.audit_by_shape import bound_shape_epsilon
 from auditor.statistics.one_run import (
-    delta_of_canary_copies,
-    delta_of_gaussian_tradeoff,
+    compute_gaussian_delta,
+    compute_gaussian_epsilon,
+    compute_group_delta,
+    compute_one_run_p_value,
     epsilon_fdp,
-    epsilon_of_gaussian_tradeoff,
     epsilon_one_run,
-    guess_counts_looked_at,
-    largest_refuted_fdp_mu,
-    one_run_p_value,
+    find_largest_refuted_mu,
+    list_guess_counts,
 )
 
 # Single threshold, significance 0.05, delta 1e-5 (formulas.md A10 and C1; jax_privacy's `epsilon_one_run_fdp`).
@@ -38,7 +38,7 @@ FDP = [
 
 
 def one_fdp(m: int, r: int, v: int, delta: float, level: float = 0.05) -> float:
-    return epsilon_of_gaussian_tradeoff(largest_refuted_fdp_mu(m, r, v, level), delta)
+    return compute_gaussian_epsilon(find_largest_refuted_mu(m, r, v, level), delta)
 
 
 @pytest.mark.parametrize(("case", "bound"), FDP)
@@ -51,11 +51,9 @@ def test_known_answers_of_the_f_dp_bound(case: tuple[int, int, int], bound: floa
 )
 def test_privacy_guard_agrees_to_within_a_step_of_its_grid(case: tuple[int, int, int], bound: float) -> None:
     """PrivacyGuard's FDPAnalysisNode looks at noises in steps of 0.01 (formulas.md C1)."""
-    noise = 1 / largest_refuted_fdp_mu(*case)
+    noise = 1 / find_largest_refuted_mu(*case)
     assert (
-        epsilon_of_gaussian_tradeoff(1 / (noise + 0.01), 1e-5)
-        < bound
-        < epsilon_of_gaussian_tradeoff(1 / (noise - 0.01), 1e-5)
+        compute_gaussian_epsilon(1 / (noise + 0.01), 1e-5) < bound < compute_gaussian_epsilon(1 / (noise - 0.01), 1e-5)
     )
 
 
@@ -101,7 +99,7 @@ def test_jax_privacy_s_deterministic_normals(shift: float, corners: int, fdp: fl
 
 def naive_chance(m: int, right: tuple[int, ...], epsilon: float, more: int, runs: int = 10_000) -> float:
     """How often some r of a row of coins is as unlikely as the least likely one here, had it so many more right."""
-    p, counts = 1 / (1 + math.exp(-epsilon)), guess_counts_looked_at(m)
+    p, counts = 1 / (1 + math.exp(-epsilon)), list_guess_counts(m)
     least = min(binom.sf(v - 1, r, p) for r, v in zip(counts, right, strict=True))
     row = np.random.default_rng(5).random((runs, m)) < p
     seen = [np.minimum(row[:, :r].sum(1) + more, r) for r in counts]
@@ -114,14 +112,16 @@ def naive_chance(m: int, right: tuple[int, ...], epsilon: float, more: int, runs
 def test_the_p_value_is_how_often_a_row_of_coins_is_as_surprising(right: tuple[int, ...]) -> None:
     for epsilon in (1.0,):
         seen = naive_chance(64, right, epsilon, 0)
-        assert one_run_p_value(64, right, epsilon, 0.0) == pytest.approx(seen, abs=4 * math.sqrt(seen / 10_000) + 1e-3)
+        assert compute_one_run_p_value(64, right, epsilon, 0.0) == pytest.approx(
+            seen, abs=4 * math.sqrt(seen / 10_000) + 1e-3
+        )
         spare, expected = 64 * 1e-3 / (1 + math.exp(epsilon)), seen  # who lacks fewest gets them first
         for more in range(1, 65):
             lacking = naive_chance(64, right, epsilon, more) - naive_chance(64, right, epsilon, more - 1)
             expected, spare = expected + min(lacking, spare / more), spare - min(spare, more * lacking)
             if not spare:
                 break
-        assert one_run_p_value(64, right, epsilon, 1e-3) == pytest.approx(expected, abs=0.012)
+        assert compute_one_run_p_value(64, right, epsilon, 1e-3) == pytest.approx(expected, abs=0.012)
 
 
 def most_right(m: int, v: int, epsilon: float, delta: float) -> float:
@@ -158,7 +158,7 @@ def most_right(m: int, v: int, epsilon: float, delta: float) -> float:
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (0.5, 0.05), (1.5, 0.2), (3.0, 0.01)])
 def test_no_mechanism_at_all_is_refuted_oftener(m: int, v: int, epsilon: float, delta: float) -> None:
     """And some mechanism almost as often: of one canary exactly, of more within a quarter."""
-    most, allowed = most_right(m, v, epsilon, delta), one_run_p_value(m, (v,), epsilon, delta)
+    most, allowed = most_right(m, v, epsilon, delta), compute_one_run_p_value(m, (v,), epsilon, delta)
     assert most <= allowed + 1e-9
     assert most >= allowed * (1 - 1e-9 if m == 1 else 0.75)
 
@@ -167,7 +167,7 @@ def test_no_mechanism_at_all_is_refuted_oftener(m: int, v: int, epsilon: float, 
 def test_none_that_is_walked_up_to_the_bound_is_kept(delta: float) -> None:
     for m, right in [(20, (20,)), (50, (45, 25)), (200, (150, 85, 47, 24)), (1000, (700, 380, 200, 110, 58, 30))]:
         bound = epsilon_one_run(m, right, delta)
-        kept = [k / 100 for k in range(200) if one_run_p_value(m, right, k / 100, delta) >= 0.05]
+        kept = [k / 100 for k in range(200) if compute_one_run_p_value(m, right, k / 100, delta) >= 0.05]
         assert round(bound, 9) == round(kept[0] - 0.01, 9) if bound < 1.9 else not [e for e in kept if e <= bound]
 
 
@@ -183,20 +183,20 @@ def naive_falsified(m: int, r: int, v: int, mu: float, level: float) -> bool:
 def test_the_f_dp_bound_is_the_whole_recursion() -> None:
     for m, r, v in [(50, 50, 40), (50, 20, 20), (300, 40, 31)]:
         mu = brentq(lambda x, c=(m, r, v): 0.5 - naive_falsified(*c, x, 0.05), 0.0, 20.0, xtol=1e-10)
-        assert one_fdp(m, r, v, 1e-4) == pytest.approx(epsilon_of_gaussian_tradeoff(mu, 1e-4), abs=1e-6)
+        assert one_fdp(m, r, v, 1e-4) == pytest.approx(compute_gaussian_epsilon(mu, 1e-4), abs=1e-6)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_limits() -> None:
-    for bound in (epsilon_one_run, epsilon_fdp, epsilon_by_canary_shape):
+    for bound in (epsilon_one_run, epsilon_fdp, bound_shape_epsilon):
         assert bound(20, (0,), 1e-5) == bound(20, (10,), 1e-5) == bound(4, (4,), 1e-5) == 0  # 2^-4 > 5%
         assert 0 < bound(20, (20,), 1e-5) < bound(20, (20,), 1e-5, 0.2) < math.inf
         assert bound(20, (19,), 1e-5) < bound(20, (20,), 1e-5)
     all_right = math.log(0.05**0.01 / (1 - 0.05**0.01))
-    assert epsilon_one_run(100, guess_counts_looked_at(100), 0.0) == pytest.approx(all_right, rel=5e-3)
-    assert epsilon_one_run(10**6, guess_counts_looked_at(10**6), 0.0) == pytest.approx(
+    assert epsilon_one_run(100, list_guess_counts(100), 0.0) == pytest.approx(all_right, rel=5e-3)
+    assert epsilon_one_run(10**6, list_guess_counts(10**6), 0.0) == pytest.approx(
         math.log(10**6 / -math.log(0.05)), rel=6e-3
     )
 
@@ -205,34 +205,34 @@ def test_limits() -> None:
     "bad", [(10, (11,), 0.0), (10, (-1,), 0.0), (10, (3, 2), 0.0), (10, (), 0.0), (10, (3,), 1.0), (10, (3,), -0.1)]
 )
 def test_impossible_counts_are_refused(bad: tuple[int, tuple[int, ...], float]) -> None:
-    for bound in (epsilon_one_run, epsilon_fdp, epsilon_by_canary_shape):
+    for bound in (epsilon_one_run, epsilon_fdp, bound_shape_epsilon):
         with pytest.raises(AuditError, match="expected"):
             bound(*bad)
-    for bound in (epsilon_fdp, epsilon_by_canary_shape):
+    for bound in (epsilon_fdp, bound_shape_epsilon):
         with pytest.raises(AuditError, match="no Gaussian mechanism"):
             bound(10, (10,), 0.0)
 
 
 def test_epsilon_of_a_gaussian_mechanism() -> None:
     """dp-accounting's exact Gaussian (formulas.md B4): sigma 5; sigma 20 a hundred times, mu = 10 / 20."""
-    assert epsilon_of_gaussian_tradeoff(1 / 5, 1e-5) == pytest.approx(0.725521750858, abs=1e-10)
-    assert epsilon_of_gaussian_tradeoff(10 / 20, 1e-5) == pytest.approx(1.993091404415, abs=1e-10)
-    assert delta_of_gaussian_tradeoff(epsilon_of_gaussian_tradeoff(30.0, 1e-5), 30.0) == pytest.approx(1e-5, rel=1e-6)
-    assert epsilon_of_gaussian_tradeoff(0.0, 1e-5) == epsilon_of_gaussian_tradeoff(1e-5, 1e-3) == 0
+    assert compute_gaussian_epsilon(1 / 5, 1e-5) == pytest.approx(0.725521750858, abs=1e-10)
+    assert compute_gaussian_epsilon(10 / 20, 1e-5) == pytest.approx(1.993091404415, abs=1e-10)
+    assert compute_gaussian_delta(compute_gaussian_epsilon(30.0, 1e-5), 30.0) == pytest.approx(1e-5, rel=1e-6)
+    assert compute_gaussian_epsilon(0.0, 1e-5) == compute_gaussian_epsilon(1e-5, 1e-3) == 0
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
 def test_copies_speak_for_groups() -> None:
-    some, all_right = (480, 250, 125, 62, 31), guess_counts_looked_at(500)
+    some, all_right = (480, 250, 125, 62, 31), list_guess_counts(500)
     assert epsilon_one_run(500, all_right, 0.0, 0.05, 3) == pytest.approx(
         epsilon_one_run(500, all_right, 0.0) / 3, abs=0.015
     )
-    assert delta_of_canary_copies(0.7, 1e-5, 4) == pytest.approx(1e-5 * math.expm1(4 * 0.7) / math.expm1(0.7))
-    assert delta_of_canary_copies(0.0, 1e-5, 4) == pytest.approx(4e-5)
+    assert compute_group_delta(0.7, 1e-5, 4) == pytest.approx(1e-5 * math.expm1(4 * 0.7) / math.expm1(0.7))
+    assert compute_group_delta(0.0, 1e-5, 4) == pytest.approx(4e-5)
     bound = epsilon_one_run(500, some, 1e-4, 0.05, 4)
-    p = [one_run_p_value(500, some, 4 * e, delta_of_canary_copies(e, 1e-4, 4)) for e in (bound, bound + 0.011)]
+    p = [compute_one_run_p_value(500, some, 4 * e, compute_group_delta(e, 1e-4, 4)) for e in (bound, bound + 0.011)]
     assert p[0] < 0.05 < p[1]
     assert bound < epsilon_one_run(500, some, 1e-4) / 4  # a group's delta is more than a record's
 
@@ -255,6 +255,6 @@ def test_a_mechanism_that_tells_all_or_none_is_paid_for() -> None:
     power = best + np.minimum(rest, 1) * (1 - chance)
     late = np.clip((alpha - (1 - right) * chance - (1 - chance)) / (right * chance), 0, 1) * (1 - right) * chance
     assert (power + late <= norm.cdf(norm.ppf(alpha) + 1) + 1e-9).all()  # 1-GDP
-    distribution, truth = common_coin(chance, right, m), epsilon_of_gaussian_tradeoff(1.0, 1e-5)
+    distribution, truth = common_coin(chance, right, m), compute_gaussian_epsilon(1.0, 1e-5)
     exceeds = [epsilon_fdp(m, (v,), 1e-5, level) > truth for v in range(m + 1)]
     assert distribution[exceeds].sum() <= level

@@ -24,7 +24,7 @@ def scores(m: int, n: int, shift: float = 0.0, ties: bool = False, key: str = "r
 def test_auc_is_scikit_learns_and_the_mean_of_either_sides_placements(ties: bool) -> None:
     own, others = scores(37, 23, 0.7, ties)
     expected = roc_auc_score([1] * 37 + [0] * 23, np.concatenate([own, others]))
-    first, second = roc.delong_placements(own, others)
+    first, second = roc.compute_delong_placements(own, others)
     assert roc.auc(own, others) == pytest.approx(expected)
     assert first.mean() == pytest.approx(expected) and second.mean() == pytest.approx(expected)
     assert first.tolist() == pytest.approx([np.mean(others < x) + np.mean(others == x) / 2 for x in own])
@@ -34,7 +34,7 @@ def test_delongs_variance_against_a_naive_twin() -> None:
     own, others = scores(9, 7, 0.5, ties=True)
     kernel = np.array([[(x > y) + (x == y) / 2 for y in others] for x in own])
     variance = kernel.mean(1).var(ddof=1) / 9 + kernel.mean(0).var(ddof=1) / 7
-    found = roc.auc_with_interval("auc", own, others)
+    found = roc.estimate_auc("auc", own, others)
     assert found.value == pytest.approx(kernel.mean())
     assert found.low <= kernel.mean() - 1.959 * np.sqrt(variance) + 1e-9
 
@@ -44,7 +44,7 @@ def test_delongs_interval_is_the_wider_one_where_scores_fall_in_two_lumps() -> N
     own, others = np.array([9.0] * 30 + [0.0] * 10), np.linspace(1, 8, 40)
     wins = (own[:, None] > others).astype(float)
     variance = wins.mean(1).var(ddof=1) / 40 + wins.mean(0).var(ddof=1) / 40
-    found, low = roc.auc_with_interval("auc", own, others), roc.newcombe_auc_interval(float(wins.mean()), 40, 40)[0]
+    found, low = roc.estimate_auc("auc", own, others), roc.compute_newcombe_interval(float(wins.mean()), 40, 40)[0]
     assert 0 < found.low < low and found.low == pytest.approx(wins.mean() - norm.ppf(0.975) * np.sqrt(variance))
 
 
@@ -66,32 +66,32 @@ def test_the_two_ways_in_which_a_bound_of_a_rate_errs_make_up_its_level(level: f
 def test_the_interval_of_an_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
     truth, held = norm.cdf(shift / np.sqrt(2)), 0
     for i in range(400):
-        found = roc.auc_with_interval("auc", *scores(m, n, shift, key=f"coverage {i}"))
+        found = roc.estimate_auc("auc", *scores(m, n, shift, key=f"coverage {i}"))
         held += found.low <= truth <= found.high
     assert held >= 0.93 * 400
 
 
 def test_a_perfect_auc_still_has_a_width_and_four_a_side_tell_it_from_chance() -> None:
     """Newcombe's method 5; of three and three a perfect order comes by chance in 1 of 20, and is told as no more."""
-    low, high = roc.newcombe_auc_interval(1.0, 300, 100)
+    low, high = roc.compute_newcombe_interval(1.0, 300, 100)
     assert 0.97 < low < 0.99 and high == 1.0
-    assert roc.newcombe_auc_interval(0.0, 300, 100) == pytest.approx((0.0, 1 - low))
-    assert roc.newcombe_auc_interval(1.0, roc.LEAST, roc.LEAST)[0] > 0.55
+    assert roc.compute_newcombe_interval(0.0, 300, 100) == pytest.approx((0.0, 1 - low))
+    assert roc.compute_newcombe_interval(1.0, roc.LEAST, roc.LEAST)[0] > 0.55
 
 
 def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> None:
     """In expectation over the non-members that set it: k of n above it make (k + 1) / (n + 1) of others."""
     for n, rate in ((100, 0.01), (300, 0.01), (50, 0.1)):
         above = np.sort(keyed_random_generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
-        realised = 1 - float(above[:, roc.allowed_false_positives(n, rate)].mean())  # of uniform scores
+        realised = 1 - float(above[:, roc.count_allowed_false_positives(n, rate)].mean())  # of uniform scores
         assert (
-            realised == pytest.approx((roc.allowed_false_positives(n, rate) + 1) / (n + 1), rel=0.06)
+            realised == pytest.approx((roc.count_allowed_false_positives(n, rate) + 1) / (n + 1), rel=0.06)
             and realised <= 1.06 * rate
         )
         found = roc.tpr_at_fpr(np.array([2.0]), above[0], rate)
         assert (
-            found.false == roc.allowed_false_positives(n, rate)
-            and found.threshold == above[0, roc.allowed_false_positives(n, rate)]
+            found.false == roc.count_allowed_false_positives(n, rate)
+            and found.threshold == above[0, roc.count_allowed_false_positives(n, rate)]
         )
 
 
@@ -99,10 +99,10 @@ def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
     own, others = np.array([5.0, 3.0, 3.0, 1.0]), np.array([4.0, 3.0, 3.0, *range(-97, 0)])
     found = roc.tpr_at_fpr(own, others, 0.02)  # the second of a hundred is the threshold, and the third is equal
     assert (found.threshold, found.found, found.false, found.tied) == (3.0, 1, 1, (2, 2))
-    assert "1/4 above 3; of non-members 1/100" in roc.tpr_counts_sentence(found)
+    assert "1/4 above 3; of non-members 1/100" in roc.describe_tpr_counts(found)
     assert (
         "not counted: 2 members, 2 non-members; a lower end above 0 takes 194 non-members"
-        in roc.tpr_counts_sentence(found)
+        in roc.describe_tpr_counts(found)
     )
 
 
@@ -115,10 +115,10 @@ def test_infinite_scores_that_tie_on_top_find_nobody() -> None:
 @pytest.mark.parametrize(("n", "rate", "measured"), [(98, 0.01, False), (99, 0.01, True), (998, 0.001, False)])
 def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -> None:
     own, others = scores(50, n, 1.0)
-    found = roc.tpr_with_interval("tpr", own, others, rate)
+    found = roc.estimate_tpr("tpr", own, others, rate)
     assert (found is not None) == measured
-    assert roc.fewest_nonmembers_for_fpr_threshold(0.01) == 99 and roc.fewest_nonmembers_for_fpr_threshold(0.001) == 999
-    assert [roc.allowed_false_positives(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
+    assert roc.count_nonmembers_for_threshold(0.01) == 99 and roc.count_nonmembers_for_threshold(0.001) == 999
+    assert [roc.count_allowed_false_positives(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
     if not measured:
         assert roc.tpr_at_fpr(own, others, rate).found == 0
 
@@ -178,7 +178,7 @@ def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
     steps = [float((own > cut).mean()) for cut in np.sort(others)[::-1][:4]]
     assert roc.PartialAuc(own, others, 0.1).value == pytest.approx(np.mean(steps))
     assert roc.PartialAuc(np.ones(9), np.ones(40), 0.1).value == 0
-    assert roc.partial_auc_with_interval("x", own, others[:8], 0.1) is None
+    assert roc.estimate_partial_auc("x", own, others[:8], 0.1) is None
 
 
 def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
@@ -192,14 +192,14 @@ def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
 
 def test_few_non_members_bound_a_rate_from_above_alone() -> None:
     assert (
-        roc.fewest_nonmembers_for_fpr_lower_bound(0.01, 0.025),
-        roc.fewest_nonmembers_for_fpr_lower_bound(0.01, 0.05),
-        roc.fewest_nonmembers_for_fpr_lower_bound(0.001, 0.025),
+        roc.count_nonmembers_for_lower_bound(0.01, 0.025),
+        roc.count_nonmembers_for_lower_bound(0.01, 0.05),
+        roc.count_nonmembers_for_lower_bound(0.001, 0.025),
     ) == (390, 321, 3911)
     for n in (389, 390):
         own, others = np.full(500, 9.0), keyed_random_generator("few", n).random(n)
         assert (roc.BoundedTprAtFpr(own, others, 0.01).low(0.025) > 0) == (n == 390)
-        measured = roc.tpr_with_interval("tpr", own, others, 0.01)
+        measured = roc.estimate_tpr("tpr", own, others, 0.01)
         assert measured is not None and ("takes 390 non-members" in measured.note) == (n == 389)
 
 
@@ -209,7 +209,7 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     near = own + noise.normal(0, 0.1, 200), others + noise.normal(0, 0.1, 150)
     found = roc.auc_difference(near, (own, others))
     assert found.value == pytest.approx(roc.auc(*near) - roc.auc(own, others)) and found.n == 350
-    alone = roc.auc_with_interval("auc", own, others)
+    alone = roc.estimate_auc("auc", own, others)
     assert 0 < found.high(0.025) - found.low(0.025) < (alone.high - alone.low) / 2
     same = roc.auc_difference((own, others), (own, others))
     assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
@@ -234,17 +234,17 @@ def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> 
 
 def test_the_curve_is_the_staircase_that_rates_are_read_from() -> None:
     own, others = scores(30, 20, 1.0, ties=True)
-    points = roc.roc_curve_points(own, others)
+    points = roc.compute_roc_curve(own, others)
     assert points[-1] == (1.0, 1.0) and points == sorted(points)
     for rate in (0.05, 0.1, 0.35, 0.6):
-        largest = max(y for x, y in points if x <= roc.allowed_false_positives(20, rate) / 20 + 1e-9)
+        largest = max(y for x, y in points if x <= roc.count_allowed_false_positives(20, rate) / 20 + 1e-9)
         assert roc.tpr_at_fpr(own, others, rate).value == pytest.approx(largest)
 
 
 def test_what_the_report_uses_is_there_for_whoever_simulates_it() -> None:
     own, others = scores(300, 100, 1.0)
     found = tpr_interval(own.tolist(), others, rate=0.01, seed=5)
-    assert found == roc.tpr_with_interval("tpr_at_1pct_fpr", own, others, 0.01)
+    assert found == roc.estimate_tpr("tpr_at_1pct_fpr", own, others, 0.01)
     for bad, why in (
         ((own, others[:98], 0.01), "at least 99 non-members for a rate of 0.01, got 98"),
         ((own[:, None], others, 0.01), r"one score a record, got arrays of \(300, 1\)"),

@@ -16,8 +16,8 @@ from auditor.statistics.strongest_score import (
     ScoredRecords,
     bound_strongest_auc,
     choose_strongest_score,
-    simultaneous_widening,
-    strongest_auc,
+    compute_simultaneous_widening,
+    select_strongest_auc,
 )
 from validation.trust.interval_membership import draw_scores_tried_together
 
@@ -36,13 +36,13 @@ def bonferroni(count: int) -> float:
 def test_scores_that_say_the_same_count_as_one() -> None:
     values = keyed_random_generator("alike").normal(size=MEMBERS + OTHERS)
     alike = [CandidateScore(values + 1e-9 * i, f"s{i}") for i in range(11)]
-    assert simultaneous_widening(alike, records()) == pytest.approx(1, abs=0.1)
+    assert compute_simultaneous_widening(alike, records()) == pytest.approx(1, abs=0.1)
 
 
 def test_the_widening_lies_between_one_interval_and_bonferroni() -> None:
     rng = keyed_random_generator("between")
     scores, who = draw_scores_tried_together(rng, 60, 60, [0.0] * 11, 0.8)
-    found = simultaneous_widening(list(scores.values()), who)
+    found = compute_simultaneous_widening(list(scores.values()), who)
     assert 1.1 < found < bonferroni(11) - 0.1
 
 
@@ -52,8 +52,8 @@ def test_records_of_one_person_are_drawn_together() -> None:
     of_person = rng.normal(size=16)
     person = np.repeat(np.arange(16), 5)
     score = CandidateScore(of_person[person] + 0.01 * rng.normal(size=80), "loss")
-    alone = simultaneous_widening([score], records())
-    together = simultaneous_widening([score], records(unit=person.tolist()))
+    alone = compute_simultaneous_widening([score], records())
+    together = compute_simultaneous_widening([score], records(unit=person.tolist()))
     assert alone == pytest.approx(1, abs=0.1) and together > 1.7
 
 
@@ -63,7 +63,7 @@ def test_the_strongest_is_the_one_that_is_surely_farthest_from_chance_in_either_
     scores = {
         name: CandidateScore(rng.normal(size=80) + shift * member, name) for name, shift in (("a", 0.8), ("b", -3))
     }
-    name, best = strongest_auc("membership_auc", scores, member, ~member, 1.2)
+    name, best = select_strongest_auc("membership_auc", scores, member, ~member, 1.2)
     assert name == "b" and best.value < 0.1 and best.high < 0.5 and best.note == "b, best of 2 scores"
     held = bound_strongest_auc("membership_auc", scores, member, ~member, 1.2)
     assert held.low <= best.low and held.high == best.high
@@ -76,10 +76,10 @@ def test_copies_have_a_strongest_score_of_their_own() -> None:
     values = {"even": rng.normal(size=80) + 1.2 * member, "often": rng.normal(size=80) + 5 * often}
     scores = {name: CandidateScore(x, name) for name, x in values.items()}
     who = ScoredRecords(member, {"1": member & ~often, "8": often})
-    found = choose_strongest_score(scores, who, simultaneous_widening(list(scores.values()), who), 2)
+    found = choose_strongest_score(scores, who, compute_simultaneous_widening(list(scores.values()), who), 2)
     assert found.measurements[0].note == "even, best of 2 scores"
     assert found.by_copies["8"].note == "often, best of 2 scores" and found.by_copies["8"].value > 0.95
-    plain = roc.auc_with_interval("membership_auc_even", values["even"][member], values["even"][~member])
+    plain = roc.estimate_auc("membership_auc_even", values["even"][member], values["even"][~member])
     assert found.corrected[0].low < plain.low and found.corrected[0].high > plain.high
 
 
@@ -91,8 +91,8 @@ def test_scores_without_information_are_shown_in_at_most_one_of_twenty(
     shown = 0
     for _ in range(60):
         scores, who = draw_scores_tried_together(rng, members, others, [0.0] * 8, shared)
-        widening = simultaneous_widening(list(scores.values()), who)
-        _, best = strongest_auc("membership_auc", scores, who.member, ~who.member, widening)
+        widening = compute_simultaneous_widening(list(scores.values()), who)
+        _, best = select_strongest_auc("membership_auc", scores, who.member, ~who.member, widening)
         shown += best.low > 0.5 or best.high < 0.5
     assert clopper_pearson(shown, 60)[0] <= 0.05
     # The plain interval of the best is shown far more often, so the test can fail.

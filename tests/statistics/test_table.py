@@ -17,8 +17,8 @@ from auditor.records.replicates import Replicates
 from auditor.reports import phrases
 from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import BinomialCount, DiscordantPairs, RecordedInterval
-from auditor.statistics.intervals import estimate_mean_by_unit
-from auditor.statistics.recomputed import recompute_metric, remeasure_with_interval
+from auditor.statistics.intervals import estimate_mean
+from auditor.statistics.recomputed import recompute_metric, repeat_measurement
 
 
 def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
@@ -48,7 +48,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics.find_metric.cache_clear()
     try:
         one = outcome()
-        measured = next(m for m in extraction.extraction_measurements(one) if m.name == new.name)
+        measured = next(m for m in extraction.measure_extraction(one) if m.name == new.name)
         members = one.select_secrets(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
         assert phrases.metric_label(new.name) == "No guess right" and isinstance(
@@ -70,14 +70,12 @@ def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
     kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
     sides = kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
-    again = {
-        m.name: recompute_metric(metrics.find_metric(m.name), *sides) for m in extraction.extraction_measurements(one)
-    }
+    again = {m.name: recompute_metric(metrics.find_metric(m.name), *sides) for m in extraction.measure_extraction(one)}
     held = {name: found for name, found in again.items() if found is not None}
     wanted = {"recall", "any_of_k", "near_verbatim_recall", "recall_at_100_errors", "recall_at_10pct_errors"}
     of_others = {f"{name}_nonmembers" for name in ("recall", "near_verbatim_recall", "any_of_k")}
     assert set(held) == wanted | {"excess_recall"} | of_others
-    for m in extraction.extraction_measurements(one):
+    for m in extraction.measure_extraction(one):
         if m.name in held:
             assert held[m.name] == (pytest.approx(m.value), m.n)
 
@@ -137,13 +135,11 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
 
 def test_errors_of_a_share_are_rounded_down_and_at_least_one() -> None:
     tenth = metrics.find_metric("recall_at_10pct_errors")
-    assert [tenth.wrong_guess_limit(n) for n in (3, 19, 20, 300)] == [1, 1, 2, 30]
-    assert metrics.find_metric("recall_at_100_errors").wrong_guess_limit(3) == 100
+    assert [tenth.compute_wrong_guess_limit(n) for n in (3, 19, 20, 300)] == [1, 1, 2, 30]
+    assert metrics.find_metric("recall_at_100_errors").compute_wrong_guess_limit(3) == 100
 
 
 def test_a_mean_is_measured_again_as_it_was() -> None:
     values, metric = np.array([0.1, 0.4, 0.2, 0.9]), metrics.find_metric("extraction_probability")
-    found = remeasure_with_interval(metric, {"extraction_probability": values}, {})
-    assert (
-        found == estimate_mean_by_unit(metric.name, values, metric.unit, metric.note) and found.value == values.mean()
-    )
+    found = repeat_measurement(metric, {"extraction_probability": values}, {})
+    assert found == estimate_mean(metric.name, values, metric.unit, metric.note) and found.value == values.mean()

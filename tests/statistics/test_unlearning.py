@@ -7,13 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from auditor.core.result import GroupRecall
-from auditor.statistics.unlearning import group_numbers_around_unlearning
+from auditor.statistics.unlearning import measure_unlearning_group
 
 Floats = NDArray[np.float64]
 
 
 def of(name: str, **columns: list[float]) -> GroupRecall:
-    return group_numbers_around_unlearning(
+    return measure_unlearning_group(
         "attack", name, "forgotten", {model: np.array(values) for model, values in columns.items()}
     )
 

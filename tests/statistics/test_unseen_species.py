@@ -25,9 +25,9 @@ def test_intervals_hold_what_is_to_come(world: str) -> None:
     for _ in range(games):
         times = noise.binomial(draws, p)
         seen = times[times > 0]
-        new = unseen_species.expected_new_species("new", seen, draws, 1000)
+        new = unseen_species.estimate_new_species("new", seen, draws, 1000)
         held += new.low <= 1000 * p[times == 0].sum() <= new.high
-        total = unseen_species.chao_species_richness("total", seen, draws, 10**6)
+        total = unseen_species.estimate_species_richness("total", seen, draws, 10**6)
         assert total is not None
         bounded += total.low <= len(p)
         values.append(total.value)
@@ -39,29 +39,29 @@ def test_intervals_hold_what_is_to_come(world: str) -> None:
 
 def test_a_case_by_hand() -> None:
     seen = np.array([1, 1, 1, 2, 5])
-    new = unseen_species.expected_new_species("new", seen, 10, 1000)
+    new = unseen_species.estimate_new_species("new", seen, 10, 1000)
     assert new.value == 300 and new.high == pytest.approx(1000 * (0.3 + 1.959964 * 5**0.5 / 10), rel=1e-6)
     assert new.low == 0 and new.unit == "per 1,000" and new.n == 10
-    total = unseen_species.chao_species_richness("total", seen, 10, 100)
+    total = unseen_species.estimate_species_richness("total", seen, 10, 100)
     assert total is not None and total.value == pytest.approx(5 + 0.9 * 3 * 2 / (2 * 2))
     assert (total.low, total.high) == (5, 19)  # 5 + 1.35 exp(1.96 sqrt(log(1 + 5.60 / 1.35^2))) = 18.8, in whole ones
 
 
 def test_with_nothing_seen_the_bound_is_that_of_no_draw_that_shows_one() -> None:
     none = np.array([], dtype=np.int64)
-    new = unseen_species.expected_new_species("new", none, 100, 1000)
+    new = unseen_species.estimate_new_species("new", none, 100, 1000)
     assert (new.value, new.low) == (0, 0) and new.high == 1000 * clopper_pearson(0, 100)[1]
-    assert unseen_species.chao_species_richness("total", none, 100, 50) is None
+    assert unseen_species.estimate_species_richness("total", none, 100, 50) is None
 
 
 def test_there_are_no_more_species_than_there_are_records() -> None:
-    total = unseen_species.chao_species_richness("total", np.ones(30, dtype=np.int64), 100, 40)
+    total = unseen_species.estimate_species_richness("total", np.ones(30, dtype=np.int64), 100, 40)
     assert total is not None and (total.value, total.high) == (40, 40) and total.low <= 40
-    all_often = unseen_species.chao_species_richness("total", np.full(30, 9), 100, 40)
+    all_often = unseen_species.estimate_species_richness("total", np.full(30, 9), 100, 40)
     assert all_often is not None and all_often.low == all_often.value == 30 and all_often.high == 31
 
 
 def test_of_species_all_seen_twice_the_bound_is_poissons() -> None:
     """Each is missed with e^-2 = .135: (400 + 1.96 sqrt(400 x .135 x .865)) / .865 = 478.1."""
-    total = unseen_species.chao_species_richness("total", np.full(400, 2), 1000, 9999)
+    total = unseen_species.estimate_species_richness("total", np.full(400, 2), 1000, 9999)
     assert total is not None and (total.value, total.high) == (400, 479)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
+from auditor.statistics.one_run import compute_gaussian_epsilon
 from validation.trust import coverage, interval_case, interval_extraction, interval_membership, intervals
 
 KNOWN = [
@@ -58,7 +58,7 @@ def test_the_mechanisms_have_the_epsilon_that_they_are_said_to_have() -> None:
     shifted = coverage.gaussian(2.0)
     scores = shifted.play(coins, rng)
     assert scores[coins].mean() - scores[~coins].mean() == pytest.approx(2.0, abs=0.03)
-    assert shifted.truth["one_run"] == epsilon_of_gaussian_tradeoff(2.0, 1e-5)
+    assert shifted.truth["one_run"] == compute_gaussian_epsilon(2.0, 1e-5)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import binom
 
 from auditor.gate.power import secrets_to_fail_limit, secrets_to_gate_paired_difference, secrets_to_hold_limit
-from auditor.statistics.anytime import sample_sizes_at_looks, simulate_stopping_sizes
+from auditor.statistics.anytime import simulate_stopping_sizes, yield_look_sizes
 from auditor.statistics.bounds import LEVEL
 from validation.harness import Page, run
 
@@ -35,7 +35,7 @@ def ever(values: Odds, odds: Odds, mean: float, runs: int, seed: int, level: flo
 
 def ever_exact(limit: float, runs: int, seed: int) -> float:
     """The share of runs in which the exact bound of a fixed size is beyond the truth at some look."""
-    at = np.array([*sample_sizes_at_looks(MOST)])
+    at = np.array([*yield_look_sizes(MOST)])
     hits = np.random.default_rng(seed).binomial(np.diff(at, prepend=0), limit, size=(runs, len(at))).cumsum(axis=1)
     return float((binom.sf(hits - 1, at, limit) <= LEVEL).any(axis=1).mean())
 

@@ -100,7 +100,7 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
         "p-value of an audit in one run, all canaries guessed, 16 of them",
         "jax_privacy",
         lambda: [theirs._one_run_p_value(m, m, right, e, 0.0) for m, right, e in asked],
-        lambda: [one_run.one_run_p_value(m, (right,), e, 0.0) for m, right, e in asked],
+        lambda: [one_run.compute_one_run_p_value(m, (right,), e, 0.0) for m, right, e in asked],
     )
 
 

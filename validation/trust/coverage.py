@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, canary_likelihood_ratio_distribution
+from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, compute_likelihood_ratio_distribution
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff, largest_refuted_value
+from auditor.statistics.one_run import compute_gaussian_epsilon, find_largest_refuted_value
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 from validation.harness import Page, run, save_svg
 
@@ -90,7 +90,7 @@ def gaussian(mu: float) -> KnownMechanism:
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         return mu * coins + rng.normal(size=len(coins))
 
-    truth = epsilon_of_gaussian_tradeoff(mu, DELTA)
+    truth = compute_gaussian_epsilon(mu, DELTA)
     about = dict.fromkeys(("one_run", "fdp", "shape", "clopper_pearson"), truth)
     name = f"Gaussian, μ {mu:g} (ε {truth:.3g} at δ {DELTA:g})"
     return KnownMechanism(name, play, DELTA, about, threshold=mu / 2)
@@ -98,14 +98,14 @@ def gaussian(mu: float) -> KnownMechanism:
 
 def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
     """Steps of the subsampled Gaussian mechanism, a coordinate a canary; the score is their likelihood ratio."""
-    own = canary_likelihood_ratio_distribution(noise, sampling)
+    own = compute_likelihood_ratio_distribution(noise, sampling)
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         drawn = rng.random(len(coins))
         inside, out = (own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out))
         return np.where(coins, inside, out)
 
-    truth = largest_refuted_value(lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1]))
+    truth = find_largest_refuted_value(lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1]))
     q, steps = sampling
     about = dict.fromkeys(("one_run", "shape", "clopper_pearson"), truth)
     name = f"DP-SGD, σ {noise:g}, q {q:g}, T {steps:g} (ε {truth:.3g} at δ {DELTA:g})"
@@ -122,7 +122,7 @@ def all_or_none() -> KnownMechanism:
         return np.where(coins == right, 1.0, -1.0) + rng.random(len(coins)) / 10
 
     pure = math.log((_TOLD_RIGHT - DELTA / _TELLS_ALL) / (1 - _TOLD_RIGHT))
-    about = {"one_run": pure, **dict.fromkeys(("fdp", "shape"), epsilon_of_gaussian_tradeoff(1.0, DELTA))}
+    about = {"one_run": pure, **dict.fromkeys(("fdp", "shape"), compute_gaussian_epsilon(1.0, DELTA))}
     return KnownMechanism("tells all coins or none; 1-GDP", play, DELTA, about)
 
 

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from auditor.core.nouns import Secret
 from auditor.statistics import copies_effect, documents, intervals, memorised, metrics, unlearning, unseen_species
-from auditor.statistics.ranking import recall_of_ranked_guesses_at_errors
+from auditor.statistics.ranking import measure_ranked_recall
 from validation.trust.interval_case import Ends, Floats, IntervalCase, Rng, lower, of
 
 PROBABILITY = "extraction_probability"
@@ -45,7 +45,7 @@ def shared(name: str, n: int, p: float) -> Callable[[Rng], Ends]:
 
 
 def beyond(m: int, n: int, p: float, q: float) -> Callable[[Rng], Ends]:
-    return lambda rng: of(intervals.share_excess_over_nonmembers("excess_recall", rng.random(m) < p, rng.random(n) < q))
+    return lambda rng: of(intervals.subtract_nonmember_share("excess_recall", rng.random(m) < p, rng.random(n) < q))
 
 
 def averaged(draw: Callable[[Rng], Floats]) -> Callable[[Rng], Ends]:
@@ -69,7 +69,7 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
     truth = float(np.minimum(out, 0.3).mean())
     return truth, lambda rng: of(
-        copies_effect.predict_recall_at_repeats(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
+        copies_effect.predict_recall(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
     )
 
 
@@ -86,7 +86,7 @@ def of_generations() -> Iterator[IntervalCase]:
         for distribution, p, q in (("2% hold some", 0.02, 0.002), ("20% hold some", 0.2, 0.02)):
             kind, name = "memorised n-grams per 1,000", memorised.MEMORISED
             yield IntervalCase(kind, distribution, size, 1500 * p, holding(n, p, q, name))
-            excess = holding(n, p, q, metrics.excess_metric_name(name))
+            excess = holding(n, p, q, metrics.name_excess_metric(name))
             yield IntervalCase(f"{kind}, excess", distribution, size, 1500 * (p - q), excess)
 
 
@@ -101,7 +101,7 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
     def audit(rng: Rng) -> Ends:
         seen, unseen = incidence(rng, draws, p)
-        low, high, least, most = of(unseen_species.expected_new_species(memorised.NEW, seen, draws, 1000))
+        low, high, least, most = of(unseen_species.estimate_new_species(memorised.NEW, seen, draws, 1000))
         truth = 1000 * float(unseen.sum())
         return low - truth, high - truth, least - truth, most - truth
 
@@ -110,7 +110,7 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
 def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], Ends]:
     def audit(rng: Rng) -> Ends:
-        found = unseen_species.chao_species_richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
+        found = unseen_species.estimate_species_richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
         assert found is not None
         return lower(found.low) if at_least else of(found)
 
@@ -125,7 +125,7 @@ def holding(n: int, p: float, q: float, name: str) -> Callable[[Rng], Ends]:
         own, other = (((rng.random(n) < rate) * rng.integers(1, 3, n)).tolist() for rate in (p, q))
         every = [memorised.MemorisedTokens(a, 0, b, {}) for a, b in zip(own, other, strict=True)]
         return of(
-            next(m for m in memorised.generation_memorisation_measurements(every, corpus, 8, 64, {}) if m.name == name)
+            next(m for m in memorised.measure_generation_memorisation(every, corpus, 8, 64, {}) if m.name == name)
         )
 
     return audit
@@ -149,9 +149,9 @@ def forgetting(n: int, change: str, name: str) -> Callable[[Rng], Ends]:
         again = np.maximum(after, before * (rng.random(n) < 0.2))
         by = rng.random(n) if name == PROBABILITY else np.ones(n)
         columns = {unlearning.BEFORE: before * by, unlearning.AFTER: after * by, unlearning.RELEARNED: again * by}
-        found = unlearning.group_numbers_around_unlearning(
-            "extraction", name, unlearning.FORGOTTEN, columns
-        ).changes.get(change)
+        found = unlearning.measure_unlearning_group("extraction", name, unlearning.FORGOTTEN, columns).changes.get(
+            change
+        )
         return (-math.inf, math.inf, -math.inf, math.inf) if found is None else of(found)
 
     return audit
@@ -164,7 +164,7 @@ def ranked(n: int, errors: int) -> IntervalCase:
     def audit(rng: Rng) -> Ends:
         right = rng.random(n) < 0.4
         order = np.argsort(-(rng.normal(size=n) + right))
-        return of(recall_of_ranked_guesses_at_errors(f"recall_at_{errors}_errors", order, right[order], n, errors))
+        return of(measure_ranked_recall(f"recall_at_{errors}_errors", order, right[order], n, errors))
 
     return IntervalCase(f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3)
 
@@ -177,6 +177,6 @@ def by_document() -> tuple[float, Callable[[Rng], Ends]]:
     def audit(rng: Rng) -> Ends:
         learnt = rng.random(60) < 0.2
         hit = {s.id: bool(learnt[int(s.document or 0)] and rng.random() < 0.5) for s in secrets}
-        return of(documents.document_recall_measurements(secrets, hit, hit)[0])
+        return of(documents.measure_document_recall(secrets, hit, hit)[0])
 
     return 0.2 * (1 - 0.5**3), audit

@@ -15,9 +15,14 @@ from auditor.statistics import roc
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.bounds import RecordedInterval
 from auditor.statistics.games import audit_games as games_audited
-from auditor.statistics.games import confusion_of_counted_games
-from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
-from auditor.statistics.strongest_score import CandidateScore, ScoredRecords, simultaneous_widening, strongest_auc
+from auditor.statistics.games import count_confusion
+from auditor.statistics.one_run import compute_gaussian_epsilon
+from auditor.statistics.strongest_score import (
+    CandidateScore,
+    ScoredRecords,
+    compute_simultaneous_widening,
+    select_strongest_auc,
+)
 from auditor.testing import tpr_interval
 from validation.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower
 
@@ -121,10 +126,10 @@ def of_strongest_scores() -> Iterator[IntervalCase]:
 def strongest_apart(rng: Rng, m: int, n: int, shifts: Sequence[float], shared: float, often: int) -> Ends:
     """Return the ends of the interval that is farthest off, over all members and by copies, less the true AUC."""
     scores, records = draw_scores_tried_together(rng, m, n, shifts, shared, often)
-    widening = simultaneous_widening(list(scores.values()), records)
+    widening = compute_simultaneous_widening(list(scores.values()), records)
     found = []
     for own in (records.member, *records.copies.values()):
-        name, best = strongest_auc("membership_auc", scores, own, ~records.member, widening)
+        name, best = select_strongest_auc("membership_auc", scores, own, ~records.member, widening)
         truth = float(norm.cdf(shifts[int(name[1:])] / math.sqrt(2)))
         found.append((best.low - truth, best.high - truth))
     low, high = max(low for low, _ in found), min(high for _, high in found)
@@ -137,7 +142,7 @@ def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int
 
 def auc_of(own: Floats, others: Floats) -> Ends:
     """By the interval on record in the direction above 1/2, as in a report."""
-    found = roc.auc_with_interval("membership_auc", own, others)
+    found = roc.estimate_auc("membership_auc", own, others)
     return (found.low, found.high, *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:])
 
 
@@ -175,12 +180,12 @@ def of_epsilon() -> Iterator[IntervalCase]:
         pure, approximate = one_run(response, n, 0.0, 0), one_run(normal, n, 1e-5, 1)
         yield IntervalCase("ε of one run", "randomised response, ε 1", f"{n} canaries", 1.0, pure, 0.3)
         yield IntervalCase(
-            "ε by f-DP", "Gaussian, μ 2", f"{n} canaries", epsilon_of_gaussian_tradeoff(2.0, 1e-5), approximate, 0.1
+            "ε by f-DP", "Gaussian, μ 2", f"{n} canaries", compute_gaussian_epsilon(2.0, 1e-5), approximate, 0.1
         )
 
     def game(rng: Rng) -> Ends:
         scores, coins = response(rng, 768)
-        return lower(games_audited(confusion_of_counted_games(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
+        return lower(games_audited(count_confusion(np.round(scores), coins, 0.0, LEVEL), 0.0, LEVEL).epsilon)
 
     yield IntervalCase("ε of games", "randomised response, ε 1", "768 games", 1.0, game, 0.3)
 

@@ -10,8 +10,8 @@ import numpy as np
 from auditor.records import contrasts
 from auditor.records.replicates import Replicates
 from auditor.statistics import frontier, intervals
-from auditor.statistics.bounds import BoundedNumber, paired_share_difference
-from auditor.statistics.compare import paired_mean_difference
+from auditor.statistics.bounds import BoundedNumber, count_discordant_pairs
+from auditor.statistics.compare import resample_paired_means
 from validation.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower, of
 from validation.trust.interval_extraction import rare
 from validation.trust.interval_membership import shifted
@@ -41,7 +41,7 @@ def perplexity(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> tuple
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, n)
         nll = tokens * draw(rng, n)
-        return of(intervals.perplexity_with_interval(list(zip(nll.tolist(), tokens.tolist(), strict=True))))
+        return of(intervals.estimate_perplexity(list(zip(nll.tolist(), tokens.tolist(), strict=True))))
 
     return math.exp(mean), audit
 
@@ -53,7 +53,7 @@ def ratio(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> Callable[[
         tokens = rng.integers(20, 100, (1, n)).astype(float)
         base = tokens * rng.lognormal(math.log(2), 0.4, (1, n))
         nll = np.array([base, base + tokens * draw(rng, n) * math.log(1.05) / mean])
-        return of(frontier.perplexity_ratios(nll, tokens, base)[1])
+        return of(frontier.estimate_perplexity_ratios(nll, tokens, base)[1])
 
     return audit
 
@@ -77,25 +77,25 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
 
 
 def shares_apart(rng: Rng) -> Ends:
-    return ends(paired_share_difference(rng.random(300) < 0.1, rng.random(300) < 0.1))
+    return ends(count_discordant_pairs(rng.random(300) < 0.1, rng.random(300) < 0.1))
 
 
 def means_apart(rng: Rng) -> Ends:
-    return ends(paired_mean_difference(rare(rng, 300), rare(rng, 300)))
+    return ends(resample_paired_means(rare(rng, 300), rare(rng, 300)))
 
 
 def least_of_means(rng: Rng) -> Ends:
-    return least_named(frontier.model_leakages_by_mean(np.array([rare(rng, 300) for _ in range(3)])))
+    return least_named(frontier.estimate_mean_leakages(np.array([rare(rng, 300) for _ in range(3)])))
 
 
 def least_of_aucs(rng: Rng) -> Ends:
-    return least_named(frontier.model_leakages_by_auc([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
+    return least_named(frontier.estimate_auc_leakages([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
 
 
 def least_named(found: Sequence[frontier.ModelLeakage]) -> Ends:
     """1, where one is told to leak least."""
 
     def apart(i: int, j: int) -> BoundedNumber:
-        return frontier.paired_leak_difference(found[i], found[j])
+        return frontier.compare_paired_leakage(found[i], found[j])
 
-    return lower(float(sum(frontier.possibly_least_leaking(len(found), apart)) == 1))
+    return lower(float(sum(frontier.select_possibly_least_leaking(len(found), apart)) == 1))

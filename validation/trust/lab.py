@@ -78,7 +78,7 @@ class Recalls(Page):
 
     def model(self, name: str, model: LanguageModel, secrets: Sequence[Secret]) -> Mapping[str, Measurement]:
         recall = greedy_recall_by_repeats(model, secrets)
-        perplexity = intervals.perplexity_with_interval(list(model_nll_and_token_counts(model, self.lab.heldout))).value
+        perplexity = intervals.estimate_perplexity(list(model_nll_and_token_counts(model, self.lab.heldout))).value
         self.shares(name, f"{perplexity:.2f}", {count: (one.value, one.n) for count, one in recall.items()})
         return recall
 

@@ -29,7 +29,7 @@ from auditor.crash import claim, training_specimen
 from auditor.crash.trial import CrashTest
 from auditor.crash.verdicts import LEVEL, UNKNOWN
 from auditor.privacy import gaussian
-from auditor.statistics.one_run import epsilon_of_gaussian_tradeoff
+from auditor.statistics.one_run import compute_gaussian_epsilon
 from validation.harness import Page, run
 from validation.trust import loop_plain
 from validation.trust.loop_faults import tested, written_out
@@ -51,7 +51,7 @@ def smooth_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: An
     """By the central limit (Bu et al. 2020), which is smooth. Whole orders of Renyi divergence have kinks
     in sigma and q, which an interval would be off by; what is counted here is the error of what was seen."""
     mu = math.sqrt(steps) / sigma if q >= 1 else q * math.sqrt(steps * math.expm1(sigma**-2))
-    return epsilon_of_gaussian_tradeoff(mu, delta)
+    return compute_gaussian_epsilon(mu, delta)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ EQUIVALENT = {  # a mutant's key, and why
     "a1900be5318b": "gate/power.py: a power of two times 1,024 is never 2,000,000",
     "e43f91821650": "statistics/bounds.py: all lost is the least extreme outcome: it counts only where p is 1 already",
     "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
-    "2025534c51c9": "statistics/roc.py: `delong_placements` gives two arrays of either run: zip is strict of itself",
+    "2025534c51c9": "statistics/roc.py: `compute_delong_placements` gives two arrays: zip is strict of itself",
     "53bdceabce7f": "statistics/metrics.py: a column of place 4 stands behind this one, and sorting keeps their order",
     "97f9d777469e": "privacy/gaussian.py: any set of whole orders bounds epsilon, 257 as well as 256",
     "ef3f943d50eb": "training/members.py: together=1 trains one at a time, whoever asked; 2 and more are above 1 too",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from auditor.core.errors import AuditError
-from auditor.statistics.intervals import perplexity_with_interval
+from auditor.statistics.intervals import estimate_perplexity
 from auditor.statistics.roc import auc, tpr_at_fpr
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
@@ -266,7 +266,7 @@ def print_noise(title: str, peers: Sequence[Peer]) -> None:
 def print_perplexities() -> None:
     """Print the perplexity of a record of 10 tokens at 1 nat each and one of 90 tokens at 3 nats each."""
     totals, tokens = np.array([10.0, 270.0]), np.array([10, 90])
-    print(f"perplexity: ours {perplexity_with_interval([(10.0, 10), (270.0, 90)]).value:.2f}")
+    print(f"perplexity: ours {estimate_perplexity([(10.0, 10), (270.0, 90)]).value:.2f}")
     print(f"perplexity: numpy, by token {np.exp(totals.sum() / tokens.sum()):.2f}")
     try:
         from torchmetrics.functional.text import perplexity

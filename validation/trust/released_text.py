@@ -41,7 +41,7 @@ from auditor.records.table import MEASURED, read_secrets_table
 from auditor.runs import released_text
 from auditor.runs.reporter import SilentReporter
 from auditor.statistics import roc
-from auditor.statistics.metrics import score_column_name
+from auditor.statistics.metrics import name_score_column
 from validation.harness import Page, run, share
 from validation.trust.bases import Name
 
@@ -100,7 +100,7 @@ def audited(
         }
     found = {}
     for name, score in SCORES.items():
-        column = kept[score_column_name(score)]
+        column = kept[name_score_column(score)]
         values, member = np.asarray(column.values), np.array(column.member, dtype=bool)
         found[name] = (values[member], values[~member])
     return result, found
@@ -135,7 +135,7 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "s
         for i in range(count):
             result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
             seen = {signal.kind.short for signal in assess_signals(result).shown_signals(UNDEFENDED)} & set(SIGNALS)
-            auc = roc.auc_with_interval("", *scores["ours"])
+            auc = roc.estimate_auc("", *scores["ours"])
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
             shown.update([*seen, *(name for name, is_told in told.items() if is_told)])
             aucs.append([roc.auc(*sides) for sides in scores.values()])
@@ -171,7 +171,7 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
         result, scores = audited(private, fresh, texts, seed=seed)
         told = {m.name: m for f in result.findings for m in f.measurements}
         recalls = [_said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])]
-        aucs = [roc.auc_with_interval("", *sides) for sides in scores.values()]
+        aucs = [roc.estimate_auc("", *sides) for sides in scores.values()]
         apart = [roc.auc_difference(scores["ours"], scores[other]) for other in others]
         differences = [_said(one.value, one.low(0.025), one.high(0.025)) for one in apart]
         page.row(name, *recalls, *(_said(m.value, m.low, m.high) for m in aucs), *differences)
