@@ -99,11 +99,12 @@ class CostEstimate:
 def run_cost_estimate_table(found: CostEstimate) -> RowTable:
     """The estimate as people read it."""
     took, most = phrases.format_duration(found.seconds), phrases.format_memory(found.estimated_peak_memory_bytes / 1e6)
-    note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
+    about = "at least" if found.parts_without_estimate else "about"
+    note = f"{about} {took} until the reports are written, {most} of memory at most; worked out from "
     note += f"{found.probe:.0f} seconds of asking"
     if found.parts_without_estimate:
         note += f"; that is without {counted(len(found.parts_without_estimate), 'part')} that have no numbers"
-    if found.flags_that_halve_time:
+    elif found.flags_that_halve_time:
         note += f"; {' or '.join(found.flags_that_halve_time)} would take half as long"
     else:
         note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
