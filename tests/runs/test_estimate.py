@@ -184,7 +184,7 @@ def test_the_rows_add_up_to_the_total() -> None:
         ("perplexity", "1 min 30 s"),
         ("membership", ""),
     ]
-    assert found.seconds == 418.0 and table.note.startswith("about 6 min 58 s until the reports are written")
+    assert found.seconds == 418.0 and table.note.startswith("at least 6 min 58 s until the reports are written")
 
 
 def test_where_no_flag_halves_it_that_is_said() -> None:
