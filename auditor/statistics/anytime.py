@@ -1,14 +1,14 @@
-"""Bounds of a mean that hold at every look at once, by betting: who asks in random order may stop
-when they say enough.
+"""Bound a mean so that the bound holds at every look at once, by betting: a run that asks secrets
+in random order may stop early.
 
 A gambler who stakes a share f of his capital on each number x in [0, 1] against a mean of at most m
-turns 1 into prod (1 - f + f x / m). If the mean is no more than m that does not grow on average, so
-it ever reaches 1 / level with probability `level` at most (Ville). Waudby-Smith and Ramdas (2024,
-arXiv 2010.09686) choose each stake by what was seen before it; here all stakes of a fixed grid are
-played side by side and their capitals averaged, as Cover's universal portfolio is (Ryu and Bhatt,
-2207.12382). So a bound does not depend on the order, and is worked out again from what is kept of
-each secret. The secrets count as a sample, and the bound is of its population's mean, as fixed-size
-ones are.
+turns 1 into prod (1 - f + f x / m). If the mean is at most m, this capital does not grow on
+average, so it ever reaches 1 / level with probability at most `level` (Ville). Waudby-Smith and
+Ramdas (2024, arXiv 2010.09686) choose each stake from the numbers before it; here all stakes of a
+fixed grid are played in parallel and their capitals averaged, as in Cover's universal portfolio
+(Ryu and Bhatt, 2207.12382). So a bound does not depend on the order, and can be recomputed from the
+recorded number of each secret. The secrets count as a sample: the bound is on the mean of their
+population, as fixed-size bounds are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 
 
 def yield_look_sizes(n: int) -> Iterator[int]:
-    """How many of n secrets are asked at each look: counts that depend on nothing else."""
+    """Yield how many of n secrets are asked at each look; the sizes depend only on n."""
     at = _FIRST
     while at < n:
         yield at
@@ -47,24 +47,26 @@ def yield_look_sizes(n: int) -> Iterator[int]:
 
 
 def log_betting_capital(values: Floats, counts: NDArray[np.int64], mean: float) -> Floats:
-    """(...,) log of the averaged capital against a mean of at most this. values: (v,); counts:
-    (..., v), of each.
+    """Return the (...,) log of the averaged capital against a mean of at most `mean`.
+
+    Args:
+        values: (v,) distinct values.
+        counts: (..., v) how often each value occurred.
     """
     with np.errstate(divide="ignore"):  # who stakes all of it has nothing left at x = 0
-        each = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
-    each[:, -1] = np.where(np.isinf(each[:, -1]), -1e300, each[:, -1])  # 0 times it is 0
-    grown = counts @ each
+        log_growth = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
+    # 0 times it is 0
+    log_growth[:, -1] = np.where(np.isinf(log_growth[:, -1]), -1e300, log_growth[:, -1])
+    log_capital = counts @ log_growth
     # taken out before exp and put back behind log: exp of all would be 0 or inf
-    most = grown.max(-1, keepdims=True)
-    found: Floats = most[..., 0] + np.log(np.exp(grown - most) @ CAPITAL)
-    return found
+    peak = log_capital.max(-1, keepdims=True)
+    averaged: Floats = peak[..., 0] + np.log(np.exp(log_capital - peak) @ CAPITAL)
+    return averaged
 
 
 @dataclass(frozen=True)
 class BettingMean:
-    """The mean of numbers in [least, 1], with one-sided bounds at any level, each of which holds at
-    every look.
-    """
+    """A mean of numbers in [least, 1] with one-sided bounds at any level, each valid at every look."""
 
     values: Floats
     least: float = 0.0
@@ -88,7 +90,7 @@ class BettingMean:
 
     @cached_property
     def _distinct_scaled_values(self) -> tuple[Floats, NDArray[np.int64]]:
-        """The distinct values, moved into [0, 1], and how often each is there."""
+        """Return the distinct values, scaled into [0, 1], and their counts."""
         distinct, counts = np.unique(
             (self.values - self.least) / (1 - self.least),
             return_counts=True,
@@ -97,7 +99,7 @@ class BettingMean:
 
 
 def _compute_lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: float) -> float:
-    """The largest mean that is refuted as an upper limit of the truth; 0 where none is."""
+    """Return the largest mean that is refuted as an upper limit of the truth; 0 if no mean is."""
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
         return 0.0
@@ -120,10 +122,10 @@ def simulate_stopping_sizes(
     runs: int = 1000,
     seed: int = 0,
 ) -> NDArray[np.int64]:
-    """(runs,) simulated sizes at which a mean of at most this is refuted; 2 * most where it is not
-    within `most`.
+    """Return (runs,) simulated sizes at which a mean of at most `mean` is refuted.
 
-    odds: (v,) the true probability of each value.
+    A run that does not refute it within `most` secrets gets 2 * most. odds: (v,) the true
+    probability of each value.
     """
     rng = np.random.default_rng(seed)
     at = np.array([*yield_look_sizes(most)])
@@ -131,14 +133,14 @@ def simulate_stopping_sizes(
     # its looks
     counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
     refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
-    found: NDArray[np.int64] = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
-    return found
+    sizes: NDArray[np.int64] = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
+    return sizes
 
 
 @dataclass(frozen=True)
 class BettingExcess:
-    """One group's mean minus another's, of which nothing is paired: each end by an end of both, at
-    half the level.
+    """The mean of a group minus the mean of another, unpaired: each end uses an end of both at half
+    the level.
     """
 
     own: BettingMean

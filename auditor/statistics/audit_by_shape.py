@@ -143,14 +143,17 @@ def _compose_steps(step: Floats, steps: int) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def _compute_nonempty_guess_probabilities(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
+def _compute_nonempty_guess_probabilities(
+    noise: float,
+    sampling: Sampling,
+) -> tuple[Floats, Floats]:
     """`LikelihoodRatioDistribution.compute_guess_probabilities`, of the cells that hold something."""
-    passed, right = compute_likelihood_ratio_distribution(
+    as_sure, right = compute_likelihood_ratio_distribution(
         noise,
         sampling,
     ).compute_guess_probabilities()
-    seen = np.diff(passed, prepend=0.0) > _NOTHING
-    return np.minimum(passed[seen], 1.0), right[seen]
+    nonempty = np.diff(as_sure, prepend=0.0) > _NOTHING
+    return np.minimum(as_sure[nonempty], 1.0), right[nonempty]
 
 
 @lru_cache(maxsize=2**16)
@@ -162,14 +165,16 @@ def compute_canary_shape_p_value(m: int, r: int, v: int, noise: float, sampling:
     """
     if v > r:
         return 0.0
-    passed, right = _compute_nonempty_guess_probabilities(noise, sampling)
+    as_sure, right = _compute_nonempty_guess_probabilities(noise, sampling)
     if r == m:
-        return float(compute_binomial_upper_tail(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
-    mass = np.diff(betainc(r + 1, m - r, passed), prepend=0.0)
-    seen = mass > _NOTHING
+        return float(
+            compute_binomial_upper_tail(v, r, np.minimum(right[-1:] / as_sure[-1:], 1.0))[0],
+        )
+    mass = np.diff(betainc(r + 1, m - r, as_sure), prepend=0.0)
+    nonempty = mass > _NOTHING
     # Of a canary that is as sure as this or surer, how likely it is right.
-    chance = np.minimum(right[seen] / np.maximum(passed[seen], 1e-300), 1.0)
-    return min(1.0, float(mass[seen] @ compute_binomial_upper_tail(v, r, chance)))
+    chance = np.minimum(right[nonempty] / np.maximum(as_sure[nonempty], 1e-300), 1.0)
+    return min(1.0, float(mass[nonempty] @ compute_binomial_upper_tail(v, r, chance)))
 
 
 @lru_cache(maxsize=2**14)
@@ -221,10 +226,10 @@ def bound_shape_epsilon(
 
 def convert_shape_noise(noise: float, sampling: Sampling, delta: float) -> float:
     """Epsilon at delta of this shape."""
-    own = compute_likelihood_ratio_distribution(noise, sampling)
+    distribution = compute_likelihood_ratio_distribution(noise, sampling)
     return find_largest_refuted_value(
-        lambda epsilon: own.delta(epsilon) > delta,
-        float(own.at[-1]),
+        lambda epsilon: distribution.delta(epsilon) > delta,
+        float(distribution.at[-1]),
         _FINE,
     )
 
@@ -241,7 +246,13 @@ def find_largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
     return None if low < 0 else _LEAST_NOISE * _STEP**low
 
 
-def _find_least_refuted_noise(m: int, r: int, v: int, level: float, sampling: Sampling) -> float | None:
+def _find_least_refuted_noise(
+    m: int,
+    r: int,
+    v: int,
+    level: float,
+    sampling: Sampling,
+) -> float | None:
     """The least noise that is refuted, as all above it are, by steps of half a per cent; None where
     none is.
     """

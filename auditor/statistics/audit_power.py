@@ -3,8 +3,8 @@ probability.
 
 Not by all-right guesses, which no mechanism makes. Of one run: the canaries of DP-SGD by the
 audit's own sampling rate and steps (or of a Gaussian mechanism) and less noise, each seen as it is;
-how many of the surest guesses are then right is known exactly (`compute_canary_shape_p_value`), and one
-number of guesses has to refute alone. Of games: a model that gives away epsilon evenly, as
+how many of the surest guesses are then right is known exactly (`compute_canary_shape_p_value`), and
+one number of guesses has to refute alone. Of games: a model that gives away epsilon evenly, as
 randomised response does. Scores that see less than this have less power, which nobody knows.
 """
 
@@ -75,13 +75,13 @@ def describe_detection_power(audit: Audited, limit: float, power: float = USUAL)
     """
     epsilon = find_detectable_epsilon(audit, limit, power)
     if audit.table is not None:
-        what = "a model that gives it away evenly"
+        model = "a model that gives it away evenly"
     elif (audit.sampling or GAUSSIAN) == GAUSSIAN:
-        what = "a Gaussian mechanism that its scores see in full"
+        model = "a Gaussian mechanism that its scores see in full"
     else:
-        what = "DP-SGD by its sampling and steps, and less noise"
+        model = "DP-SGD by its sampling and steps, and less noise"
     smallest = f"ε {epsilon:.3g}" if math.isfinite(epsilon) else "no ε"
-    return f"{smallest} of {what} would have been caught with {power:.0%} probability"
+    return f"{smallest} of {model} would have been caught with {power:.0%} probability"
 
 
 def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) -> float:
@@ -101,6 +101,6 @@ def _find_game_detectable_epsilon(audit: Audited, limit: float, power: float) ->
         counts = (right, played - right, wrong, others - wrong)
         return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit
 
-    found = find_largest_refuted_value(missed, _MOST, _FINE)
+    epsilon_limit = find_largest_refuted_value(missed, _MOST, _FINE)
     # where every epsilon is missed, the bisection ends just below _MOST
-    return found if found < _MOST * (1 - _FINE) else math.inf
+    return epsilon_limit if epsilon_limit < _MOST * (1 - _FINE) else math.inf

@@ -8,8 +8,8 @@ not ranks: a score says most of canaries that are in, and less of those that are
 tail is the longer one.
 
 How many to guess is looked at for all counts of `guess_counts(m)` together
-(`one_run.compute_one_run_p_value`), at no share of the level for each. (jax_privacy's Bonferroni correction
-is over the points of the ROC's hull, which the coins chose.)
+(`one_run.compute_one_run_p_value`), at no share of the level for each. (jax_privacy's Bonferroni
+correction is over the points of the ROC's hull, which the coins chose.)
 """
 
 from __future__ import annotations
@@ -92,10 +92,16 @@ def _audit_estimator(
     copies: int,
     sampling: Sampling | None,
 ) -> Audited:
-    def proved_by(told: Counts) -> float:
+    def proved_by(right_counts: Counts) -> float:
         if name == SHAPE:
-            return bound_shape_epsilon(m, told, delta, level, copies, sampling or GAUSSIAN)
-        return (epsilon_one_run if name == MAIN else epsilon_fdp)(m, told, delta, level, copies)
+            return bound_shape_epsilon(m, right_counts, delta, level, copies, sampling or GAUSSIAN)
+        return (epsilon_one_run if name == MAIN else epsilon_fdp)(
+            m,
+            right_counts,
+            delta,
+            level,
+            copies,
+        )
 
     counts = list_guess_counts(m)
     alone = [bound_share_logit(r, v, level) for r, v in zip(counts, right, strict=True)]
@@ -154,9 +160,11 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
         return ""
     if audit.exact is not None and audit.exact > limit:
         return ""
-    of = f"of the {audit.covered:,} tokens covered" if audit.covered is not None else "of any number of tokens covered"
-    apart = "" if audit.exact is None else f", which give away no more than {audit.exact:.3g} exactly"
-    return f"its games look at {audit.tokens:,} {of}{apart}"
+    covered_phrase = (
+        f"of the {audit.covered:,} tokens covered" if audit.covered is not None else "of any number of tokens covered"
+    )
+    exact_phrase = "" if audit.exact is None else f", which give away no more than {audit.exact:.3g} exactly"
+    return f"its games look at {audit.tokens:,} {covered_phrase}{exact_phrase}"
 
 
 def count_right_guesses(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
@@ -165,8 +173,8 @@ def count_right_guesses(scores: NDArray[np.floating], included: NDArray[np.bool_
     middle = _score_cut_nearest_middle(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)
     # wrong ones first
-    told = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])
-    return tuple(int(told[r]) for r in list_guess_counts(len(scores)))
+    n_right = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])
+    return tuple(int(n_right[r]) for r in list_guess_counts(len(scores)))
 
 
 def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
@@ -184,14 +192,24 @@ def _score_cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
 
 
 @lru_cache(maxsize=2**14)
-def compute_best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
+def compute_best_provable_epsilon(
+    m: int,
+    delta: float,
+    level: float = LEVEL,
+    copies: int = 1,
+) -> float:
     """What m canaries would prove by `audit_epsilon_bounds`, were every guess right: they refute no
     claim above it.
     """
     return epsilon_one_run(m, list_guess_counts(m), delta, level, copies)
 
 
-def count_needed_canaries(epsilon: float, delta: float, level: float = LEVEL, copies: int = 1) -> int:
+def count_needed_canaries(
+    epsilon: float,
+    delta: float,
+    level: float = LEVEL,
+    copies: int = 1,
+) -> int:
     """The least m with compute_best_provable_epsilon(m, ...) >= epsilon.
 
     Raises AuditError where no number of canaries up to a million can prove so much.
@@ -260,11 +278,11 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     to are the audits themselves: a probe hands them over by `Probe.audits` too.
     """
     main = audits[0]
-    found = list[Measurement]()
+    measurements = list[Measurement]()
     for a in audits:
         times = "" if a.copies == 1 else f"; each inserted {a.copies} times, so held to groups of {a.copies}"
         note = f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
-        found.append(
+        measurements.append(
             Measurement(
                 METRICS[a.estimator],
                 a.epsilon,
@@ -275,10 +293,10 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
                 note,
             ),
         )
-    best = f"of {main.canaries:,} canaries, had every guess been right"
-    kept = f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} are looked at"
+    best_note = f"of {main.canaries:,} canaries, had every guess been right"
+    right_note = f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} are looked at"
     return [
-        *found,
+        *measurements,
         Measurement(
             "epsilon_best_provable",
             main.best,
@@ -286,7 +304,7 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
             main.best,
             main.canaries,
             "nats",
-            best,
+            best_note,
         ),
         Measurement(
             "guesses_right",
@@ -295,7 +313,7 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
             main.right,
             main.guesses,
             "count",
-            kept,
+            right_note,
         ),
     ]
 

@@ -143,11 +143,11 @@ def _predict_cross_fitted_log_odds(
     from sklearn.model_selection import StratifiedGroupKFold
 
     folds = count_cross_fit_folds(member, group)
-    found = np.full(len(member), np.nan)
+    log_odds = np.full(len(member), np.nan)
     if folds < 2:
-        return found
+        return log_odds
     split = StratifiedGroupKFold(folds, shuffle=True, random_state=0).split(features, member, group)
-    for known, asked in split:
+    for known, scored in split:
         # scikit-learn refuses to fit one class alone.
         if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
@@ -155,13 +155,13 @@ def _predict_cross_fitted_log_odds(
             features[known],
             member[known],
         )
-        found[asked] = fitted.decision_function(features[asked])
-    return found
+        log_odds[scored] = fitted.decision_function(features[scored])
+    return log_odds
 
 
 def count_cross_fit_folds(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
     """Folds that members and non-members can be divided into, related records together: at most 5."""
-    return min(FOLDS, *(len(np.unique(group[member == one])) for one in (True, False)))
+    return min(FOLDS, *(len(np.unique(group[member == side])) for side in (True, False)))
 
 
 def _standardise_columns(values: Floats) -> Floats:

@@ -35,8 +35,8 @@ def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws
 def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
     """Weights that sum to 1, uniform on the simplex: Dirichlet(1, ..., 1) (Rubin 1981)."""
     # over their sum, exponentials are Dirichlet(1, ..., 1)
-    drawn = noise.standard_exponential((size, n))
-    return drawn / drawn.sum(1, keepdims=True)
+    exponentials = noise.standard_exponential((size, n))
+    return exponentials / exponentials.sum(1, keepdims=True)
 
 
 def draw_resample_blocks(
@@ -51,8 +51,8 @@ def draw_resample_blocks(
     """
     step = at_once or max(1, _COUNTS // n)
     if n * size <= _COUNTS:
-        drawn = _draw_cached_resamples(n, stream, size, draw)
-        yield from (drawn[start : start + step] for start in range(0, size, step))
+        resamples = _draw_cached_resamples(n, stream, size, draw)
+        yield from (resamples[start : start + step] for start in range(0, size, step))
         return
     # Rows are drawn one after another, so that blocks of any size take the same numbers from the
     # stream.
@@ -66,9 +66,9 @@ def _draw_cached_resamples(n: int, stream: str, size: int, draw: Callable[..., A
     """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again
     and again.
     """
-    drawn = draw(keyed_random_generator("bootstrap", stream, n), n, size)
-    drawn.flags.writeable = False  # all who ask share this array
-    return drawn
+    resamples = draw(keyed_random_generator("bootstrap", stream, n), n, size)
+    resamples.flags.writeable = False  # all who ask share this array
+    return resamples
 
 
 def compute_resampled_statistic(
@@ -138,17 +138,17 @@ def estimate_rate_statistic(
     counts = np.asarray(counts, dtype=float)
     n = sums.shape[1]
     beyond = np.isinf(sums)
-    held = np.where(beyond, 0.0, sums)  # 0 draws of an infinite one are no infinity
+    finite_sums = np.where(beyond, 0.0, sums)  # 0 draws of an infinite one are no infinity
 
     def at(draws: Any) -> tuple[Any, Any]:
-        each = np.where(draws @ beyond.T > 0, np.inf, draws @ held.T / (draws @ counts.T))
-        values, slopes = statistic(each)
+        rates = np.where(draws @ beyond.T > 0, np.inf, draws @ finite_sums.T / (draws @ counts.T))
+        values, slopes = statistic(rates)
         if beyond.any():
             return values, np.zeros_like(values)
         slopes = slopes / (draws @ counts.T / n)
         # Delta method: a text moves each rate by (its sum - rate x its count) / the mean count.
         # (rows, n): each text's part
-        moves = slopes @ held - (slopes * each) @ np.broadcast_to(counts, sums.shape)
+        moves = slopes @ finite_sums - (slopes * rates) @ np.broadcast_to(counts, sums.shape)
         return values, np.sqrt((draws * moves**2).sum(1) / (n * max(n - 1, 1)))
 
     (value,), (error,) = at(np.ones((1, n)))
@@ -163,11 +163,11 @@ def estimate_rate_statistic(
     reach = student.ppf((1 + CONFIDENCE) / 2, n - 1)
     spread = errors > 1e-9 * error  # what is less is rounding
     # Bootstrap-t turns round: the upper quantile of t gives the lower end.
-    below, above = (
+    low_t, high_t = (
         compute_percentile_interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
     )
     return (
         float(value),
-        float(value - max(above, reach) * error),
-        float(value - min(below, -reach) * error),
+        float(value - max(high_t, reach) * error),
+        float(value - min(low_t, -reach) * error),
     )

@@ -200,12 +200,20 @@ class LeastIntervalWidth:
 
 def make_measurement(
     name: str,
-    seen: BoundedNumber,
+    number: BoundedNumber,
     unit: str = "share",
     note: str = "",
 ) -> Measurement:
     """The number as a measurement, with its two-sided 95% interval."""
-    return Measurement(name, seen.value, seen.low(_SIDE), seen.high(_SIDE), seen.n, unit, note)
+    return Measurement(
+        name,
+        number.value,
+        number.low(_SIDE),
+        number.high(_SIDE),
+        number.n,
+        unit,
+        note,
+    )
 
 
 def count_discordant_pairs(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> DiscordantPairs:
@@ -249,7 +257,7 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
     # A statistic equal to the one seen counts as reached, also where rounding made it less.
-    seen = float(compute_tango_statistic(wins, losses, n, delta)) - 1e-9
+    observed = float(compute_tango_statistic(wins, losses, n, delta)) - 1e-9
     discordant = clopper_pearson(wins + losses, n, 1 - _SURE)
     shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
     if discordant[1] < abs(delta):  # so large a difference takes more discordant pairs than can be
@@ -266,16 +274,21 @@ def compute_paired_p_value(wins: int, losses: int, n: int, delta: float) -> floa
     real = first[:, None] + np.arange(width) <= n  # the grid repeats n at its end: counted once
     # what is needed beside so many losses is the same at every discordance
     least = int(first.min())
-    needed = _find_needed_wins(np.arange(least, int(grid.max()) + 1), n, delta, seen)[grid - least]
+    needed = _find_needed_wins(np.arange(least, int(grid.max()) + 1), n, delta, observed)[grid - least]
     rest = n - grid
     with np.errstate(divide="ignore", invalid="ignore"):
         # Given the losses, wins are binomial among the other pairs.
-        given = np.where(lost < 1, np.clip(won / (1 - lost), 0, 1), 0.0)[:, None]
-    tail = binom.pmf(grid, n, lost[:, None]) * binom.sf(needed - 1, rest, given) * real
+        win_probability = np.where(lost < 1, np.clip(won / (1 - lost), 0, 1), 0.0)[:, None]
+    tail = binom.pmf(grid, n, lost[:, None]) * binom.sf(needed - 1, rest, win_probability) * real
     return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
 
 
-def _find_needed_wins(losses: NDArray[np.int64], n: int, delta: float, seen: float) -> NDArray[np.int64]:
+def _find_needed_wins(
+    losses: NDArray[np.int64],
+    n: int,
+    delta: float,
+    observed: float,
+) -> NDArray[np.int64]:
     """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses
     where none does.
     """
@@ -284,7 +297,7 @@ def _find_needed_wins(losses: NDArray[np.int64], n: int, delta: float, seen: flo
     high = n + 1 - losses
     while np.any(low < high):
         middle = (low + high) // 2
-        enough = compute_tango_statistic(middle, losses, n, delta) >= seen
+        enough = compute_tango_statistic(middle, losses, n, delta) >= observed
         open_ = low < high
         high = np.where(open_ & enough, middle, high)
         low = np.where(open_ & ~enough, middle + 1, low)

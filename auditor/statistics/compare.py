@@ -72,10 +72,10 @@ def compare_columns(
         return roc.TprDifference(new, base, rate) if rate else roc.auc_difference(new, base)
     if errors is not None:
         return resample_paired_recall((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
-    one, other = *new, *base  # of one column each
-    if np.isin([one, other], (0, 1)).all():
-        return count_discordant_pairs(one == 1, other == 1)
-    return resample_paired_means(one, other)
+    new_values, base_values = *new, *base  # of one column each
+    if np.isin([new_values, base_values], (0, 1)).all():
+        return count_discordant_pairs(new_values == 1, base_values == 1)
+    return resample_paired_means(new_values, base_values)
 
 
 def measure_mean_difference(
@@ -105,17 +105,22 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     new, base: (secrets,), finite; hits are 0 or 1, and the note has McNemar's exact p. A paired
     bootstrap, as in reports. Raises AuditError for arrays that are not of the same secrets.
     """
-    one, other = (np.asarray(values, dtype=np.float64) for values in (new, base))
-    if one.ndim != 1 or one.shape != other.shape or not len(one):
+    new_values, base_values = (np.asarray(values, dtype=np.float64) for values in (new, base))
+    if new_values.ndim != 1 or new_values.shape != base_values.shape or not len(new_values):
         raise AuditError(
-            f"expected a number of each of the same secrets, got arrays of {one.shape} and {other.shape}",
+            f"expected a number of each of the same secrets, got arrays of {new_values.shape} and {base_values.shape}",
         )
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+    if not (np.isfinite(new_values).all() and np.isfinite(base_values).all()):
         raise AuditError(
             "expected finite numbers of the same secrets, got some that are not: drop them from both",
         )
-    shares = bool(np.isin([one, other], (0, 1)).all())
-    return measure_mean_difference("difference", "share" if shares else "number", one, other)
+    shares = bool(np.isin([new_values, base_values], (0, 1)).all())
+    return measure_mean_difference(
+        "difference",
+        "share" if shares else "number",
+        new_values,
+        base_values,
+    )
 
 
 def _measure_paired_shares(name: str, delta: Floats) -> Measurement:
@@ -126,26 +131,38 @@ def _measure_paired_shares(name: str, delta: Floats) -> Measurement:
     wins = int((delta > 0).sum())
     losses = int((delta < 0).sum())
     p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    found = bootstrap_mean(name, delta, "share", f"exact McNemar p = {p:.2g}")
-    if found.low < found.high:
-        return found
+    measurement = bootstrap_mean(name, delta, "share", f"exact McNemar p = {p:.2g}")
+    if measurement.low < measurement.high:
+        return measurement
     (fewest, most), (least, worst) = clopper_pearson(wins, n), clopper_pearson(losses, n)
-    return replace(found, low=fewest - worst, high=most - least)
+    return replace(measurement, low=fewest - worst, high=most - least)
 
 
-def _measure_welch_difference(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
+def _measure_welch_difference(
+    name: str,
+    unit: str,
+    members: Floats,
+    nonmembers: Floats,
+) -> Measurement:
     """The difference of two means with Welch's interval; none where a group of one says nothing of
     its spread.
     """
     # not where a distribution gives a true token nothing
-    finite = np.isfinite(own).all() and np.isfinite(other).all()
-    value = float(own.mean() - other.mean()) if finite else math.nan
-    return Measurement(name, value, *compute_welch_interval(own, other), len(own), unit, ABOVE)
+    finite = np.isfinite(members).all() and np.isfinite(nonmembers).all()
+    value = float(members.mean() - nonmembers.mean()) if finite else math.nan
+    return Measurement(
+        name,
+        value,
+        *compute_welch_interval(members, nonmembers),
+        len(members),
+        unit,
+        ABOVE,
+    )
 
 
 def compute_welch_interval(
-    own: Floats,
-    other: Floats,
+    first: Floats,
+    second: Floats,
     confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
     """Welch's interval of the mean of `own` less that of `other`; NaN of a group of one, two
@@ -154,10 +171,10 @@ def compute_welch_interval(
     Its lower end is above 0 just where Welch's one-sided test at (1 - confidence) / 2 shows `own`
     to be the higher.
     """
-    finite = np.isfinite(own).all() and np.isfinite(other).all()
-    if not finite or min(len(own), len(other)) < 2 or own.std() + other.std() == 0:
+    finite = np.isfinite(first).all() and np.isfinite(second).all()
+    if not finite or min(len(first), len(second)) < 2 or first.std() + second.std() == 0:
         return math.nan, math.nan
-    low, high = ttest_ind(own, other, equal_var=False).confidence_interval(confidence)
+    low, high = ttest_ind(first, second, equal_var=False).confidence_interval(confidence)
     return float(low), float(high)
 
 
@@ -176,8 +193,8 @@ def resample_paired_means(new: Floats, base: Floats) -> ResampledNumber:
 def resample_paired_recall(
     new: tuple[NDArray[np.bool_], Floats], base: tuple[NDArray[np.bool_], Floats], errors: int
 ) -> ResampledNumber:
-    """Recall before the `errors`-th wrong guess (ranking.measure_recall_at_errors), new minus base: (hits,
-    scores) of each.
+    """Recall before the `errors`-th wrong guess (ranking.measure_recall_at_errors), new minus base:
+    (hits, scores) of each.
 
     Paired bootstrap: a secret is drawn with its guesses in both runs. Never inside the bounds of
     the same counts with the two thresholds taken as given.

@@ -36,8 +36,8 @@ def bound_game_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> 
     """
     log_p, log_q = np.broadcast_arrays(log_p, log_q)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        both = [_bound_one_sided_epsilon(a, b, draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))]
-    return np.maximum(*both)
+        epsilons = [_bound_one_sided_epsilon(a, b, draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))]
+    return np.maximum(*epsilons)
 
 
 def compute_renyi_conversion_penalty(order: float, delta: float) -> float:
@@ -71,7 +71,9 @@ def compute_best_game_advantage(log_p: Array, log_q: Array, draws: int) -> float
     total = PrivacyLossDistribution.from_log_probs(log_p, log_q)
     # Delta at epsilon 0 is the total variation.
     return _compute_summed_loss_delta(
-        0.0, *_compute_summed_loss_distribution(total, draws), total.compute_infinite_loss_probability(draws)
+        0.0,
+        *_compute_summed_loss_distribution(total, draws),
+        total.compute_infinite_loss_probability(draws),
     )
 
 
@@ -89,13 +91,13 @@ class PrivacyLossDistribution:
 
     @classmethod
     def from_log_probs(cls, log_p: Array, log_q: Array) -> PrivacyLossDistribution:
-        said = log_p > -math.inf
-        possible = said & (log_q > -math.inf)
+        support = log_p > -math.inf
+        possible = support & (log_q > -math.inf)
         p = np.exp(log_p)
         return cls(
             (log_p - np.where(possible, log_q, 0.0))[possible],
             p[possible],
-            float(p[said & ~possible].sum()),
+            float(p[support & ~possible].sum()),
         )
 
     def compute_infinite_loss_probability(self, draws: int) -> float:
@@ -148,11 +150,14 @@ def _compute_one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta:
 def _compute_summed_loss_delta(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
     # Hockey-stick divergence: E[1 - e^(epsilon - loss)] over losses above epsilon; an infinite loss
     # counts whole.
-    above = np.searchsorted(sums, epsilon, side="right")
-    return rest + float(np.sum(mass[above:] * -np.expm1(epsilon - sums[above:])))
+    first_above = np.searchsorted(sums, epsilon, side="right")
+    return rest + float(np.sum(mass[first_above:] * -np.expm1(epsilon - sums[first_above:])))
 
 
-def _compute_summed_loss_distribution(loss: PrivacyLossDistribution, draws: int) -> tuple[Array, Array]:
+def _compute_summed_loss_distribution(
+    loss: PrivacyLossDistribution,
+    draws: int,
+) -> tuple[Array, Array]:
     """The sum of so many losses: values (cells,) ascending, and the probability of each."""
     if draws == 1:
         order = np.argsort(loss.values)
@@ -161,15 +166,17 @@ def _compute_summed_loss_distribution(loss: PrivacyLossDistribution, draws: int)
     reach = max(high - low, 1e-12)
     step = 2 * reach / _CELLS  # the transform wraps around: a grid twice as wide as the sum
     centre = float(loss.p @ loss.values) / max(float(loss.p.sum()), 1e-300)
-    one = np.zeros(_CELLS)
+    single = np.zeros(_CELLS)
     # Each loss on the two cells around it, so that its mean stays; places are counted from the
     # mean, around the grid.
     place = (loss.values - centre) / step
     cell = np.floor(place)
     share = place - cell
     for at, part in ((cell, 1 - share), (cell + 1, share)):
-        np.add.at(one, at.astype(np.int64) % _CELLS, loss.p * part)
-    total = np.asarray(np.fft.irfft(np.fft.rfft(one) ** draws, _CELLS), dtype=np.float64).clip(0.0)
+        np.add.at(single, at.astype(np.int64) % _CELLS, loss.p * part)
+    total = np.asarray(np.fft.irfft(np.fft.rfft(single) ** draws, _CELLS), dtype=np.float64).clip(
+        0.0,
+    )
     middle = draws * centre
     first = math.floor((low - middle - reach / 2) / step)
     sums: Array = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
@@ -178,16 +185,16 @@ def _compute_summed_loss_distribution(loss: PrivacyLossDistribution, draws: int)
 
 
 def _bound_one_sided_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:
-    said = log_p > -math.inf
-    log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -math.inf), where=said)
+    support = log_p > -math.inf
+    log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -math.inf), where=support)
     if delta == 0:
         return draws * np.maximum(log_ratio.max(-1), 0.0)
     p = np.exp(log_p)
     power = np.exp(log_ratio / 4)
     best = np.full(log_p.shape[:-1], math.inf)
-    for above in _ABOVE:  # the order less 1: each is the square of the one before
-        divergence = np.log(np.einsum("...v,...v->...", p, power)) / above
-        epsilon = draws * divergence + compute_renyi_conversion_penalty(1 + above, delta)
+    for excess_order in _ABOVE:  # the order less 1: each is the square of the one before
+        divergence = np.log(np.einsum("...v,...v->...", p, power)) / excess_order
+        epsilon = draws * divergence + compute_renyi_conversion_penalty(1 + excess_order, delta)
         best = np.fmin(best, epsilon)  # too large for a float: this order says nothing
         power *= power
     return np.maximum(best, 0.0)

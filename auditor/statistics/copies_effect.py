@@ -20,7 +20,7 @@ PREDICTED = "recall_predicted"
 def predict_recall(
     repeats: Sequence[int],
     hit: NDArray[np.bool_],
-    left: Sequence[int],
+    copies_left: Sequence[int],
     never: NDArray[np.bool_] | None = None,
 ) -> Measurement:
     """Recall if each of these secrets had been trained on `left` times: the recall measured at that
@@ -33,14 +33,16 @@ def predict_recall(
     measured.
     """
     times = np.asarray(repeats)
-    after = np.asarray(left)
+    after = np.asarray(copies_left)
     parts = []
     for count in np.unique(after):
-        seen = hit[times == count] if count or never is None else never
-        if not len(seen):
+        hits_at_count = hit[times == count] if count or never is None else never
+        if not len(hits_at_count):
             raise ValueError(f"expected a count that was measured, got {count}")
         # each count's rate is of secrets of its own, so that the terms are independent
-        parts.append((float((after == count).mean()), share_with_interval(PREDICTED, seen)))
+        parts.append(
+            (float((after == count).mean()), share_with_interval(PREDICTED, hits_at_count)),
+        )
     value, low, high = combine_independent_intervals(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))
 
@@ -67,14 +69,14 @@ def find_most_concentrated_part(
 
     None where no part is told from the others.
     """
-    found = []
+    concentrated = []
     for name, inside in parts.items():
         # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part
         # than outside.
-        table = [[int(np.sum(own & came)) for came in (hit, ~hit)] for own in (inside, ~inside)]
+        table = [[int(np.sum(rows & came)) for came in (hit, ~hit)] for rows in (inside, ~inside)]
         p = min(1.0, len(parts) * float(fisher_exact(table, alternative="greater").pvalue))
         if p <= level:
-            found.append(
+            concentrated.append(
                 ConcentratedLeakage(
                     name,
                     table[0][0],
@@ -84,4 +86,4 @@ def find_most_concentrated_part(
                     p,
                 ),
             )
-    return max(found, key=lambda one: (one.hits, -one.members), default=None)
+    return max(concentrated, key=lambda part: (part.hits, -part.members), default=None)

@@ -37,11 +37,12 @@ def measure_longest_extracted_blocks(parts: Iterable[DocumentPart]) -> dict[str,
     """Tokens of the longest block that was extracted, by document: suffixes that overlap or touch
     are one block.
     """
-    found: dict[str, list[DocumentPart]] = {}
+    parts_by_document: dict[str, list[DocumentPart]] = {}
     for part in parts:
-        found.setdefault(part.document, []).append(part)
+        parts_by_document.setdefault(part.document, []).append(part)
     return {
-        document: _count_longest_covered_tokens([part for part in own if part.out]) for document, own in found.items()
+        document: _count_longest_covered_tokens([part for part in document_parts if part.out])
+        for document, document_parts in parts_by_document.items()
     }
 
 
@@ -74,30 +75,36 @@ def measure_document_recall(
         return ()
     # A record that is one secret is a document as well: without it the share would be of long
     # records only.
-    asked = [(s.member, s.document or s.id, s) for s in attacked]
+    attacked_parts = [(s.member, s.document or s.id, s) for s in attacked]
     members, others = (
         measure_longest_extracted_blocks(
-            DocumentPart(document, s.at, len(s.suffix), hit[s.id]) for member, document, s in asked if member == whose
+            DocumentPart(document, s.at, len(s.suffix), hit[s.id])
+            for member, document, s in attacked_parts
+            if member == is_member
         )
-        for whose in (True, False)
+        for is_member in (True, False)
     )
     if not members:
         return ()
-    found = [share_with_interval(RECALL, np.array([block > 0 for block in members.values()]))]
+    measurements = [
+        share_with_interval(RECALL, np.array([block > 0 for block in members.values()])),
+    ]
     if others:
-        found.append(
+        measurements.append(
             share_with_interval(
                 f"{RECALL}_nonmembers",
                 np.array([block > 0 for block in others.values()]),
             ),
         )
     longest = float(max(members.values()))
-    found.append(Measurement(LONGEST, longest, longest, longest, len(members), "tokens"))
-    for whose, suffix in ((True, ""), (False, "_nonmembers")):
+    measurements.append(Measurement(LONGEST, longest, longest, longest, len(members), "tokens"))
+    for is_member, suffix in ((True, ""), (False, "_nonmembers")):
         extracted: dict[str, bool] = {}
-        for member, document, s in asked:
-            if member == whose:
+        for member, document, s in attacked_parts:
+            if member == is_member:
                 extracted[document] = extracted.get(document, False) or near[s.id]
         if extracted:
-            found.append(share_with_interval(f"{NEAR}{suffix}", np.array(list(extracted.values()))))
-    return tuple(found)
+            measurements.append(
+                share_with_interval(f"{NEAR}{suffix}", np.array(list(extracted.values()))),
+            )
+    return tuple(measurements)

@@ -81,10 +81,10 @@ class WeightedDraws:
         """
         n = len(self.nll)
         with np.errstate(divide="ignore"):  # no draw from one of the two
-            own = np.log(self.drawn / n)
-            other = np.log(1 - self.drawn / n)
+            log_share_drawn = np.log(self.drawn / n)
+            log_share_uniform = np.log(1 - self.drawn / n)
         weights: NDArray[np.float64] = np.exp(
-            -np.logaddexp(self.log_q + own, other - math.log(self.size)),
+            -np.logaddexp(self.log_q + log_share_drawn, log_share_uniform - math.log(self.size)),
         )
         return np.where(self.counts, weights, 0.0)
 
@@ -118,9 +118,11 @@ def estimate_canary_rank(nll: float, text: str, draws: WeightedDraws) -> RankEst
     <= |R|.
     """
     n = len(draws.nll)
-    other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
+    other = np.array([draw_text != text for draw_text in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
-    low, high = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, "exposure"))
+    low, high = bootstrap.compute_percentile_interval(
+        bootstrap.compute_resampled_means(values, "exposure"),
+    )
     # No resample holds a draw that the sample missed.
     missed = clopper_pearson(0, n)[1] * draws.bound_draw_weight(nll)
     most = rank_upper_bound(nll, draws.size)
@@ -190,25 +192,25 @@ def compute_skew_normal_p_value(values: NDArray[np.float64], noise: np.random.Ge
     skewness implies, either way, which is of the tails; and the distance of Kolmogorov and Smirnov.
     """
     delta, kurtosis, distance = _measure_skew_normal_misfit(values[None])
-    drawn = noise.normal(size=(2, _SIMULATED, len(values)))
+    normals = noise.normal(size=(2, _SIMULATED, len(values)))
     # Few values say little of how skew they are, and a half-normal has the heaviest tail: both must
     # be refuted.
     skewest = math.copysign(_LARGEST_DELTA, delta[0])
     deltas = [float(delta[0]), *([skewest] if abs(delta[0]) > _MAYBE_SKEWEST else [])]
-    return max(_compute_misfit_p_value(kurtosis[0], distance[0], one, drawn) for one in deltas)
+    return max(_compute_misfit_p_value(kurtosis[0], distance[0], candidate, normals) for candidate in deltas)
 
 
 def _compute_misfit_p_value(
     kurtosis: float,
     distance: float,
     delta: float,
-    drawn: NDArray[np.float64],
+    normals: NDArray[np.float64],
 ) -> float:
     """Return the p-value of both statistics if values are skew-normal of this delta. drawn: (2, m,
     n) normal.
     """
     # Azzalini 1985: delta |u| + sqrt(1 - delta^2) v of independent standard normal u, v.
-    samples = delta * np.abs(drawn[0]) + math.sqrt(1 - delta**2) * drawn[1]
+    samples = delta * np.abs(normals[0]) + math.sqrt(1 - delta**2) * normals[1]
     _, kurtoses, distances = _measure_skew_normal_misfit(samples)
     p_values = [
         2 * _compute_exceeded_share(kurtosis, kurtoses),

@@ -54,13 +54,22 @@ class ModelLeakage:
 
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
         """The leakage with its 95% interval, whose lower end is never below 0."""
-        found = make_measurement(name, _build_floored_bootstrap(self.value, self.draws, self.parts), unit)
-        return replace(found, low=max(0.0, found.low))
+        measurement = make_measurement(
+            name,
+            _build_floored_bootstrap(self.value, self.draws, self.parts),
+            unit,
+        )
+        return replace(measurement, low=max(0.0, measurement.low))
 
 
-def compare_paired_leakage(one: ModelLeakage, other: ModelLeakage) -> BoundedNumber:
+def compare_paired_leakage(first: ModelLeakage, second: ModelLeakage) -> BoundedNumber:
     """One minus the other, paired by secret."""
-    return _build_floored_bootstrap(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
+    return _build_floored_bootstrap(
+        first.value - second.value,
+        first.draws - second.draws,
+        first.parts,
+        second.parts,
+    )
 
 
 def _build_floored_bootstrap(
@@ -75,7 +84,7 @@ def _build_floored_bootstrap(
     missed: 1 or more.
     """
     n = len(parts[0])
-    hits = [own == 1 for own in parts]
+    hits = [part == 1 for part in parts]
     floor: BoundedNumber = count_discordant_pairs(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
     if not np.isin(parts, (0, 1)).all():
         floor = LeastIntervalWidth(value, n, max(1.0, float(np.abs(parts).max())))
@@ -85,7 +94,7 @@ def _build_floored_bootstrap(
 def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
     """By point, the mean of its row of (points, secrets) numbers."""
     draws = bootstrap.compute_resampled_means(values, "frontier", RESAMPLES)
-    return [ModelLeakage(own, row) for own, row in zip(draws.T, values, strict=True)]
+    return [ModelLeakage(model_draws, row) for model_draws, row in zip(draws.T, values, strict=True)]
 
 
 Scores = tuple[Floats, Floats]  # of members and of non-members
@@ -100,11 +109,23 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
     are given away by it too. Every resample chooses both anew.
     """
     pieces = [
-        [np.mean([_resample_best_direction_tpr(*own, rate, *block) for own in point], axis=0) for point in scores]
+        [
+            np.mean(
+                [_resample_best_direction_tpr(*seed_scores, rate, *block) for seed_scores in point],
+                axis=0,
+            )
+            for point in scores
+        ]
         for block in _draw_resample_sides(scores)
     ]
     draws = np.concatenate(pieces, axis=1)
-    parts = [np.mean([_mark_members_above_fpr_threshold(*own, rate) for own in point], axis=0) for point in scores]
+    parts = [
+        np.mean(
+            [_mark_members_above_fpr_threshold(*seed_scores, rate) for seed_scores in point],
+            axis=0,
+        )
+        for point in scores
+    ]
     return [ModelLeakage(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
@@ -117,12 +138,18 @@ def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeaka
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
-    above = [[_compare_all_pairs(*own) for own in point] for point in scores]
+    pair_matrices = [[_compare_all_pairs(*matrix) for matrix in point] for point in scores]
     pieces = [
-        [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]
+        [
+            np.mean(
+                [((members @ matrix) * nonmembers).sum(1) / matrix.size for matrix in point],
+                axis=0,
+            )
+            for point in pair_matrices
+        ]
         for members, nonmembers in _draw_resample_sides(scores)
     ]
-    parts = [np.mean([own.mean(1) for own in point], axis=0) for point in above]
+    parts = [np.mean([matrix.mean(1) for matrix in point], axis=0) for point in pair_matrices]
     return [ModelLeakage(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
 
 
@@ -137,25 +164,33 @@ def _draw_resample_sides(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[D
     return zip(*sides, strict=True)
 
 
-def _compare_all_pairs(own: Floats, others: Floats) -> Floats:
+def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
     """(members, non-members): 1 where the member is ahead, and half where neither is."""
-    found: Floats = (own[:, None] > others) + 0.5 * (own[:, None] == others)
-    return found if found.mean() >= 0.5 else 1 - found
+    ahead: Floats = (members[:, None] > others) + 0.5 * (members[:, None] == others)
+    return ahead if ahead.mean() >= 0.5 else 1 - ahead
 
 
-def _mark_members_above_fpr_threshold(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
+def _mark_members_above_fpr_threshold(
+    member_scores: Floats,
+    others: Floats,
+    rate: float,
+) -> NDArray[np.bool_]:
     """(members,): who is found, in the direction in which more are."""
-    upwards, downwards = (side * own > compute_conformal_threshold(side * others, rate) for side in (1, -1))
+    upwards, downwards = (side * member_scores > compute_conformal_threshold(side * others, rate) for side in (1, -1))
     return upwards if upwards.sum() >= downwards.sum() else downwards
 
 
-def _resample_best_direction_tpr(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
-    upwards, downwards = (_resample_tpr(side * own, side * others, rate, members, nonmembers) for side in (1, -1))
+def _resample_best_direction_tpr(
+    member_scores: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
+) -> Values:
+    upwards, downwards = (
+        _resample_tpr(side * member_scores, side * others, rate, members, nonmembers) for side in (1, -1)
+    )
     return np.maximum(upwards, downwards)
 
 
 def _resample_tpr(
-    own: Floats,
+    member_scores: Floats,
     others: Floats,
     rate: float,
     members: Draws,
@@ -165,17 +200,24 @@ def _resample_tpr(
     counts.
     """
     surest = np.argsort(-others)
-    passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(len(others), rate)
+    passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(
+        len(others),
+        rate,
+    )
     # n are drawn and fewer may pass, so that one of them always stays out.
     limits = others[surest][passed.sum(axis=1)]  # the surest that has to stay out
-    rising = np.argsort(own)
+    rising = np.argsort(member_scores)
     # Of the members drawn, those not above the limit: cumulative counts, read where the limit
     # falls.
-    not_above = np.searchsorted(own[rising], limits, side="right")
-    drawn = np.cumsum(members[:, rising], axis=1)
-    lost = np.where(not_above > 0, drawn[np.arange(len(drawn)), not_above - 1], 0)
-    found: Values = 1 - lost / len(own)
-    return found
+    not_above = np.searchsorted(member_scores[rising], limits, side="right")
+    cumulative_draws = np.cumsum(members[:, rising], axis=1)
+    lost = np.where(
+        not_above > 0,
+        cumulative_draws[np.arange(len(cumulative_draws)), not_above - 1],
+        0,
+    )
+    tpr: Values = 1 - lost / len(member_scores)
+    return tpr
 
 
 # --- usefulness -----------------------------------------------------------------------------------
@@ -189,18 +231,24 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
     predicted. Infinite where a text has no probability.
     """
 
-    def seed_mean(each: Floats) -> tuple[Floats, Floats]:
+    def seed_mean(rates: Floats) -> tuple[Floats, Floats]:
         # of logs: exp of it is the geometric mean
-        return each.mean(1), np.full(each.shape, 1 / each.shape[1])
+        return rates.mean(1), np.full(rates.shape, 1 / rates.shape[1])
 
     n = tokens.shape[1]
-    found = []
-    for own in nll:
-        apart = np.where(np.isfinite(own), own - base, np.inf)
-        ends = bootstrap.estimate_rate_statistic(apart, tokens, seed_mean, "frontier texts", RESAMPLES)
+    measurements = []
+    for point_nll in nll:
+        log_ratio_sums = np.where(np.isfinite(point_nll), point_nll - base, np.inf)
+        ends = bootstrap.estimate_rate_statistic(
+            log_ratio_sums,
+            tokens,
+            seed_mean,
+            "frontier texts",
+            RESAMPLES,
+        )
         value, low, high = np.exp(ends).tolist()
-        found.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
-    return found
+        measurements.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
+    return measurements
 
 
 # --- who leaks least ------------------------------------------------------------------------------
@@ -222,8 +270,8 @@ def select_possibly_least_leaking(
         return [True] * count
     side = level / (2 * (count - 1))
 
-    def is_shown(seen: BoundedNumber) -> bool:
-        return seen.value > 0 and seen.low(side) > 0
+    def is_shown(number: BoundedNumber) -> bool:
+        return number.value > 0 and number.low(side) > 0
 
     return [not any(is_shown(difference(i, j)) for j in range(count) if j != i) for i in range(count)]
 

@@ -27,7 +27,12 @@ _TAUGHT = 4  # one game in so many teaches
 _THRESHOLDS = 256  # that are tried on those
 
 
-def count_confusion(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> Table:
+def count_confusion(
+    scores: NDArray[np.float64],
+    included: NDArray[np.bool_],
+    delta: float,
+    level: float,
+) -> Table:
     """How the guesses that count came out. scores, (games,): higher is surer of the model;
     included: where it was.
 
@@ -71,7 +76,10 @@ def _choose_best_threshold(
         # one side alone teaches nothing: no game is then guessed to be with the model
         return math.inf
     tried = np.unique(
-        [*_select_candidate_thresholds(scores[included]), *_select_candidate_thresholds(scores[~included])],
+        [
+            *_select_candidate_thresholds(scores[included]),
+            *_select_candidate_thresholds(scores[~included]),
+        ],
     )
 
     def proved(cut: float) -> float:

@@ -47,7 +47,8 @@ def subtract_nonmember_share(
     """
     sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
     return subtract_nonmember_mean(
-        name, *(Measurement(name, hits / n, *compute_wilson_interval(hits, n), n) for n, hits in sides)
+        name,
+        *(Measurement(name, hits / n, *compute_wilson_interval(hits, n), n) for n, hits in sides),
     )
 
 
@@ -73,17 +74,17 @@ def estimate_perplexity(
     n = len(nll)
     impossible = np.isinf(nll)
     note = ""
-    found = bootstrap.estimate_rate_statistic(
+    log_ends = bootstrap.estimate_rate_statistic(
         [nll],
         [tokens],
-        lambda each: (each[:, 0], np.ones_like(each)),
+        lambda rates: (rates[:, 0], np.ones_like(rates)),
         "perplexity",
     )
     if impossible.any():
         note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
         if not impossible.all():
             note += f"; {np.exp(nll[~impossible].sum() / tokens[~impossible].sum()):.2f} over the others"
-    value, low, high = np.exp(np.maximum(found, 0.0)).tolist()  # a token's nll is never below 0
+    value, low, high = np.exp(np.maximum(log_ends, 0.0)).tolist()  # a token's nll is never below 0
     return Measurement(name, value, low, high, n, "perplexity", note)
 
 
@@ -174,14 +175,14 @@ def combine_independent_intervals(
     Each end is as far off as the ends of the terms on that side together, in squares (Zou and
     Donner 2008).
     """
-    value = below = above = 0.0
+    value = reach_down = reach_up = 0.0
     for times, m in terms:
         # a negative coefficient swaps them
         down, up = sorted((times * (m.low - m.value), times * (m.high - m.value)))
         value = value + times * m.value
-        below = math.hypot(below, down)
-        above = math.hypot(above, up)
-    return value, value - below, value + above
+        reach_down = math.hypot(reach_down, down)
+        reach_up = math.hypot(reach_up, up)
+    return value, value - reach_down, value + reach_up
 
 
 def bootstrap_mean(

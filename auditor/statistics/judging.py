@@ -23,8 +23,8 @@ class Outcome:
     membership.
 
     `distance`: token edits from the first guess to the answer, near-verbatim up to
-    `compute_near_verbatim_limit` of them. `traits`: further numbers a secret, (n,) each, by name; NaN
-    where not known. See `_compute_guess_traits`.
+    `compute_near_verbatim_limit` of them. `traits`: further numbers a secret, (n,) each, by name;
+    NaN where not known. See `_compute_guess_traits`.
     """
 
     ids: tuple[str, ...]
@@ -123,11 +123,11 @@ def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
     least = math.nan if first.min_log_prob is None else first.min_log_prob
-    alike = takewhile(
+    equal_tokens = takewhile(
         lambda pair: pair[0] == pair[1],
         zip(first.suffix, answer.suffix, strict=False),
     )
-    lead = sum(1 for _ in alike)
+    lead = sum(1 for _ in equal_tokens)
     if first.log_prob is None:  # attacks need not know how likely a guess is
         return rank, first.count, least, math.nan, lead
     passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
@@ -155,5 +155,5 @@ def find_near_duplicate_ids(
     suffixes = sorted({pair.suffix for pair in known})
     limits = [compute_near_verbatim_limit(len(s.suffix)) if distance is None else distance for s in secrets]
     pairs = index_pairs_within_edit_limits([secret.suffix for secret in secrets], suffixes, limits)
-    found = {secrets[i].id for near, _ in pairs for i in np.unique(near)}
-    return tuple(secret.id for secret in secrets if secret.id in found)
+    near_ids = {secrets[i].id for near, _ in pairs for i in np.unique(near)}
+    return tuple(secret.id for secret in secrets if secret.id in near_ids)

@@ -123,8 +123,8 @@ def has_both_model_kinds(saw: NDArray[np.bool_]) -> bool:
 
 
 def compute_lira_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
-    """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `compute_logit_confidence`, "saw it"
-    against "did not".
+    """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `compute_logit_confidence`,
+    "saw it" against "did not".
 
     target: (records,); references: (records, models), both `compute_logit_confidence`. Offline, log
     P[out-model below the target]. Below 64 models the two deviations are those of all records
@@ -177,10 +177,10 @@ def compute_rmia_log_ratio(target: Floats, references: Floats, saw: NDArray[np.b
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
     if has_both_model_kinds(saw):
-        whole = (outside + np.where(saw, p, 0.0).sum(1) / saw.sum(1)) / 2
+        mean_probability = (outside + np.where(saw, p, 0.0).sum(1) / saw.sum(1)) / 2
     else:
-        whole = (1 + OFFLINE) / 2 * outside + (1 - OFFLINE) / 2
-    return np.asarray(target - np.log(whole), dtype=np.float64)
+        mean_probability = (1 + OFFLINE) / 2 * outside + (1 - OFFLINE) / 2
+    return np.asarray(target - np.log(mean_probability), dtype=np.float64)
 
 
 def compute_rmia_share(
@@ -196,10 +196,10 @@ def compute_rmia_share(
     """
     z = np.sort(ratio[population])
     of = group[population]
-    below = np.searchsorted(z, ratio, side="left")
+    n_below = np.searchsorted(z, ratio, side="left")
     count = np.full(len(ratio), len(z))
     for i in np.flatnonzero(np.isin(group, of)):
-        own = ratio[population][of == group[i]]
-        below[i] -= int((own < ratio[i]).sum())
-        count[i] -= len(own)
-    return np.divide(below, count, out=np.full(len(ratio), np.nan), where=count > 0)
+        group_ratios = ratio[population][of == group[i]]
+        n_below[i] -= int((group_ratios < ratio[i]).sum())
+        count[i] -= len(group_ratios)
+    return np.divide(n_below, count, out=np.full(len(ratio), np.nan), where=count > 0)

@@ -77,33 +77,34 @@ class MemorisedTokens:
     strangers: tuple[int, ...] = ()
 
 
-def count_memorised_ngrams(seen: NGramMatches, n: int) -> MemorisedTokens:
-    own = seen.trained & ~seen.heldout
-    other = seen.heldout & ~seen.trained
-    alone = seen.record >= 0
-    records = find_longest_memorised_runs(seen, own, n)
-    strangers = tuple(np.unique(seen.record[other & alone]).tolist())
+def count_memorised_ngrams(matches: NGramMatches, n: int) -> MemorisedTokens:
+    trained_only = matches.trained & ~matches.heldout
+    heldout_only = matches.heldout & ~matches.trained
+    single_record = matches.record >= 0
+    records = find_longest_memorised_runs(matches, trained_only, n)
+    strangers = tuple(np.unique(matches.record[heldout_only & single_record]).tolist())
     memorised, common, heldout = (
-        _count_disjoint_ngrams(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other)
+        _count_disjoint_ngrams(matches.at[mask], n)
+        for mask in (trained_only, matches.trained & matches.heldout, heldout_only)
     )
     return MemorisedTokens(memorised, common, heldout, records, strangers)
 
 
 def find_longest_memorised_runs(
-    seen: NGramMatches,
-    which: NDArray[np.bool_],
+    matches: NGramMatches,
+    mask: NDArray[np.bool_],
     n: int,
 ) -> dict[int, TokenRun]:
     """The longest run of each text that some of these n-grams, (k,) `which`, stand in and no other
     text has.
     """
-    found = {}
-    for record in np.unique(seen.record[which & (seen.record >= 0)]).tolist():
-        at = seen.at[which & (seen.record == record)]
+    runs = {}
+    for record in np.unique(matches.record[mask & (matches.record >= 0)]).tolist():
+        at = matches.at[mask & (matches.record == record)]
         # N-grams that begin at k places in a row span k + n - 1 tokens.
         longest = max(np.split(at, np.flatnonzero(np.diff(at) > 1) + 1), key=len)
-        found[record] = TokenRun(int(longest[0]), len(longest) + n - 1)
-    return found
+        runs[record] = TokenRun(int(longest[0]), len(longest) + n - 1)
+    return runs
 
 
 def _count_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
@@ -131,7 +132,7 @@ class CorpusCounts:
 
 
 def measure_generation_memorisation(
-    every: Sequence[MemorisedTokens],
+    generations: Sequence[MemorisedTokens],
     corpus: CorpusCounts,
     n: int,
     length: int,
@@ -142,17 +143,18 @@ def measure_generation_memorisation(
 
     The floor, n-grams of held-out text alone, is scaled to as many as the training data have.
     """
-    memorised, common, strange = (
-        np.array([getattr(one, name) for one in every], dtype=float) for name in ("memorised", "common", "heldout")
+    memorised, common, heldout_only = (
+        np.array([getattr(generation, name) for generation in generations], dtype=float)
+        for name in ("memorised", "common", "heldout")
     )
     most = length // n
     main = _estimate_rate_per_thousand(MEMORISED, memorised, most, f"n {n}; not in held-out text")
-    found = [main]
+    measurements = [main]
     if corpus.heldout:
         scale = corpus.trained / corpus.heldout
         # How many a generation that was not seen holds, at most: as many as one that was seen does.
-        holds = max(memorised.max(initial=0), strange.max(initial=0)) or most
-        floor = _estimate_rate_per_thousand(name_nonmember_metric(MEMORISED), strange, holds)
+        holds = max(memorised.max(initial=0), heldout_only.max(initial=0)) or most
+        floor = _estimate_rate_per_thousand(name_nonmember_metric(MEMORISED), heldout_only, holds)
         note = f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data have so many more"
         floor = replace(
             floor,
@@ -161,32 +163,48 @@ def measure_generation_memorisation(
             high=scale * floor.high,
             note=note,
         )
-        found += [floor, subtract_nonmember_mean(name_excess_metric(MEMORISED), main, floor)]
-        found.append(_estimate_rate_per_thousand(COMMON, common, most, "in held-out text too"))
-    found.append(share_with_interval(GENERATIONS, memorised > 0))
-    seen = Counter(record for one in every for record in one.records)
-    counts = np.array(sorted(seen.values()), dtype=np.int64)
-    found.append(
+        measurements += [floor, subtract_nonmember_mean(name_excess_metric(MEMORISED), main, floor)]
+        measurements.append(
+            _estimate_rate_per_thousand(COMMON, common, most, "in held-out text too"),
+        )
+    measurements.append(share_with_interval(GENERATIONS, memorised > 0))
+    generations_by_record = Counter(record for generation in generations for record in generation.records)
+    counts = np.array(sorted(generations_by_record.values()), dtype=np.int64)
+    measurements.append(
         _make_count_measurement(
             RECORDS,
-            len(seen),
-            len(every),
+            len(generations_by_record),
+            len(generations),
             f"of {corpus.records:,} trained on",
         ),
     )
     if corpus.strangers:
-        others = len({record for one in every for record in one.strangers})
-        said = f"of {corpus.strangers:,} held out"
-        found.append(
-            _make_count_measurement(name_nonmember_metric(RECORDS), others, len(every), said),
+        others = len({record for generation in generations for record in generation.strangers})
+        note_heldout = f"of {corpus.strangers:,} held out"
+        measurements.append(
+            _make_count_measurement(
+                name_nonmember_metric(RECORDS),
+                others,
+                len(generations),
+                note_heldout,
+            ),
         )
-    found.append(unseen_species.estimate_new_species(NEW, counts, len(every), PER))
-    if (total := unseen_species.estimate_species_richness(RICHNESS, counts, len(every), corpus.records)) is not None:
-        found.append(total)
+    measurements.append(unseen_species.estimate_new_species(NEW, counts, len(generations), PER))
+    if (
+        total := unseen_species.estimate_species_richness(
+            RICHNESS,
+            counts,
+            len(generations),
+            corpus.records,
+        )
+    ) is not None:
+        measurements.append(total)
     for ranking, first in firsts.items():
         hit = memorised[list(first)] > 0
-        found.append(share_with_interval(f"{PRECISION}_{ranking}", hit, "near-duplicates left out"))
-    return found
+        measurements.append(
+            share_with_interval(f"{PRECISION}_{ranking}", hit, "near-duplicates left out"),
+        )
+    return measurements
 
 
 def _make_count_measurement(name: str, count: int, n: int, note: str) -> Measurement:
@@ -213,7 +231,11 @@ def _estimate_rate_per_thousand(
     )
 
 
-def select_distinct_texts(scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP) -> list[int]:
+def select_distinct_texts(
+    scores: Sequence[float],
+    text: Callable[[int], Tokens],
+    count: int = TOP,
+) -> list[int]:
     """Places of the surest texts, equal scores in their order, none of them nearly the same as a
     surer one.
 
@@ -221,22 +243,22 @@ def select_distinct_texts(scores: Sequence[float], text: Callable[[int], Tokens]
     often as they occur, in common; here trigrams of tokens.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
-    kept = list[int]()
+    chosen = list[int]()
     holders = dict[tuple[int, ...], list[tuple[int, int]]]()
     # `holders`: who of those kept has a trigram, so that only texts with one in common are
     # compared.
     for i in order:
         tokens = text(i)
-        own = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))
-        alike = Counter[int]()
-        for trigram, times in own.items():
-            for other, theirs in holders.get(trigram, ()):
-                alike[other] += min(times, theirs)
-        if alike and 2 * max(alike.values()) >= own.total():
+        trigrams = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))
+        n_shared = Counter[int]()
+        for trigram, times in trigrams.items():
+            for other, other_times in holders.get(trigram, ()):
+                n_shared[other] += min(times, other_times)
+        if n_shared and 2 * max(n_shared.values()) >= trigrams.total():
             continue
-        for trigram, times in own.items():
+        for trigram, times in trigrams.items():
             holders.setdefault(trigram, []).append((i, times))
-        kept.append(i)
-        if len(kept) == count:
+        chosen.append(i)
+        if len(chosen) == count:
             break
-    return kept
+    return chosen

@@ -36,11 +36,11 @@ def index_pairs_within_edit_limits(
     """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits
     (Levenshtein) of them.
     """
-    theirs = _group_positions(list(map(len, others)))
+    columns_by_length = _group_positions(list(map(len, others)))
     for (length, limit), rows in _group_positions(
         [(len(t), d) for t, d in zip(texts, limits, strict=True)],
     ).items():
-        for long, columns in theirs.items():
+        for long, columns in columns_by_length.items():
             if abs(length - long) <= limit:
                 yield from _find_equal_length_pairs(texts, others, rows, columns, limit)
 
@@ -57,10 +57,10 @@ def group_texts_within_edit_limits(texts: Sequence[Tokens], limits: Sequence[int
 
 def _group_positions(keys: Sequence[Any]) -> Mapping[Any, Indices]:
     """The positions of each distinct key."""
-    found: dict[Any, list[int]] = {}
+    positions: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
-        found.setdefault(key, []).append(i)
-    return {key: np.array(some, dtype=np.int64) for key, some in found.items()}
+        positions.setdefault(key, []).append(i)
+    return {key: np.array(indices, dtype=np.int64) for key, indices in positions.items()}
 
 
 def _find_equal_length_pairs(
@@ -73,25 +73,25 @@ def _find_equal_length_pairs(
     worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
     pieces = _PieceIndex([others[j] for j in columns]) if looks and worth else None
     for start in range(0, len(rows), _ROWS):
-        some = rows[start : start + _ROWS]
-        pairs = None if pieces is None else pieces.index_pairs_sharing_a_piece([texts[i] for i in some], looks)
+        batch = rows[start : start + _ROWS]
+        pairs = None if pieces is None else pieces.index_pairs_sharing_a_piece([texts[i] for i in batch], looks)
         if pairs is None:
-            own = [texts[i] for i in some]
-            other = [others[j] for j in columns]
+            batch_texts = [texts[i] for i in batch]
+            other_texts = [others[j] for j in columns]
             # A distance above the limit is not worked out: it comes back as limit + 1.
             at, of = np.nonzero(
-                cdist(own, other, scorer=Levenshtein.distance, score_cutoff=limit) <= limit,
+                cdist(batch_texts, other_texts, scorer=Levenshtein.distance, score_cutoff=limit) <= limit,
             )
         else:
             at, of = pairs
             near = [
-                Levenshtein.distance(texts[some[i]], others[columns[j]], score_cutoff=limit) <= limit
+                Levenshtein.distance(texts[batch[i]], others[columns[j]], score_cutoff=limit) <= limit
                 for i, j in zip(at.tolist(), of.tolist(), strict=True)
             ]
             at = at[near]
             of = of[near]
         if len(at):
-            yield some[at], columns[of]
+            yield batch[at], columns[of]
 
 
 def _list_unedited_pieces(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
@@ -104,14 +104,14 @@ def _list_unedited_pieces(length: int, long: int, limit: int) -> list[tuple[int,
     if long <= limit:
         return []
     ends = [long * i // (limit + 1) for i in range(limit + 2)]
-    found = []
+    pieces = []
     for i, (begin, end) in enumerate(pairwise(ends)):
         # moved by at most i places counted from the front, and by at most limit - i counted from
         # the end
         first = max(0, begin - i, begin + length - long - (limit - i))
         last = min(length - (end - begin), begin + i, begin + length - long + (limit - i))
-        found += [(begin, end - begin, at) for at in range(first, last + 1)]
-    return found
+        pieces += [(begin, end - begin, at) for at in range(first, last + 1)]
+    return pieces
 
 
 class _PieceIndex:
@@ -126,25 +126,25 @@ class _PieceIndex:
     ) -> tuple[Indices, Indices] | None:
         """Pairs with the hash of some piece in common, each once; None where these are too many."""
         tokens = np.array(texts, dtype=np.uint64)
-        found = list[Indices]()
-        left = len(texts) * len(self._tokens) // _SHARE
+        pair_codes = list[Indices]()
+        n_allowed = len(texts) * len(self._tokens) // _SHARE
         for begin, size, at in looks:
             if (begin, size) not in self._sorted:
                 hashes = _hash_token_pieces(self._tokens[:, begin : begin + size])
                 by_hash = np.argsort(hashes)
                 self._sorted[begin, size] = hashes[by_hash], by_hash
             known, order = self._sorted[begin, size]
-            own = _hash_token_pieces(tokens[:, at : at + size])
-            first, end = (np.searchsorted(known, own, side=side) for side in ("left", "right"))
+            piece_hashes = _hash_token_pieces(tokens[:, at : at + size])
+            first, end = (np.searchsorted(known, piece_hashes, side=side) for side in ("left", "right"))
             counts = end - first
-            if (left := left - int(counts.sum())) < 0:
+            if (n_allowed := n_allowed - int(counts.sum())) < 0:
                 return None
             hit = np.flatnonzero(counts)
             if len(hit):
                 of = np.concatenate([order[first[i] : end[i]] for i in hit])
                 # a pair as one number
-                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)
-        pairs = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+                pair_codes.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)
+        pairs = np.unique(np.concatenate(pair_codes)) if pair_codes else np.empty(0, dtype=np.int64)
         return np.divmod(pairs, len(self._tokens))
 
 

@@ -51,8 +51,8 @@ class NGramCounts:
             # Each different n-gram is one different word behind its context.
             begun, back = np.unique(context[first], return_inverse=True)
             total = np.bincount(back, counts, len(begun))
-            kept = np.bincount(back, minlength=len(begun))
-            contexts.append((begun, total.astype(float), kept.astype(float)))
+            n_different = np.bincount(back, minlength=len(begun))
+            contexts.append((begun, total.astype(float), n_different.astype(float)))
         return cls(tuple(grams), tuple(contexts), kinds)
 
     def log_probs(self, texts: Sequence[Tokens]) -> Floats:
@@ -66,9 +66,10 @@ class NGramCounts:
         hashes = _hash_ngrams(texts, len(self.grams))
         for (context, gram), grams, contexts in zip(hashes, self.grams, self.contexts, strict=True):
             count = _look_up_hashes(gram, *grams)
-            behind, different = (_look_up_hashes(context, contexts[0], x) for x in contexts[1:])
-            known = behind > 0  # behind a context that was never seen, the shorter one's p stays
-            p[known] = ((count + different * p) / np.where(known, behind + different, 1.0))[known]
+            context_count, different = (_look_up_hashes(context, contexts[0], x) for x in contexts[1:])
+            # behind a context that was never seen, the shorter one's p stays
+            known = context_count > 0
+            p[known] = ((count + different * p) / np.where(known, context_count + different, 1.0))[known]
         return np.log(p)
 
     def average_laplace_log_prob(self, texts: Sequence[Tokens]) -> Floats:
@@ -77,8 +78,8 @@ class NGramCounts:
         """
         _, (context, gram) = _hash_ngrams(texts, 2)
         count = _look_up_hashes(gram, *self.grams[1])
-        behind = _look_up_hashes(context, *self.contexts[1][:2])
-        return average_per_text(np.log((count + 1) / (behind + self.kinds)), texts)
+        context_count = _look_up_hashes(context, *self.contexts[1][:2])
+        return average_per_text(np.log((count + 1) / (context_count + self.kinds)), texts)
 
 
 def _hash_ngrams(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
@@ -87,15 +88,15 @@ def _hash_ngrams(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hash
     """
     padded = [np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts]
     words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
-    own = np.concatenate([np.arange(len(text)) >= order for text in padded]) if padded else np.empty(0, bool)
+    is_text = np.concatenate([np.arange(len(text)) >= order for text in padded]) if padded else np.empty(0, bool)
     context = np.zeros(len(words), np.uint64)
-    found = list[tuple[Hashes, Hashes]]()
+    hashes = list[tuple[Hashes, Hashes]]()
     for k in range(order):
         if k:
             # k < order words back lies the text itself or its own padding, never the text before.
             context = _mix_hashes(context, np.roll(words, k))
-        found.append((context[own], _mix_hashes(context ^ _GRAM, words)[own]))
-    return found
+        hashes.append((context[is_text], _mix_hashes(context ^ _GRAM, words)[is_text]))
+    return hashes
 
 
 def _mix_hashes(hashes: Hashes, words: Hashes) -> Hashes:
@@ -132,14 +133,14 @@ def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], s
         )
         % _FOLDS
     )
-    found = average_per_text(model.log_probs(records), records)
+    scores = average_per_text(model.log_probs(records), records)
     for i in range(_FOLDS):
-        own = [record for record, j in zip(records, fold, strict=True) if j == i]
+        fold_records = [record for record, j in zip(records, fold, strict=True) if j == i]
         others = NGramCounts.count_ngrams(
             [record for record, j in zip(records, fold, strict=True) if j != i], model.kinds
         )
-        found[fold == i] -= average_per_text(others.log_probs(own), own)
-    return found
+        scores[fold == i] -= average_per_text(others.log_probs(fold_records), fold_records)
+    return scores
 
 
 def measure_jaccard_similarity(
@@ -148,24 +149,27 @@ def measure_jaccard_similarity(
     """(records,): mean Jaccard likeness, as sets of words, of the nearest texts: the published
     score (2502.14921).
     """
-    mine = _build_word_presence_matrix(records, kinds)
-    theirs = _build_word_presence_matrix(texts, kinds)
-    sizes = np.asarray(theirs.sum(1)).ravel()
+    record_words = _build_word_presence_matrix(records, kinds)
+    text_words = _build_word_presence_matrix(texts, kinds)
+    sizes = np.asarray(text_words.sum(1)).ravel()
     count = min(nearest, len(texts))
-    found = np.empty(len(records))
+    similarities = np.empty(len(records))
     for start in range(0, len(records), _AT_ONCE):
-        some = mine[start : start + _AT_ONCE]
-        common = (some @ theirs.T).toarray()
-        either = np.asarray(some.sum(1)) + sizes - common
-        alike = common / np.maximum(either, 1)
-        found[start : start + _AT_ONCE] = np.partition(alike, -count, axis=1)[:, -count:].mean(1)
-    return found
+        batch = record_words[start : start + _AT_ONCE]
+        common = (batch @ text_words.T).toarray()
+        either = np.asarray(batch.sum(1)) + sizes - common
+        jaccard = common / np.maximum(either, 1)
+        similarities[start : start + _AT_ONCE] = np.partition(jaccard, -count, axis=1)[
+            :,
+            -count:,
+        ].mean(1)
+    return similarities
 
 
 def _build_word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
     """(texts, kinds + 1): 1 where a text has a word."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
-    ends = np.concatenate([[0], np.cumsum([len(some) for some in different])])
+    ends = np.concatenate([[0], np.cumsum([len(words_of_text) for words_of_text in different])])
     words = np.concatenate(different) if different else np.empty(0, np.int64)
     return sparse.csr_matrix(
         (np.ones(len(words), np.float32), words, ends),

@@ -13,13 +13,13 @@ coins play: a canary in or out. Knows no scores: see `audited`.
 | `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
 | `audit_by_shape.bound_shape_epsilon` | canaries independent but for a common coin, of one shape | see there |
 
-Why `compute_one_run_p_value` is one. Look at the coins one by one, in an order and with guesses that the
-release fixes. Given the release and the coins seen before, a guess is right with probability at
-most p + (1 - p) d, with p = e^epsilon / (1 + e^epsilon) and d = max(0, P[right] - e^epsilon
-P[wrong]). Over releases and coins the d of one canary has a mean of at most delta: half of it for
-each guess. Draw each by one uniform number: then the right ones are those of a row B of independent
-coins of p, and (1 - p) m delta more on average. A statistic that only grows with right guesses
-reaches a value no oftener than B's does with so many more, placed where they help most.
+Why `compute_one_run_p_value` is one. Look at the coins one by one, in an order and with guesses
+that the release fixes. Given the release and the coins seen before, a guess is right with
+probability at most p + (1 - p) d, with p = e^epsilon / (1 + e^epsilon) and d = max(0, P[right] -
+e^epsilon P[wrong]). Over releases and coins the d of one canary has a mean of at most delta: half
+of it for each guess. Draw each by one uniform number: then the right ones are those of a row B of
+independent coins of p, and (1 - p) m delta more on average. A statistic that only grows with right
+guesses reaches a value no oftener than B's does with so many more, placed where they help most.
 
 copies: every canary that is in was inserted so many times. Then what is played for is a group of so
 many records: (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of
@@ -74,8 +74,8 @@ def epsilon_one_run(
     level: float = 0.05,
     copies: int = 1,
 ) -> float:
-    """The largest epsilon of `yield_epsilon_grid` up to which all (epsilon, delta)-DP is refuted; 0 where
-    none is.
+    """The largest epsilon of `yield_epsilon_grid` up to which all (epsilon, delta)-DP is refuted; 0
+    where none is.
 
     right: how many of the surest guesses are right, for each of `guess_counts(m)`. The grid is
     walked from 0 to its first epsilon that is not refuted, as the p-value need not rise all the
@@ -83,8 +83,8 @@ def epsilon_one_run(
     of the grid at or above the truth is refuted. Raises AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
-    # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at all r,
-    # never proves more.
+    # The best single r, at delta 0 and the whole level: `compute_one_run_p_value`, which looks at
+    # all r, never proves more.
     most = (
         max(
             (bound_share_logit(r, v, level) for r, v in zip(list_guess_counts(m), right, strict=True)),
@@ -189,15 +189,15 @@ def _bound_p_value(
     while spare > 0 and chance < enough:
         if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more
             return chance + spare / (more + 1)
-        given = more + 1 + more // _COARSE
+        next_more = more + 1 + more // _COARSE
         # never r + 1 of r
-        helped = [max(0, v - given) if v <= r else v for r, v in zip(counts, needed, strict=True)]
+        helped = [max(0, v - next_more) if v <= r else v for r, v in zip(counts, needed, strict=True)]
         reached = _compute_enough_right_probability(helped, steps)
         # those that lack so many or more, and get them
-        spent = min(spare, (more + 1) * max(0.0, reached - chance))
-        chance = chance + spent / (more + 1)
-        spare = spare - spent
-        more = given
+        used = min(spare, (more + 1) * max(0.0, reached - chance))
+        chance = chance + used / (more + 1)
+        spare = spare - used
+        more = next_more
         if reached >= 1 - _ROUNDED:
             break
     return min(1.0, chance)

@@ -55,16 +55,19 @@ def measure_user_inference(
     of people without. scores: by metric, (secrets,) each. Nothing where either side has fewer than
     `LEAST` people.
     """
-    own: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
+    records_by_person: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, secret in enumerate(secrets):
         if secret.user is not None and not secret.member:
-            own[secret.user_trained].setdefault(secret.user, []).append(i)
-    if min(map(len, own.values())) < LEAST:
+            records_by_person[secret.user_trained].setdefault(secret.user, []).append(i)
+    if min(map(len, records_by_person.values())) < LEAST:
         return ()
     means = {
-        name: [np.array([values[at].mean() for at in own[side].values()]) for side in (True, False)]
+        name: [np.array([values[at].mean() for at in records_by_person[side].values()]) for side in (True, False)]
         for name, values in scores.items()
     }
-    counts = " and ".join(f"{len(own[side]):,} people {what}" for side, what in ((True, "in it"), (False, "not")))
-    said = f"{note}, {counts}"
-    return tuple(roc.estimate_auc(name, inside, others, said) for name, (inside, others) in means.items())
+    counts = " and ".join(
+        f"{len(records_by_person[side]):,} people {side_label}"
+        for side, side_label in ((True, "in it"), (False, "not"))
+    )
+    count_note = f"{note}, {counts}"
+    return tuple(roc.estimate_auc(name, inside, others, count_note) for name, (inside, others) in means.items())

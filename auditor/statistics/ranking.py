@@ -15,7 +15,10 @@ from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.judging import Outcome
 
 
-def rank_guesses(hit: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def rank_guesses(
+    hit: NDArray[np.bool_],
+    score: NDArray[np.float64],
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Hits by falling score (equal scores: wrong ones first: ties never flatter), and wrong ones
     before each.
     """
@@ -50,14 +53,18 @@ def measure_ranked_recall(
         list.
         """
         wrong = weight[secret] * ~right
-        kept: NDArray[np.int64] = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
-        return kept
+        counted: NDArray[np.int64] = solver[(np.cumsum(wrong) - wrong)[solver] < errors]
+        return counted
 
     solved = np.zeros(n, dtype=bool)
     solved[secret[solvers(np.ones(n, dtype=np.int64))]] = True
     if int((~right).sum()) < errors:
-        whole = "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
-        return share_with_interval(name, solved, f"fewer than {errors} errors: equals {whole}")
+        equal_metric = "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
+        return share_with_interval(
+            name,
+            solved,
+            f"fewer than {errors} errors: equals {equal_metric}",
+        )
     recalls = bootstrap.compute_resampled_statistic(
         n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name
     )
@@ -87,7 +94,9 @@ def compute_resampled_recall(
     """
     order = np.lexsort((hit, -score))  # equal scores: wrong ones first
     right = hit[order]
-    drawn = draws[:, order]
-    wrong = drawn * ~right
-    solved: NDArray[np.float64] = (drawn * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(1) / drawn.sum(1)
+    ranked_draws = draws[:, order]
+    wrong = ranked_draws * ~right
+    solved: NDArray[np.float64] = (ranked_draws * right * ((np.cumsum(wrong, axis=1) - wrong) < errors)).sum(
+        1
+    ) / ranked_draws.sum(1)
     return solved

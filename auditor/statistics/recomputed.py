@@ -36,7 +36,7 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
     """The number worked out of what is kept of each secret, and of how many; None where too little
     is kept.
     """
-    kept = members if metric.members else others
+    columns = members if metric.members else others
     if metric.scores:
         return _recompute_membership_metric(metric, members, others)
     if metric.signed and metric.values is not None:
@@ -45,17 +45,17 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
             return None
         means = compute_mean(members[column]), compute_mean(others[column])
         return means[0] - means[1], len(members[column]) + len(others[column])
-    if metric.name == SCORE or any(column not in kept for column in metric.columns_to_recompute):
+    if metric.name == SCORE or any(column not in columns for column in metric.columns_to_recompute):
         return None
     if metric.errors is not None:
-        n = len(kept[RECALL])
-        hit, before = rank_guesses(kept[RECALL] == 1, kept[SCORE])
+        n = len(columns[RECALL])
+        hit, before = rank_guesses(columns[RECALL] == 1, columns[SCORE])
         return compute_mean((hit & (before < metric.compute_wrong_guess_limit(n))).astype(float)), n
     if (
         not metric.members and metric.per_secret_column_name == DRAWN
     ):  # its baseline is of held-out n-grams, of no text's
         return None
-    values = kept[metric.per_secret_column_name]
+    values = columns[metric.per_secret_column_name]
     return (compute_mean(values), len(values)) if np.isfinite(values).all() else None
 
 
@@ -69,11 +69,17 @@ def repeat_measurement(
     """
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
-        own, floor = (
+        member_mean, floor = (
             repeat_measurement(find_metric(name), members, others) for name in (base, name_nonmember_metric(base))
         )
-        return None if own is None or floor is None else subtract_nonmember_mean(metric.name, own, floor)
-    if metric.errors is not None or (found := recompute_metric(metric, members, others)) is None or not found[1]:
+        return (
+            None if member_mean is None or floor is None else subtract_nonmember_mean(metric.name, member_mean, floor)
+        )
+    if (
+        metric.errors is not None
+        or (recomputed := recompute_metric(metric, members, others)) is None
+        or not recomputed[1]
+    ):
         return None
     if metric.scores:
         sides = members[metric.scores], others[metric.scores]
@@ -103,16 +109,16 @@ def _repeat_strongest_auc(members: Columns, others: Columns) -> Measurement:
     return bound_strongest_auc(auc_name(""), usable, member, ~member, widening)
 
 
-def list_strongest_score_columns(kept: Columns) -> list[str]:
+def list_strongest_score_columns(columns: Columns) -> list[str]:
     """Return the columns that `membership_auc` is the strongest of: every named score, or the only
     one there is.
     """
     main = name_score_column("")
     controls = {name_score_column(control) for control in CONTROLS}
-    named = [name for name in kept if name.startswith(f"{main}_") and name not in controls]
+    named_columns = [name for name in columns if name.startswith(f"{main}_") and name not in controls]
     # The column without a name is one of those with a name, except in released text.
-    alike = any(np.array_equal(kept[name], kept[main]) for name in named)
-    return named if alike else [main, *named]
+    is_duplicate = any(np.array_equal(columns[name], columns[main]) for name in named_columns)
+    return named_columns if is_duplicate else [main, *named_columns]
 
 
 def _recompute_membership_metric(
@@ -122,13 +128,17 @@ def _recompute_membership_metric(
 ) -> tuple[float, int] | None:
     if any(metric.scores not in side or not len(side[metric.scores]) for side in (members, others)):
         return None
-    own = members[metric.scores]
-    theirs = others[metric.scores]
+    member_scores = members[metric.scores]
+    nonmember_scores = others[metric.scores]
     if metric.rate:
-        return roc.tpr_at_fpr(own, theirs, metric.rate).value, len(own)
+        return roc.tpr_at_fpr(member_scores, nonmember_scores, metric.rate).value, len(
+            member_scores,
+        )
     if metric.below:
-        return roc.PartialAuc(own, theirs, metric.below).value, len(own)
-    return roc.auc(own, theirs), len(own) + len(theirs)
+        return roc.PartialAuc(member_scores, nonmember_scores, metric.below).value, len(
+            member_scores,
+        )
+    return roc.auc(member_scores, nonmember_scores), len(member_scores) + len(nonmember_scores)
 
 
 def compute_mean(values: NDArray[np.float64]) -> float:

@@ -39,33 +39,33 @@ _OF_THRESHOLD = 0.8
 # --- AUC ------------------------------------------------------------------------------------------
 
 
-def compute_delong_placements(own: Floats, others: Floats) -> tuple[Floats, Floats]:
+def compute_delong_placements(members: Floats, others: Floats) -> tuple[Floats, Floats]:
     """(members,) share of the non-members below each member, (non-members,) share of the members
     above each.
 
     Ties count half. The mean of either is the AUC (DeLong et al. 1988).
     """
-    m = len(own)
+    m = len(members)
     n = len(others)
     # A rank among all minus the rank among its own counts those of the other side below it, ties
     # half.
-    every = rankdata(np.concatenate([own, others]))
-    return (every[:m] - rankdata(own)) / n, 1 - (every[m:] - rankdata(others)) / m
+    ranks = rankdata(np.concatenate([members, others]))
+    return (ranks[:m] - rankdata(members)) / n, 1 - (ranks[m:] - rankdata(others)) / m
 
 
-def auc(own: Floats, others: Floats) -> float:
+def auc(members: Floats, others: Floats) -> float:
     """Probability that a member outranks a non-member."""
-    return float(compute_delong_placements(own, others)[0].mean())
+    return float(compute_delong_placements(members, others)[0].mean())
 
 
-def orient_scores(own: Floats, others: Floats) -> tuple[Floats, Floats]:
+def orient_scores(members: Floats, others: Floats) -> tuple[Floats, Floats]:
     """Return the scores, negated if members score lower: an AUC below 1/2 tells members as well."""
-    return (-own, -others) if auc(own, others) < 0.5 else (own, others)
+    return (-members, -others) if auc(members, others) < 0.5 else (members, others)
 
 
 def estimate_auc(
     name: str,
-    own: Floats,
+    members: Floats,
     others: Floats,
     note: str = "",
     widen: float = 1.0,
@@ -75,9 +75,9 @@ def estimate_auc(
 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
     """
-    value = auc(own, others)
-    deviation = widen * compute_delong_deviation(*compute_delong_placements(own, others))
-    low, high = compute_newcombe_interval(value, len(own), len(others), widen)
+    value = auc(members, others)
+    deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
+    low, high = compute_newcombe_interval(value, len(members), len(others), widen)
     low = min(low, value - Z * deviation)
     high = max(high, value + Z * deviation)
     return Measurement(
@@ -85,25 +85,30 @@ def estimate_auc(
         value,
         max(0.0, low),
         min(1.0, high),
-        len(own) + len(others),
+        len(members) + len(others),
         AUC,
         note,
     )
 
 
-def compute_delong_deviation(above: Floats, below: Floats) -> float:
+def compute_delong_deviation(member_placements: Floats, nonmember_placements: Floats) -> float:
     """Return the standard deviation of an AUC from its `compute_delong_placements`."""
-    return math.sqrt(_compute_delong_variance(above, below))
+    return math.sqrt(_compute_delong_variance(member_placements, nonmember_placements))
 
 
 def _compute_delong_variance(*placed: Floats) -> float:
-    """Variance of the AUC by its `compute_delong_placements`, or of a difference by theirs (DeLong et al.
-    1988, Eq. 5).
+    """Variance of the AUC by its `compute_delong_placements`, or of a difference by theirs (DeLong
+    et al. 1988, Eq. 5).
     """
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
-def compute_newcombe_interval(value: float, m: int, n: int, widen: float = 1.0) -> tuple[float, float]:
+def compute_newcombe_interval(
+    value: float,
+    m: int,
+    n: int,
+    widen: float = 1.0,
+) -> tuple[float, float]:
     """Interval of an AUC from its value and the two sizes alone (Newcombe 2006, method 5): AUCs not
     refuted by it.
     """
@@ -137,14 +142,18 @@ class AucDifference:
 
 def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> AucDifference:
     """new, base: scores of members and non-members, side by side."""
-    moved = [
-        one - other
-        for one, other in zip(compute_delong_placements(*new), compute_delong_placements(*base), strict=True)
+    differences = [
+        new_side - base_side
+        for new_side, base_side in zip(
+            compute_delong_placements(*new),
+            compute_delong_placements(*base),
+            strict=True,
+        )
     ]
     return AucDifference(
-        float(moved[0].mean()),
-        sum(map(len, moved)),
-        math.sqrt(_compute_delong_variance(*moved)),
+        float(differences[0].mean()),
+        sum(map(len, differences)),
+        math.sqrt(_compute_delong_variance(*differences)),
     )
 
 
@@ -192,8 +201,8 @@ def count_nonmembers_for_threshold(rate: float) -> int:
 
 
 def compute_conformal_threshold(others: Floats, rate: float) -> float:
-    """The lowest score that no more non-members exceed than `count_allowed_false_positives`, +inf where
-    there are too few.
+    """The lowest score that no more non-members exceed than `count_allowed_false_positives`, +inf
+    where there are too few.
 
     A record exchangeable with them scores above it with probability at most `rate` (formulas.md
     A7).
@@ -204,42 +213,42 @@ def compute_conformal_threshold(others: Floats, rate: float) -> float:
 
 def compute_conformal_p_values(scores: Floats, others: Floats) -> Floats:
     """(1 + #{non-member >= score}) / (n + 1) of each score."""
-    below = np.searchsorted(np.sort(others), scores, side="left")
-    result: Floats = (1 + len(others) - below) / (len(others) + 1)
+    n_below = np.searchsorted(np.sort(others), scores, side="left")
+    result: Floats = (1 + len(others) - n_below) / (len(others) + 1)
     return result
 
 
-def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> TprAtThreshold:
+def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
     """The members above the threshold that these non-members set: none where they are too few to
     set one.
     """
     threshold = compute_conformal_threshold(others, rate)
-    found = int((own > threshold).sum())
+    n_found = int((members > threshold).sum())
     false = int((others > threshold).sum())
-    tied = int((own == threshold).sum()), int((others == threshold).sum())
-    return TprAtThreshold(rate, threshold, found, len(own), false, len(others), tied)
+    tied = int((members == threshold).sum()), int((others == threshold).sum())
+    return TprAtThreshold(rate, threshold, n_found, len(members), false, len(others), tied)
 
 
-def estimate_tpr(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
+def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Measurement | None:
     """`tpr_at_fpr` with the interval of `BoundedTprAtFpr`; None where there are too few non-members
     for a threshold.
     """
     if len(others) < count_nonmembers_for_threshold(rate):
         return None
-    note = describe_tpr_counts(tpr_at_fpr(own, others, rate))
-    return make_measurement(name, BoundedTprAtFpr(own, others, rate), note=note)
+    note = describe_tpr_counts(tpr_at_fpr(members, others, rate))
+    return make_measurement(name, BoundedTprAtFpr(members, others, rate), note=note)
 
 
-def describe_tpr_counts(found: TprAtThreshold) -> str:
+def describe_tpr_counts(tpr: TprAtThreshold) -> str:
     """What stands behind a rate: counts, the threshold, how many non-members pass it, and how many
     of others may.
     """
-    worst = clopper_pearson(found.false, found.nonmembers)[1]
-    at = f"{found.found}/{found.members} above {found.threshold:.4g}"
-    realised = f"of non-members {found.false}/{found.nonmembers}, which may be {worst:.1%} of others"
-    members, others = found.tied
+    worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
+    at = f"{tpr.found}/{tpr.members} above {tpr.threshold:.4g}"
+    realised = f"of non-members {tpr.false}/{tpr.nonmembers}, which may be {worst:.1%} of others"
+    members, others = tpr.tied
     few = ""
-    if found.nonmembers < (least := count_nonmembers_for_lower_bound(found.rate, _SIDE)):
+    if tpr.nonmembers < (least := count_nonmembers_for_lower_bound(tpr.rate, _SIDE)):
         few = f"; a lower end above 0 takes {least:,} non-members"
     return f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} non-members{few}"
 
@@ -270,23 +279,23 @@ class BoundedTprAtFpr:
         return len(self.own)
 
     def low(self, level: float) -> float:
-        above, wrong = _mark_members_surely_above(
+        is_above, wrong = _mark_members_surely_above(
             self.own,
             self.others,
             self.rate,
             level * _OF_THRESHOLD,
         )
         # wrong + (1 - wrong) x the rest = level
-        return BinomialCount(int(above.sum()), self.n).low((level - wrong) / (1 - wrong))
+        return BinomialCount(int(is_above.sum()), self.n).low((level - wrong) / (1 - wrong))
 
     def high(self, level: float) -> float:
-        above, wrong = _mark_members_possibly_above(
+        is_above, wrong = _mark_members_possibly_above(
             self.own,
             self.others,
             self.rate,
             level * _OF_THRESHOLD,
         )
-        return BinomialCount(int(above.sum()), self.n).high((level - wrong) / (1 - wrong))
+        return BinomialCount(int(is_above.sum()), self.n).high((level - wrong) / (1 - wrong))
 
 
 @dataclass(frozen=True)
@@ -305,8 +314,8 @@ class PartialAuc:
 
     @property
     def value(self) -> float:
-        above = 1 - np.searchsorted(np.sort(self.others), self.own, side="left") / len(self.others)
-        return float(np.clip(1 - above / self.below, 0, None).mean())
+        fpr = 1 - np.searchsorted(np.sort(self.others), self.own, side="left") / len(self.others)
+        return float(np.clip(1 - fpr / self.below, 0, None).mean())
 
     @property
     def n(self) -> int:
@@ -325,7 +334,7 @@ class PartialAuc:
 
 def estimate_partial_auc(
     name: str,
-    own: Floats,
+    members: Floats,
     others: Floats,
     below: float,
 ) -> Measurement | None:
@@ -334,7 +343,7 @@ def estimate_partial_auc(
         return None
     return make_measurement(
         name,
-        PartialAuc(own, others, below),
+        PartialAuc(members, others, below),
         note=f"{below / 2:.0%} by chance",
     )
 
@@ -348,7 +357,7 @@ def count_nonmembers_for_lower_bound(rate: float, level: float) -> int:
 
 
 def _mark_members_surely_above(
-    own: Floats,
+    members: Floats,
     others: Floats,
     rate: float,
     share: float,
@@ -360,23 +369,23 @@ def _mark_members_surely_above(
     """
     n = len(others)
     k = int(binom.ppf(share, n, rate))  # the largest with P[B < k] below share
-    above = own > np.sort(others)[n - k] if k else np.zeros(len(own), dtype=bool)
-    return above, float(binom.cdf(k - 1, n, rate))
+    is_above = members > np.sort(others)[n - k] if k else np.zeros(len(members), dtype=bool)
+    return is_above, float(binom.cdf(k - 1, n, rate))
 
 
 def _mark_members_possibly_above(
-    own: Floats,
+    members: Floats,
     others: Floats,
     rate: float,
     share: float,
 ) -> tuple[NDArray[np.bool_], float]:
-    """As `_mark_members_surely_above`, of a threshold seldom too high: the k-th score where k or more
-    pass the true one.
+    """As `_mark_members_surely_above`, of a threshold seldom too high: the k-th score where k or
+    more pass the true one.
     """
     n = len(others)
     k = int(binom.isf(share, n, rate)) + 1  # the smallest with P[B >= k] at most share
-    above = own > np.sort(others)[n - k] if k <= n else np.ones(len(own), dtype=bool)
-    return above, float(binom.sf(k - 1, n, rate))
+    is_above = members > np.sort(others)[n - k] if k <= n else np.ones(len(members), dtype=bool)
+    return is_above, float(binom.sf(k - 1, n, rate))
 
 
 @dataclass(frozen=True)
@@ -409,21 +418,21 @@ class TprDifference:
 
     def _bound_from_below(
         self,
-        one: tuple[Floats, Floats],
-        other: tuple[Floats, Floats],
+        first: tuple[Floats, Floats],
+        second: tuple[Floats, Floats],
         level: float,
     ) -> float:
         share = level * _OF_THRESHOLD / 2
-        surely, wrong = _mark_members_surely_above(*one, self.rate, share)
-        perhaps, wrong_too = _mark_members_possibly_above(*other, self.rate, share)
+        surely, wrong = _mark_members_surely_above(*first, self.rate, share)
+        perhaps, wrong_too = _mark_members_possibly_above(*second, self.rate, share)
         # A union bound: the same non-members set both thresholds, which are not independent.
         return count_discordant_pairs(surely, perhaps).low(level - wrong - wrong_too)
 
 
-def compute_roc_curve(own: Floats, others: Floats) -> list[tuple[float, float]]:
+def compute_roc_curve(members: Floats, others: Floats) -> list[tuple[float, float]]:
     """(false-positive rate, the largest true-positive rate at it) of these very records, rising, to
     (1, 1).
     """
     limits = np.unique(others)[::-1]  # a threshold between two of these only loses members
-    false, found = (1 - np.searchsorted(np.sort(side), limits, side="right") / len(side) for side in (others, own))
-    return [*zip(false.tolist(), found.tolist(), strict=True), (1.0, 1.0)]
+    false, tpr = (1 - np.searchsorted(np.sort(side), limits, side="right") / len(side) for side in (others, members))
+    return [*zip(false.tolist(), tpr.tolist(), strict=True), (1.0, 1.0)]

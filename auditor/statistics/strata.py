@@ -51,12 +51,12 @@ def compute_finite_population_interval(
         size - (n - hits),
         lambda k: hypergeom.sf(hits - 1, size, k, n) > tail,
     )
-    above = _find_first_true(
+    first_refuted = _find_first_true(
         hits,
         size - (n - hits) + 1,
         lambda k: hypergeom.cdf(hits, size, k, n) <= tail,
     )
-    return low, max(low, above - 1)
+    return low, max(low, first_refuted - 1)
 
 
 def _find_first_true(first: int, end: int, holds: Callable[[int], bool]) -> int:
@@ -84,14 +84,18 @@ def estimate_population_share(
     part, and then it is exact; with more, each has an equal part of the tail (Bonferroni), which is
     wider than the exact interval of Wendell and Schmee (1996, JASA 91:825) and holds for any sizes.
     """
-    whole = sum(stratum.population for stratum in strata)
+    population = sum(stratum.population for stratum in strata)
     in_part = sum(0 < stratum.asked < stratum.population for stratum in strata)
     ends = [compute_finite_population_interval(stratum, tail / max(1, in_part)) for stratum in strata]
-    if not whole:
+    if not population:
         return math.nan, 0.0, 1.0
     value = sum(
         stratum.population * stratum.hits / stratum.asked if stratum.asked else math.nan
         for stratum in strata
         if stratum.population
     )
-    return value / whole, sum(low for low, _ in ends) / whole, sum(high for _, high in ends) / whole
+    return (
+        value / population,
+        sum(low for low, _ in ends) / population,
+        sum(high for _, high in ends) / population,
+    )

@@ -65,11 +65,16 @@ class ScoredRecords:
     @property
     def groups(self) -> dict[str, Mask]:
         """All members, and each group of copies that is large enough and is not all of them."""
-        large = {name: own for name, own in self.copies.items() if own.sum() >= roc.LEAST}
-        return {_ALL: self.member} | {name: own for name, own in large.items() if own.sum() < self.member.sum()}
+        large = {name: members for name, members in self.copies.items() if members.sum() >= roc.LEAST}
+        return {_ALL: self.member} | {
+            name: members for name, members in large.items() if members.sum() < self.member.sum()
+        }
 
 
-def compute_simultaneous_widening(scores: Sequence[CandidateScore], records: ScoredRecords) -> float:
+def compute_simultaneous_widening(
+    scores: Sequence[CandidateScore],
+    records: ScoredRecords,
+) -> float:
     """Return what each interval is wider by, at least 1, so that all of them hold together at 95%.
 
     The 95% quantile of the maximum over scores and groups of |AUC* - AUC| / deviation, over the
@@ -77,18 +82,36 @@ def compute_simultaneous_widening(scores: Sequence[CandidateScore], records: Sco
     (Hajek's projection). An AUC of 0 or 1 has no deviation: it counts as independent of all others.
     """
     entries = [
-        (score, own, *roc.compute_delong_placements(score.values[own], score.values[~records.member]))
+        (
+            score,
+            members,
+            *roc.compute_delong_placements(score.values[members], score.values[~records.member]),
+        )
         for score in scores
-        for own in records.groups.values()
+        for members in records.groups.values()
     ]
     own_parts = []
     other_parts = []
     deviations = []
-    for score, own, above, below in entries:
-        deviations.append(score.widen * roc.compute_delong_deviation(above, below))
-        own_parts.append(_compute_placement_parts(above, np.flatnonzero(own), records.unit, len(own)))
+    for score, members, member_placements, nonmember_placements in entries:
+        deviations.append(
+            score.widen * roc.compute_delong_deviation(member_placements, nonmember_placements),
+        )
+        own_parts.append(
+            _compute_placement_parts(
+                member_placements,
+                np.flatnonzero(members),
+                records.unit,
+                len(members),
+            ),
+        )
         other_parts.append(
-            _compute_placement_parts(below, np.flatnonzero(~records.member), records.unit, len(own)),
+            _compute_placement_parts(
+                nonmember_placements,
+                np.flatnonzero(~records.member),
+                records.unit,
+                len(members),
+            ),
         )
     # (entries, members' units) and (entries, non-members' units)
     moved = _compute_resampled_sums(own_parts, records.member, records.unit, _MEMBERS)
@@ -135,51 +158,56 @@ def _compute_resampled_sums(
     columns = np.array(parts)[:, side]
     if unit is not None:
         units, of = np.unique(unit[side], return_inverse=True)
-        whole = np.zeros((len(columns), len(units)))
-        np.add.at(whole.T, of, columns.T)
-        columns = whole
+        unit_sums = np.zeros((len(columns), len(units)))
+        np.add.at(unit_sums.T, of, columns.T)
+        columns = unit_sums
     # The mean over n draws, times n.
     sums: Floats = columns.shape[1] * bootstrap.compute_resampled_means(columns, stream)
     return sums
 
 
 def select_strongest_auc(
-    name: str, scores: Mapping[str, CandidateScore], own: Mask, others: Mask, widening: float
+    name: str, scores: Mapping[str, CandidateScore], members: Mask, others: Mask, widening: float
 ) -> tuple[str, Measurement]:
     """Return the strongest of the scores on these members and non-members, and its AUC with its
     corrected interval.
 
     The strongest is the one whose interval is farthest from chance in either direction.
     """
-    found = _estimate_corrected_aucs(name, scores, own, others, widening)
-    key = max(
-        found,
-        key=lambda one: (max(found[one].low, 1 - found[one].high), abs(found[one].value - 0.5)),
+    corrected = _estimate_corrected_aucs(name, scores, members, others, widening)
+    strongest = max(
+        corrected,
+        key=lambda key: (
+            max(corrected[key].low, 1 - corrected[key].high),
+            abs(corrected[key].value - 0.5),
+        ),
     )
     tried = f", best of {len(scores)} scores" if len(scores) > 1 else ""
-    return key, replace(found[key], note=f"{found[key].note}{tried}")
+    return strongest, replace(corrected[strongest], note=f"{corrected[strongest].note}{tried}")
 
 
 def bound_strongest_auc(
-    name: str, scores: Mapping[str, CandidateScore], own: Mask, others: Mask, widening: float
+    name: str, scores: Mapping[str, CandidateScore], members: Mask, others: Mask, widening: float
 ) -> Measurement:
     """Return the strongest score's AUC with an interval whose far end is that of every score: what
     holds a limit.
 
     The score that is strongest in truth may be another one than on these records.
     """
-    reach = max(max(m.high, 1 - m.low) for m in _estimate_corrected_aucs(name, scores, own, others, widening).values())
-    _, best = select_strongest_auc(name, scores, own, others, widening)
+    reach = max(
+        max(m.high, 1 - m.low) for m in _estimate_corrected_aucs(name, scores, members, others, widening).values()
+    )
+    _, best = select_strongest_auc(name, scores, members, others, widening)
     return replace(best, high=reach) if best.value >= 0.5 else replace(best, low=1 - reach)
 
 
 def _estimate_corrected_aucs(
-    name: str, scores: Mapping[str, CandidateScore], own: Mask, others: Mask, widening: float
+    name: str, scores: Mapping[str, CandidateScore], members: Mask, others: Mask, widening: float
 ) -> dict[str, Measurement]:
     return {
         key: roc.estimate_auc(
             name,
-            s.values[own],
+            s.values[members],
             s.values[others],
             s.title,
             s.widen * widening,
@@ -211,14 +239,14 @@ def choose_strongest_score(
     """
     member = records.member
     key, best = select_strongest_auc(auc_name(""), scores, member, ~member, widening)
-    own = scores[key].values[member]
+    member_scores = scores[key].values[member]
     others = scores[key].values[~member]
     by_copies = {
         name: select_strongest_auc(auc_name(""), scores, group, ~member, widening)[1]
         for name, group in records.copies.items()
         if group.sum() >= roc.LEAST
     }
-    each = tuple(
+    corrected = tuple(
         roc.estimate_auc(
             auc_name(name),
             s.values[member],
@@ -230,32 +258,32 @@ def choose_strongest_score(
     )
     return StrongestScore(
         scores[key].values,
-        (best, *_measure_shared_rates(own, others, tried)),
+        (best, *_measure_shared_rates(member_scores, others, tried)),
         by_copies,
-        each,
+        corrected,
     )
 
 
-def _measure_shared_rates(own: Floats, others: Floats, tried: int) -> list[Measurement]:
+def _measure_shared_rates(members: Floats, others: Floats, tried: int) -> list[Measurement]:
     """Return the share of members found at each rate of false positives, at a level shared among
     the scores tried.
     """
-    found = []
+    measurements = []
     for rate in FALSE_POSITIVES:
         if len(others) >= roc.count_nonmembers_for_threshold(rate):
-            note = roc.describe_tpr_counts(roc.tpr_at_fpr(own, others, rate))
-            shared = SharedLevel(roc.BoundedTprAtFpr(own, others, rate), tried)
-            found.append(make_measurement(name_tpr_metric("", rate), shared, note=note))
+            note = roc.describe_tpr_counts(roc.tpr_at_fpr(members, others, rate))
+            shared = SharedLevel(roc.BoundedTprAtFpr(members, others, rate), tried)
+            measurements.append(make_measurement(name_tpr_metric("", rate), shared, note=note))
     if len(others) >= roc.count_nonmembers_for_threshold(BELOW):
-        shared = SharedLevel(roc.PartialAuc(own, others, BELOW), tried)
-        found.append(
+        shared = SharedLevel(roc.PartialAuc(members, others, BELOW), tried)
+        measurements.append(
             make_measurement(
                 name_partial_auc_metric(""),
                 shared,
                 note=f"{BELOW / 2:.0%} by chance",
             ),
         )
-    return found
+    return measurements
 
 
 def measure_membership_score(
@@ -264,11 +292,11 @@ def measure_membership_score(
     """Return AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for
     the main one.
     """
-    own = scores[member]
+    members = scores[member]
     others = scores[~member]
-    rates = [roc.estimate_tpr(name_tpr_metric(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
-    rates.append(roc.estimate_partial_auc(name_partial_auc_metric(name), own, others, BELOW))
+    rates = [roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate) for rate in FALSE_POSITIVES]
+    rates.append(roc.estimate_partial_auc(name_partial_auc_metric(name), members, others, BELOW))
     return [
-        roc.estimate_auc(auc_name(name), own, others, note, widen),
+        roc.estimate_auc(auc_name(name), members, others, note, widen),
         *(m for m in rates if m is not None),
     ]

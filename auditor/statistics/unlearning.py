@@ -48,9 +48,13 @@ def measure_unlearning_group(
         if new in columns and old in columns
     }
     if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
-        learnt = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
+        control_gain = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
         back = columns[RELEARNED] - columns[AFTER]
-        changes["came_back"] = make_measurement("came_back", compare.resample_paired_means(back, learnt), unit)
+        changes["came_back"] = make_measurement(
+            "came_back",
+            compare.resample_paired_means(back, control_gain),
+            unit,
+        )
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
         share = _estimate_relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
         changes |= {} if share is None else {"share_back": share}
@@ -65,22 +69,22 @@ def _estimate_relearned_share(before: Floats, after: Floats, again: Floats) -> M
     None where a bootstrap could not tell how sure that is: of few secrets, where all that came back
     is alike, and where a resample holds nothing that was taken.
     """
-    taken = before - after
+    forgotten = before - after
     back = again - after
-    if len(taken) < _FEWEST or taken.sum() <= 0 or not back.any():
+    if len(forgotten) < _FEWEST or forgotten.sum() <= 0 or not back.any():
         return None
     # (resamples, 2): both sums at the same resample, so that their ratio is of the same secrets
-    drawn = bootstrap.compute_resampled_statistic(
-        len(taken), lambda draws: np.stack([draws @ back, draws @ taken], -1), "share back"
+    sums = bootstrap.compute_resampled_statistic(
+        len(forgotten), lambda draws: np.stack([draws @ back, draws @ forgotten], -1), "share back"
     )
-    if (drawn[:, 1] <= 0).any():
+    if (sums[:, 1] <= 0).any():
         return None
-    low, high = bootstrap.compute_percentile_interval(drawn[:, 0] / drawn[:, 1])
+    low, high = bootstrap.compute_percentile_interval(sums[:, 0] / sums[:, 1])
     return Measurement(
         "share_back",
-        float(back.sum() / taken.sum()),
+        float(back.sum() / forgotten.sum()),
         low,
         high,
-        len(taken),
+        len(forgotten),
         "share",
     )

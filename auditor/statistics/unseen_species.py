@@ -19,7 +19,7 @@ from auditor.statistics.intervals import Z, clopper_pearson
 Counts = NDArray[np.int64]  # (species seen,): in how many of the draws each was
 
 
-def estimate_new_species(name: str, seen: Counts, draws: int, per: int) -> Measurement:
+def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Measurement:
     """Unseen species that the next `per` draws would show, if each showed as many as the very next
     draw does.
 
@@ -27,8 +27,8 @@ def estimate_new_species(name: str, seen: Counts, draws: int, per: int) -> Measu
     Q2)/T^2, as each species adds that of its own count (after Robbins 1968; Esty 1983 says the same
     of single ones). Never less wide at the top than so many draws without a new species allow.
     """
-    once = _count_species_seen(seen, 1)
-    twice = _count_species_seen(seen, 2)
+    once = _count_species_seen(counts, 1)
+    twice = _count_species_seen(counts, 2)
     value = once / draws
     reach = Z * math.sqrt(once + 2 * twice) / draws
     low = max(0.0, value - reach)
@@ -36,7 +36,12 @@ def estimate_new_species(name: str, seen: Counts, draws: int, per: int) -> Measu
     return Measurement(name, per * value, per * low, per * high, draws, f"per {per:,}")
 
 
-def estimate_species_richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | None:
+def estimate_species_richness(
+    name: str,
+    counts: Counts,
+    draws: int,
+    most: int,
+) -> Measurement | None:
     """How many species there are to be seen, at least, of no more than `most`; None where none was
     seen.
 
@@ -45,10 +50,10 @@ def estimate_species_richness(name: str, seen: Counts, draws: int, most: int) ->
     seen once. Interval: log-normal in the unseen (Chao 1987), in whole species; where none are
     unseen, by the chance to miss one seen as often.
     """
-    if not len(seen):
+    if not len(counts):
         return None
-    once = _count_species_seen(seen, 1)
-    twice = _count_species_seen(seen, 2)
+    once = _count_species_seen(counts, 1)
+    twice = _count_species_seen(counts, 2)
     share = (draws - 1) / draws
     unseen = share * once * (once - 1) / (2 * (twice + 1))
     if unseen > 0:
@@ -59,19 +64,19 @@ def estimate_species_richness(name: str, seen: Counts, draws: int, most: int) ->
             + share**2 * once**2 * twice * (once - 1) ** 2 / (4 * (twice + 1) ** 4)
         )
         factor = math.exp(Z * math.sqrt(math.log(1 + spread / unseen**2)))
-        low = len(seen) + unseen / factor
-        high = len(seen) + unseen * factor
+        low = len(counts) + unseen / factor
+        high = len(counts) + unseen * factor
     else:
         # Poisson: one seen i times is missed with e^-i
-        missed = float(np.exp(-seen.astype(float)).mean())
-        spread = len(seen) * missed * (1 - missed)
-        low = len(seen)
-        high = (len(seen) + Z * math.sqrt(spread)) / (1 - missed)
-    value = min(len(seen) + unseen, most)
+        missed = float(np.exp(-counts.astype(float)).mean())
+        spread = len(counts) * missed * (1 - missed)
+        low = len(counts)
+        high = (len(counts) + Z * math.sqrt(spread)) / (1 - missed)
+    value = min(len(counts) + unseen, most)
     low = math.floor(min(low, value))
     high = max(value, min(math.ceil(high), most))
     return Measurement(name, value, low, high, draws, "records")
 
 
-def _count_species_seen(seen: Counts, times: int) -> int:
-    return int((seen == times).sum())
+def _count_species_seen(counts: Counts, times: int) -> int:
+    return int((counts == times).sum())
