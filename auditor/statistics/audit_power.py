@@ -1,11 +1,12 @@
-"""What an audit would have caught: the smallest epsilon whose audits exceed a limit with a wanted
+"""Compute the power of an audit: the smallest epsilon whose audits exceed a limit with a wanted
 probability.
 
-Not by all-right guesses, which no mechanism makes. Of one run: the canaries of DP-SGD by the
-audit's own sampling rate and steps (or of a Gaussian mechanism) and less noise, each seen as it is;
-how many of the surest guesses are then right is known exactly (`compute_canary_shape_p_value`), and
-one number of guesses has to refute alone. Of games: a model that gives away epsilon evenly, as
-randomised response does. Scores that see less than this have less power, which nobody knows.
+Power is not computed from all-right guesses, which no mechanism makes. For one run, the canaries
+come from DP-SGD with the audit's own sampling rate and steps (or from a Gaussian mechanism) and
+less noise, each seen exactly; the number of right guesses among the surest is then known exactly
+(`compute_canary_shape_p_value`), and a single number of guesses has to refute. For games, the model
+gives away epsilon evenly, as randomised response does. Scores that see less than this have less
+power, by an unknown amount.
 """
 
 from __future__ import annotations

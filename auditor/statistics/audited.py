@@ -144,11 +144,12 @@ def repeat_audit(audit: Audited, level: float) -> Audited:
 
 
 def explain_powerless_audit(audit: Audited, limit: float) -> str:
-    """Why this audit could not have shown an epsilon above the limit, whatever leaks; "" where it
-    could have.
+    """Return why this audit could not have shown an epsilon above the limit, whatever leaks; "" if
+    it could.
 
     A game over a part of the tokens that a claim covers is bounded by what that part gives away:
-    unless that exceeds the limit by itself, no guess about it speaks to the claim of them all.
+    unless the part exceeds the limit by itself, no guess about it says anything about the claim on
+    all tokens.
     """
     if audit.best <= limit:
         return "the audit had no power to refute it: every guess right would not have exceeded it"
@@ -168,7 +169,7 @@ def explain_powerless_audit(audit: Audited, limit: float) -> str:
 
 
 def count_right_guesses(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
-    """How many of the surest guesses are right, for each of `list_guess_counts`."""
+    """Return how many of the surest guesses are right, for each number of `list_guess_counts`."""
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
     middle = _score_cut_nearest_middle(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)
@@ -198,7 +199,7 @@ def compute_best_provable_epsilon(
     level: float = LEVEL,
     copies: int = 1,
 ) -> float:
-    """What m canaries would prove by `audit_epsilon_bounds`, were every guess right: they refute no
+    """Return the epsilon that m canaries would prove if every guess were right: they refute no
     claim above it.
     """
     return epsilon_one_run(m, list_guess_counts(m), delta, level, copies)

@@ -1,9 +1,9 @@
-"""The bootstrap: how often each of n secrets, texts or draws stands in a resample of them (Efron
-1979).
+"""Resample secrets, texts or draws: count how often each of n occurs in a resample (the bootstrap,
+Efron 1979).
 
-Every resample is a function of the stream's name and n, so that numbers over the same secrets are
-read at the same resamples, and what they share cancels in a difference. Knows nothing of what is
-measured.
+Every resample is a function of the stream's name and n. Numbers over the same secrets are therefore
+read at the same resamples, and what they share cancels in a difference. This module does not know
+what is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Values = NDArray[np.float64]  # (resamples,); NaN where a resample holds nothing
 
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
-    """How often each was drawn of n with replacement."""
+    """Draw how often each of n occurs among n draws with replacement: (size, n)."""
     return noise.multinomial(n, np.full(n, 1 / n), size=size)
 
 

@@ -124,8 +124,10 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
 
 
 def _measure_paired_shares(name: str, delta: Floats) -> Measurement:
-    """Where all pairs agree a bootstrap has no width: then exact bounds of wins and of losses are
-    taken apart.
+    """Return the mean of paired differences of hits as a share, with its interval.
+
+    If all pairs agree, a bootstrap has no width: the interval then combines exact bounds of wins
+    and of losses.
     """
     n = len(delta)
     wins = int((delta > 0).sum())

@@ -1,8 +1,8 @@
-"""How far apart a number of independent draws leaves two distributions that are known: epsilon at a
-delta, in both directions.
+"""Compute the epsilon at a delta, in both directions, of repeated independent draws from two known
+distributions.
 
-The exact answer that a game of guesses is held beside. Knows tokens as columns; no model and no
-claim.
+This is the exact answer that a game of guesses is compared with. It takes tokens as columns, and
+knows no model and no claim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What copies do: where among repeat counts the leakage sits, and what would be left were there
+"""Measure the effect of copies: the repeat counts that hold the leakage, and the leakage left with
 fewer copies.
 """
 

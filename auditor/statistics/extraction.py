@@ -1,4 +1,4 @@
-"""What one attack's row measures: every metric of its guesses, by repeat count, and as a curve."""
+"""Measure one attack's row: every metric of its guesses, by repeat count, and as a curve."""
 
 from __future__ import annotations
 

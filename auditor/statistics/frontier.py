@@ -1,9 +1,9 @@
-"""What leaks least at the same usefulness: models as points of two costs, their convex frontier,
-who may be the least.
+"""Find the models that leak least at the same usefulness: points of two costs, their convex
+frontier, and the possible minima.
 
 A point's leakage comes with its values at resamples of the secrets that all points share, so that
-what the secrets have in common cancels in a difference; likewise perplexities, over held-out texts.
-Knows numbers; not what they are of.
+the variation of the secrets cancels in a difference; perplexities likewise, over held-out texts.
+This module knows numbers only.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _build_floored_bootstrap(
 
 
 def estimate_mean_leakages(values: Floats) -> list[ModelLeakage]:
-    """By point, the mean of its row of (points, secrets) numbers."""
+    """Return the leakage of each point: the mean of its row of (points, secrets) numbers."""
     draws = bootstrap.compute_resampled_means(values, "frontier", RESAMPLES)
     return [ModelLeakage(model_draws, row) for model_draws, row in zip(draws.T, values, strict=True)]
 
@@ -101,12 +101,12 @@ Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
 def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
-    """By point, the share of the members found at this rate of false positives, the mean over its
-    seeds.
+    """Return the leakage of each point: the share of members found at this false-positive rate,
+    averaged over seeds.
 
     scores: by point and seed, of the same members and non-members in the same order. Each seed has
-    a threshold of its own, and a direction: members that a defense makes less likely than others
-    are given away by it too. Every resample chooses both anew.
+    its own threshold and direction, because a defense that makes members less likely than others
+    gives them away too. Every resample chooses both again.
     """
     pieces = [
         [
@@ -130,11 +130,12 @@ def estimate_tpr_leakages(scores: Sequence[Sequence[Scores]], rate: float) -> li
 
 
 def estimate_auc_leakages(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
-    """By point, the AUC of members against non-members, the mean over its seeds. scores: as in
-    `estimate_tpr_leakages`.
+    """Return the leakage of each point: the AUC of members against non-members, averaged over
+    seeds.
 
-    Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at
-    chance an AUC that chose anew would never come out below.
+    scores: as in `estimate_tpr_leakages`. Each seed is read in the direction in which its AUC is
+    above 1/2, the same in every resample: at chance, an AUC that chose its direction per resample
+    would never be below 1/2.
     """
     # A resampled AUC is counts of members x who is ahead of whom x counts of non-members, over all
     # pairs.
@@ -224,11 +225,11 @@ def _resample_tpr(
 
 
 def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
-    """By point, perplexity over that of the base on the same texts, the geometric mean over seeds:
-    paired by text.
+    """Return each point's perplexity over that of the base on the same texts, as the geometric mean
+    over seeds, paired by text.
 
     nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts),
-    predicted. Infinite where a text has no probability.
+    predicted. Infinite if a text has no probability.
     """
 
     def seed_mean(rates: Floats) -> tuple[Floats, Floats]:

@@ -1,10 +1,10 @@
-"""From the scores of independent games to a lower bound of epsilon: a threshold that some games
-teach, others count.
+"""Bound epsilon from below by the scores of independent games: some games choose a threshold, the
+others count.
 
 Each game was played with the model or with its neighbour, by a fair coin. Games that share nothing
-are what Clopper-Pearson takes: unlike canaries of one run they prove any epsilon, if there are
-enough of them. The first quarter of the games says where to cut their scores, and is not counted;
-so the threshold is fixed before those that are.
+satisfy the assumptions of Clopper and Pearson: unlike canaries of one run, they prove any epsilon
+if there are enough of them. The first quarter of the games chooses the threshold and is not
+counted, so the threshold is fixed before the counted games.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ def count_confusion(
     delta: float,
     level: float,
 ) -> Table:
-    """How the guesses that count came out. scores, (games,): higher is surer of the model;
-    included: where it was.
+    """Return the confusion counts of the games that count.
 
-    Raises AuditError for too few games and for scores that are NaN.
+    Args:
+        scores: (games,) higher: more confident that the model was used.
+        included: (games,) whether the model was used.
+
+    Raises:
+        AuditError: for too few games and for scores that are NaN.
     """
     if scores.shape != included.shape or scores.ndim != 1 or len(scores) < FEWEST:
         raise AuditError(
@@ -58,7 +62,9 @@ def make_confusion_matrix(guessed: NDArray[np.bool_], included: NDArray[np.bool_
 
 
 def audit_games(games: Table, delta: float, level: float) -> Audited:
-    """What guesses that count prove, and what they would have proved, had all been right."""
+    """Return the epsilon that the counted guesses prove, and the epsilon they would have proved if
+    all had been right.
+    """
     tp, fn, fp, tn = games
     played = tp + fn + fp + tn
     proved = epsilon_clopper_pearson(tp, fn, fp, tn, delta, level)
@@ -69,8 +75,8 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
 def _choose_best_threshold(
     scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float
 ) -> float:
-    """The one that would have proved most on these games, counted as if there were as many as will
-    count.
+    """Return the threshold that proves most on these games, counted as if there were as many as
+    will count.
     """
     if included.all() or not included.any():
         # one side alone teaches nothing: no game is then guessed to be with the model
@@ -90,8 +96,8 @@ def _choose_best_threshold(
 
 
 def _select_candidate_thresholds(scores: NDArray[np.float64]) -> Sequence[float]:
-    """Up to so many of these scores, close together at both ends, where little of the probability
-    says most.
+    """Return at most `_THRESHOLDS` / 2 of these scores, dense at both ends, where little
+    probability says most.
     """
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1

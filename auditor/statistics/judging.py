@@ -1,4 +1,4 @@
-"""Guesses held against answers, secret by secret; and which secrets an attacker all but knew."""
+"""Compare guesses with answers, secret by secret, and find secrets that an attacker nearly knew."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ _TRAITS = ("rank", "count", "min_log_prob", "passed_over", "lead")
 
 
 def _compute_guess_traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
-    """What tells right from wrong guesses (Ethicist, Table 4 and Figures 6 and 7), a number a
-    secret.
+    """Return the traits that distinguish right from wrong guesses (Ethicist, Table 4 and Figures 6
+    and 7), a number per trait.
 
-    rank: place of the true suffix among the candidates, from 1, infinite where it is none of them;
-    count: how many of the samples the first guess was; min_log_prob: of its least likely token,
-    nats; passed_over: whether some other candidate is more likely as a whole than the first guess;
-    lead: tokens of the first guess that are right before its first wrong one.
+    rank: place of the true suffix among the candidates, from 1, infinite if it is not among them;
+    count: number of samples equal to the first guess; min_log_prob: log-probability of its least
+    likely token, nats; passed_over: whether another candidate is more likely as a whole than the
+    first guess; lead: right tokens of the first guess before its first wrong token.
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)

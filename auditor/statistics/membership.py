@@ -113,11 +113,11 @@ def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
 
 
 def has_both_model_kinds(saw: NDArray[np.bool_]) -> bool:
-    """Whether every record has reference models that saw it and ones that did not. saw: (records,
-    models).
+    """Return whether every record has reference models that saw it and models that did not. saw:
+    (records, models).
 
-    For all records or for none: were it asked record by record, who was ever put into training
-    would tell.
+    The answer is for all records together: if it were per record, it would reveal which records
+    were ever put into training.
     """
     return bool(saw.any(1).all() and (~saw).any(1).all())
 

@@ -1,9 +1,9 @@
-"""Which texts are near which others, by token edits, without comparing all with all. Knows no
-secrets.
+"""Find pairs of texts that are near in token edits, without comparing every pair. This module knows
+no secrets.
 
-Cut a text into d + 1 pieces: whatever is within d edits of it holds one of them whole, near its
-place (Li et al. 2011, PASS-JOIN). Only texts that do are compared, exactly: no pair is missed, and
-none is found that is not near.
+If a text is cut into d + 1 pieces, every text within d edits contains a piece unchanged, near its
+place (Li et al. 2011, PASS-JOIN). Only such texts are compared, exactly: no near pair is missed,
+and no other pair is returned.
 """
 
 from __future__ import annotations

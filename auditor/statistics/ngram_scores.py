@@ -1,9 +1,9 @@
-"""How likely texts are under the n-grams of others, and how alike they are: membership scores
-without any model.
+"""Score membership without a model: how likely texts are under the n-grams of others, and how
+similar they are.
 
-Texts are word ids, above 0. Scores are means over a text's words, in nats; a higher one is surer
-that what wrote the others has seen it. Knows no members: a reference is made of other records,
-whoever they are.
+Texts are word ids above 0. Scores are means over the words of a text, in nats; a higher score means
+more confidence that the source of the other texts saw it. This module knows no members: a reference
+is made of other records, members or not.
 """
 
 from __future__ import annotations
@@ -83,8 +83,10 @@ class NGramCounts:
 
 
 def _hash_ngrams(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
-    """By order k from 1, hashes of the k - 1 words before each word, and of these with it; 0s stand
-    before a text.
+    """Return, for each order k from 1, the hashes of the k - 1 words before each word, and of these
+    words with it.
+
+    Zeros precede each text.
     """
     padded = [np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts]
     words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
@@ -114,7 +116,9 @@ def _look_up_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
 
 
 def average_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
-    """(texts,): means of what stands word by word, one text behind the other; 0 of an empty text."""
+    """Return (texts,) the mean of the word values of each text, given for all texts in sequence; 0
+    for an empty text.
+    """
     lengths = np.array([len(text) for text in texts])
     owner = np.repeat(np.arange(len(texts)), lengths)
     return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)

@@ -126,13 +126,14 @@ def compute_one_run_p_value(
     delta: float,
     enough: float = 1.0,
 ) -> float:
-    """How likely guesses as good as these are under (epsilon, delta)-DP, at most.
+    """Return an upper bound on the probability of guesses as good as these under (epsilon,
+    delta)-DP.
 
-    enough: the caller asks only on which side of it the p-value lies; where that is plain, a bound
-    of it is returned.
+    enough: the caller only asks on which side of it the p-value is; if that is clear early, a bound
+    of the p-value is returned.
 
-    The statistic is min_r P[Binomial(r, p) >= v(r)]. How likely so small a one is follows from the
-    counts of one row of independent coins, step by step from the surest.
+    The statistic is min_r P[Binomial(r, p) >= v(r)]. The probability of a value this small follows
+    from the counts of one row of independent coins, step by step from the surest guess.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -144,10 +145,10 @@ def compute_one_run_p_value(
 
 
 def find_refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
-    """How many of the surest guesses must be right to refute (epsilon, delta)-DP: of each of
-    `list_guess_counts`.
+    """Return how many of the surest guesses must be right to refute (epsilon, delta)-DP, for each
+    of `list_guess_counts`.
 
-    r + 1 where not even r of r do.
+    The count is r + 1 if not even r right guesses of r refute it.
     """
     counts = list_guess_counts(m)
     p = 1 / (1 + math.exp(-epsilon))
@@ -277,8 +278,8 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
     """The mu below which mu-GDP is refuted; 0 where none is."""
 
     def falsified(mu: float) -> bool:
-        """Whether P[v right of r] >= level can be under no mechanism of this trade-off (formulas.md
-        A10).
+        """Return whether P[v right of r] >= level is impossible under every mechanism of this
+        trade-off (formulas.md A10).
         """
         # both only grow
         right = level * v / m

@@ -1,8 +1,9 @@
-"""How well scores tell members from non-members: AUC and true-positive rates at a false-positive
-rate, with intervals.
+"""Measure how well scores distinguish members from non-members: AUC and true-positive rates, with
+intervals.
 
-Higher scores are surer. `own`: (members,) scores, `others`: (non-members,). Ties never flatter:
-half a win in an AUC, and in a rate no member counts that is not above the threshold.
+Higher scores are more confident. `members`: (members,) scores, `others`: (non-members,) scores.
+Ties never flatter: a tie is half a win in an AUC, and a rate counts only members above the
+threshold.
 """
 
 from __future__ import annotations
@@ -183,13 +184,13 @@ class TprAtThreshold:
 
 
 def count_allowed_false_positives(nonmembers: int, rate: float) -> int:
-    """How many of these non-members may be above the threshold; -1: none of their scores will do
-    for one.
+    """Return how many of these non-members may be above the threshold; -1 if none of their scores
+    is a valid threshold.
 
-    The k-th highest of n exchangeable scores is exceeded by another one with probability k / (n +
-    1) at most, so that k = floor((n + 1) rate), and k - 1 are above it (conformal prediction: Vovk
-    et al. 2005). With the next lower score, where k of n are above it, the rate of others is (k +
-    1) / (n + 1): of 100 non-members twice the 1% it is read at.
+    The k-th highest of n exchangeable scores is exceeded by another score with probability at most
+    k / (n + 1). So k = floor((n + 1) rate), and k - 1 scores are above it (conformal prediction:
+    Vovk et al. 2005). With the next lower score, k of n are above it and the rate for other records
+    is (k + 1) / (n + 1): with 100 non-members twice the nominal 1%.
     """
     # a product that should be whole may come out just below
     return int((nonmembers + 1) * rate + _ROUNDING) - 1
@@ -240,8 +241,8 @@ def estimate_tpr(name: str, members: Floats, others: Floats, rate: float) -> Mea
 
 
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
-    """What stands behind a rate: counts, the threshold, how many non-members pass it, and how many
-    of others may.
+    """Return the counts of a rate in words: members above the threshold, non-members above it, and
+    the possible rate of others.
     """
     worst = clopper_pearson(tpr.false, tpr.nonmembers)[1]
     at = f"{tpr.found}/{tpr.members} above {tpr.threshold:.4g}"
@@ -338,7 +339,9 @@ def estimate_partial_auc(
     others: Floats,
     below: float,
 ) -> Measurement | None:
-    """None where there are too few non-members for a threshold of that rate."""
+    """Return the partial AUC with its interval; None if there are too few non-members for a
+    threshold of that rate.
+    """
     if len(others) < count_nonmembers_for_threshold(below):
         return None
     return make_measurement(
@@ -379,8 +382,9 @@ def _mark_members_possibly_above(
     rate: float,
     share: float,
 ) -> tuple[NDArray[np.bool_], float]:
-    """As `_mark_members_surely_above`, of a threshold seldom too high: the k-th score where k or
-    more pass the true one.
+    """Mark members above a threshold that is seldom too high; see `_mark_members_surely_above`.
+
+    Too high is the k-th highest score if k or more pass the true threshold.
     """
     n = len(others)
     k = int(binom.isf(share, n, rate)) + 1  # the smallest with P[B >= k] at most share

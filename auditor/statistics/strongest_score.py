@@ -52,10 +52,11 @@ class CandidateScore:
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Who is a member, (records,); by group of copies its members, (records,) each; unit:
-    (records,) what is resampled.
+    """Scored records: members, (records,); members of each group of copies, (records,) each; and
+    the unit of resampling.
 
-    unit: a code of the person or document that a record belongs to; None: each record by itself.
+    unit: (records,) a code of the person or document that a record belongs to; None: each record by
+    itself.
     """
 
     member: Mask
@@ -218,11 +219,10 @@ def _estimate_corrected_aucs(
 
 @dataclass(frozen=True)
 class StrongestScore:
-    """What a row says of its strongest score: its values, (records,), its numbers, and its AUC by
-    copies.
+    """The strongest score of a row: its values, (records,), its measurements, and its AUC by number
+    of copies.
 
-    corrected: the AUC of every score of the row, with the interval that holds for all of them
-    together.
+    corrected: the AUC of every score of the row, with intervals that hold for all of them together.
     """
 
     values: Floats

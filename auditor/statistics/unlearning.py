@@ -1,5 +1,5 @@
-"""What is left of records that a model was to forget: one number of one group of secrets in the
-models around it.
+"""Measure what remains of records that a model was to forget: one number of one group of secrets,
+in related models.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How much is still to come: what species that no draw has shown yet amount to, by how often the
-others were seen.
+"""Estimate how many species no draw has shown yet, from how often the others were seen.
 
 A draw shows several species, one or none (incidence data): here the training records that a
-generation holds. What is to come is worked out from those seen in one draw alone, and in two;
-nothing is assumed about how likely each is.
+generation contains. The estimate uses species seen in exactly one draw and in exactly two; it
+assumes nothing about how likely each species is.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ def estimate_species_richness(
     draws: int,
     most: int,
 ) -> Measurement | None:
-    """How many species there are to be seen, at least, of no more than `most`; None where none was
+    """Return a lower estimate of the number of species, of at most `most`; None if no species was
     seen.
 
-    Chao 1987 (incidence): S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, in the form without
-    bias. It is a lower bound of their number, met where those unseen are about as likely as those
-    seen once. Interval: log-normal in the unseen (Chao 1987), in whole species; where none are
-    unseen, by the chance to miss one seen as often.
+    Chao 1987 (incidence): S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, in the unbiased form. It
+    is a lower bound of the number, reached if unseen species are about as likely as those seen
+    once. Interval: log-normal in the unseen (Chao 1987), in whole species; if none are unseen, from
+    the probability of missing a species seen as often.
     """
     if not len(counts):
         return None
