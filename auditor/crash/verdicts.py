@@ -79,8 +79,10 @@ class WatchedTrainings:
     @property
     def observed_sampling_rate(self) -> float:
         """How often a record was read in a step."""
-        seen = sum(len(step.records) for step in self.steps_but_first_of_each_training)
-        return min(1.0, max(seen / max(1, self.first_training.n * len(self.steps_but_first_of_each_training)), 1e-9))
+        # Allocation reads each record equally often only over whole trainings: without first steps it is a pass more.
+        steps = self.steps if self.claim.sampling == "allocation" else self.steps_but_first_of_each_training
+        seen = sum(len(step.records) for step in steps)
+        return min(1.0, max(seen / max(1, self.first_training.n * len(steps)), 1e-9))
 
     @property
     def sampling_rate_standard_error(self) -> float:

@@ -323,6 +323,18 @@ def test_records_that_divide_their_bound_otherwise_among_tensors_reach_no_farthe
     assert reaches.is_clipped_by_tensors(by_tensors.steps, {name: by_tensors.noise_shares[name] for name in SIZES})
 
 
+def test_random_allocation_reads_each_record_as_often_as_claimed() -> None:
+    """In two of 20 steps, by a first step of few records: the later ones alone would round up to a third pass."""
+    rng = np.random.default_rng(0)
+    sizes = [1, *[5] * 19]
+    drawn = [tuple(range(size)) for size in sizes]
+    steps = [replace(step(rng), records=records, passes=(records,)) for records in drawn]
+    told = replace(CLAIM, sampling="allocation", sample_rate=0.1)
+    honest = WatchedTrainings(told, (TrainingTrace(N, steps),), trace(0))
+    assert honest.observed_sampling_rate == pytest.approx(0.1)
+    assert honest.epsilon_with_noise_multiplier(1.0) == told.implied_epsilon()
+
+
 def test_a_tensor_of_less_noise_than_its_gradients_need_shows_as_reach() -> None:
     """The whole gradient clipped to 1, which lies in the tensor with half of the others' noise."""
     rng = np.random.default_rng(0)
