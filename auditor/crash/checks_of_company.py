@@ -15,6 +15,7 @@ from scipy import stats
 
 from auditor.crash.training_specimen import Record, make_company_specimen
 from auditor.crash.verdicts import (
+    SHARE,
     UNKNOWN,
     Array,
     LoopCheck,
@@ -50,6 +51,9 @@ def check_gradient_depends_on_company(runs: WatchedTrainings) -> LoopCheck:
     unit = runs.claim.noise_multiplier
     needed = standard_errors_a_loop_check_detects(len(fits)) * error * unit
     would += f" (1), or {needed:.2f} of that"
+    if needed > 1 and slope / error < float(stats.norm.isf(SHARE / len(fits))):
+        said = "gradients are too short next to the noise to show whether they follow other texts' lengths"
+        return LoopCheck(OWN_GRADIENT, UNKNOWN, said, would)
     return loop_check_from_p_value(
         OWN_GRADIENT, min(1.0, len(fits) * float(stats.norm.sf(slope / error))),
         f"a record's gradient is weighed by its tokens over those of {company}: one record moves the others' gradients",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.crash import checks, checks_of_noise, checks_of_sensitivity, claim, reaches, watch
+from auditor.crash import checks, checks_of_company, checks_of_noise, checks_of_sensitivity, claim, reaches, watch
 from auditor.crash.checks_of_noise import check_training_reveals_record_count
 from auditor.crash.claim import LoopClaim
 from auditor.crash.trial import CrashTest, ObservedLoop, observed_loop_of_watched_trainings
@@ -321,6 +321,16 @@ def test_records_that_divide_their_bound_otherwise_among_tensors_reach_no_farthe
         assert not reaches.is_clipped_by_tensors(steps, {})
     by_tensors = in_groups(0, 1.0, signals)
     assert reaches.is_clipped_by_tensors(by_tensors.steps, {name: by_tensors.noise_shares[name] for name in SIZES})
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(0.1, NO_FAULT), (0.5, UNKNOWN)])
+def test_gradients_too_short_to_show_company_are_no_evidence(
+    error: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At an error of a half, a mean over the batch's tokens (1) would be missed in most trainings."""
+    monkeypatch.setattr(checks_of_company, "_fit_weight_of_company", lambda *given: (0.05, error))
+    given = replace(runs(), company=(trace(3),))
+    assert checks_of_company.check_gradient_depends_on_company(given).verdict == verdict
 
 
 def test_random_allocation_reads_each_record_as_often_as_claimed() -> None:
