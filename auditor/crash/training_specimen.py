@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -186,3 +189,23 @@ def padded_specimen_token_ids(records: list[Record], wanted: list[int]) -> Tenso
     rows = [records[i]["input_ids"] for i in wanted]
     width = max(map(len, rows))
     return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
+
+
+@contextmanager
+def empty_draws_context(n: int) -> Iterator[None]:
+    """Let every fourth of torch's draws of n uniform numbers be of numbers just below 1: Poisson sampling draws nobody.
+
+    That is a draw that the sampling may make, so what the training does on it is its own doing.
+    """
+    draw, count = torch.rand, 0
+
+    def draw_nobody(*size: Any, **more: Any) -> Tensor:
+        nonlocal count
+        numbers: Tensor = draw(*size, **more)
+        if numbers.shape != (n,):
+            return numbers
+        count += 1
+        return numbers.fill_(1 - 2**-20) if count % 4 == 0 else numbers
+
+    with patch.object(torch, "rand", draw_nobody):
+        yield

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -102,6 +101,7 @@ class StepWatch:
         self._read: list[int] = []
         self._passes: list[tuple[int, ...]] = []
         self._foreign = 0
+        self._stepping: torch.optim.Optimizer | None = None  # whose step has begun and not ended
         self._after: list[Tensor] = []  # the weights, (d,), behind each step
         self._parameters = list(model.parameters())
         self._gradients: SpecimenRecordGradients | None = None
@@ -185,6 +185,9 @@ class StepWatch:
         processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if processes > 1:
             raise AuditError(f"the training runs in {processes} processes, of which one is watched: run it in one")
+        if self._stepping is optimizer:
+            self._take_back_outer_step()
+        self._stepping = optimizer
         read, passes, foreign = tuple(self._read), tuple(self._passes), self._foreign
         self._read, self._passes, self._foreign = [], [], 0
         taken = {name: value.detach().double().flatten() for name, value in own.items()}
@@ -203,7 +206,17 @@ class StepWatch:
         if len(self.trace.steps) == self._most:
             raise _EnoughSteps
 
+    def _take_back_outer_step(self) -> None:
+        """Forget a step that calls its base class's: a subclass may clip and add noise before that."""
+        outer = self.trace.steps.pop()
+        self.trace.released.pop()
+        self.trace.overflowed = [each for each in self.trace.overflowed if each[0] != len(self.trace.steps)]
+        self._read = [*outer.records, *self._read]
+        self._passes = [*outer.passes, *self._passes]
+        self._foreign += outer.foreign
+
     def _record_weights_after_step(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepping = None
         if len(self._after) < len(self.trace.steps):
             self._after.append(self._flattened_weights())
         elif self._after:  # an optimizer that calls another: the outer one ends later
@@ -336,7 +349,7 @@ def run_watched_training(
     training: how many came before it, which says which of our models and records it gets.
     chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps, after which it is
     ended, and returns None. replayed: as in `StepWatch`. other_last: the last record has its words in another order.
-    specimen: the model and records it gets, whatever its number. empty_draws: as in `_empty_draws_context`.
+    specimen: the model and records it gets, whatever its number. empty_draws: as in `empty_draws_context`.
 
     Raises AuditError where it reads none of its records, takes no step that is seen, gives back another model, or lasts
     too long. Processes that it started and left are ended with it.
@@ -353,7 +366,7 @@ def run_watched_training(
     # Shallow copies: keys that a training adds to its records stay its own.
     given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
-    draws = _empty_draws_context(n) if empty_draws else contextlib.nullcontext()
+    draws = training_specimen.empty_draws_context(n) if empty_draws else contextlib.nullcontext()
     watched = watch.install_hooks_temporarily()
     with watched, _training_time_limit_context(until), contextlib.suppress(_EnoughSteps), draws:
         returned = train(model, given)
@@ -369,26 +382,6 @@ def run_watched_training(
     if isinstance(back, nn.Module) and not {id(p) for p in back.parameters()} & {id(p) for p in model.parameters()}:
         raise AuditError("expected `train` to return the model that it is given, trained; it returned another one")
     return trace, returned
-
-
-@contextmanager
-def _empty_draws_context(n: int) -> Iterator[None]:
-    """Let every fourth of torch's draws of n uniform numbers be of numbers just below 1: Poisson sampling draws nobody.
-
-    That is a draw that the sampling may make, so what the training does on it is its own doing.
-    """
-    draw, count = torch.rand, 0
-
-    def draw_nobody(*size: Any, **more: Any) -> Tensor:
-        nonlocal count
-        numbers: Tensor = draw(*size, **more)
-        if numbers.shape != (n,):
-            return numbers
-        count += 1
-        return numbers.fill_(1 - 2**-20) if count % 4 == 0 else numbers
-
-    with patch.object(torch, "rand", draw_nobody):
-        yield
 
 
 class _EnoughSteps(BaseException):

@@ -35,7 +35,7 @@ from auditor.crash.claim import LoopClaim
 from auditor.crash.training_specimen import SpecimenRecordGradients
 from auditor.crash.trial import CrashTest, ObservedLoop, bound_loop_epsilon_by_membership_guesses, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
-from auditor.crash.watch import _project_out_record_gradients
+from auditor.crash.watch import _project_out_record_gradients, run_watched_training
 from auditor.privacy import gaussian
 from tests.conftest import refuses
 from validation.trust import loop_faults, loop_plain
@@ -178,6 +178,23 @@ def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> Non
     assert honest.epsilon < honest.claimed == LoopClaim.from_stated_claim(loop_plain.CLAIM).implied_epsilon()
     assert honest.canaries == broken.canaries == training_specimen.RECORDS and broken.right >= broken.guesses - 2
     assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
+
+
+def test_a_step_that_calls_its_base_class_counts_once_with_the_gradient_that_is_used() -> None:
+    """As of pyvacy's DPSGD, which clips and adds noise in `step`; torch hooks the base class's step as well."""
+
+    class Shifting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for p in self.param_groups[0]["params"]:
+                p.grad.fill_(7.0)
+            return super().step(closure)
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    train = loop_plain.plain(steps=3, make_optimizer=lambda self, parameters, rate: Shifting(parameters.values(), rate))
+    trace, _ = run_watched_training(train, 1, 12, math.inf)
+    assert len(trace.steps) == len(trace.released) == 3
+    assert all(bool((value == 7.0).all()) for released in trace.released for value in released.values())
+    assert any(step.records for step in trace.steps)
 
 
 def test_a_training_in_several_processes_is_refused() -> None:
