@@ -109,6 +109,7 @@ class StepWatch:
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
         """Watches what runs in it; its hooks are taken off at the end, whatever happens."""
+        _let_hooks_see_base_steps()
         hooks = [
             self._model.register_forward_pre_hook(self._note_records_of_forward_pass, with_kwargs=True),
             self._model.register_forward_hook(self._record_logits_of_batch, with_kwargs=True),
@@ -279,6 +280,14 @@ class StepWatch:
             noise=left.numpy(), spread=spread.numpy(), shapes=shapes, foreign=foreign,
             tensor_grams=grams.numpy(), tensor_products=products.numpy(),
         )  # fmt: skip
+
+
+def _let_hooks_see_base_steps() -> None:
+    """Let hooks see the steps of torch's optimizers, as once one was made: a subclass may add noise before it."""
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and "step" in vars(kind) and not hasattr(kind.step, "hooked"):
+            kind.step = torch.optim.Optimizer.profile_hook_step(kind.step)
+            kind.step.hooked = True
 
 
 def copy_watched_model_without_hooks(model: nn.Module) -> nn.Module:
