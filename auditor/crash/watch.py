@@ -204,8 +204,6 @@ class StepWatch:
         for name, value in self._replayed[at].items() if at < len(self._replayed) else ():
             if name in own:
                 own[name].copy_(value)  # in place: the optimizer reads this tensor behind the hook
-        if len(self.trace.steps) == self._most:
-            raise _EnoughSteps
 
     def _take_back_outer_step(self) -> None:
         """Forget a step that calls its base class's: a subclass may clip and add noise before that."""
@@ -222,6 +220,8 @@ class StepWatch:
             self._after.append(self._flattened_weights())
         elif self._after:  # an optimizer that calls another: the outer one ends later
             self._after[-1] = self._flattened_weights()
+        if len(self.trace.steps) == self._most:
+            raise _EnoughSteps
 
     def _flattened_weights(self) -> Tensor:
         return torch.cat([value.detach().flatten() for value in self._parameters])

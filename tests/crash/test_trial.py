@@ -194,6 +194,8 @@ def test_a_step_that_calls_its_base_class_counts_once_with_the_gradient_that_is_
     assert len(trace.steps) == len(trace.released) == 3
     assert all(bool((value == 7.0).all()) for released in trace.released for value in released.values())
     assert any(step.records for step in trace.steps)
+    first = run_watched_training(train, 1, 12, math.inf, most=1)[0]
+    assert bool((first.released[0]["lm_head.weight"] == 7.0).all()) and len(first.steps) == 1
 
 
 def test_a_training_in_several_processes_is_refused() -> None:
