@@ -181,7 +181,7 @@ class AuditCallback(TrainerCallback):
             self.notes = (NOT_CHECKED,)
             logging.getLogger(__name__).warning("audit: %s", NOT_CHECKED)
         else:
-            self.notes = preflight.preflight_sentences_about_secrets(training, sought)
+            self.notes = preflight.describe_secret_coverage(training, sought)
         self._measure_and_log(state.global_step)
 
     def on_step_end(

@@ -13,7 +13,7 @@ from faker import Faker
 from auditor.benchmarks.lab_recipe import BaseLabRecipe, LabRecipe, lab_canary_text
 from auditor.core.nouns import Mark
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.members import assign_records_to_member_shards
+from auditor.training.members import assign_member_shards
 
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -42,7 +42,7 @@ class LabTrainingTexts:
     def texts_by_ensemble_member(self) -> list[list[str]]:
         """What each member of the ensemble is trained on."""
         copies = self.private_text_copies()
-        return [[copies[i] for i in chosen] for chosen in assign_records_to_member_shards(copies, self.recipe.members)]
+        return [[copies[i] for i in chosen] for chosen in assign_member_shards(copies, self.recipe.members)]
 
     def texts_by_reference_model(self, count: int) -> list[list[str]]:
         """What each of so many reference models is trained on: all that is not attacked, and half of what is.

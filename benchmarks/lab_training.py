@@ -40,12 +40,17 @@ from auditor.plugins.trainer import (
 )
 from auditor.privacy import gradient_canaries, promises
 from auditor.training import loss_masks
-from auditor.training.finetune import FineTuningRecipe, causal_loss, fine_tune_on_packed_blocks, make_untrained_gpt_neox
+from auditor.training.finetune import (
+    FineTuningRecipe,
+    compute_causal_loss,
+    make_untrained_gpt_neox,
+    train_packed_blocks,
+)
 from auditor.training.members import (
     LoraAdapterRecipe,
     MemberToTrain,
     add_lora_adapter,
-    folder_of_trained_member,
+    get_member_folder,
     train_private_members,
 )
 from auditor.training.variants import FineTuning
@@ -118,8 +123,7 @@ class LabTraining:
 
     def train_ensemble_members(self, path: Path, only: int | None = None) -> None:
         folders = [
-            (folder_of_trained_member(path, index), texts)
-            for index, texts in enumerate(self.texts.texts_by_ensemble_member())
+            (get_member_folder(path, index), texts) for index, texts in enumerate(self.texts.texts_by_ensemble_member())
         ]
         self._train_adapters("ensemble member", "lora", folders, only)
 
@@ -286,9 +290,9 @@ class LabTraining:
         self.fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
 
     def fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
-        """other: the rate, the batch, the block and further options of `fine_tune_on_packed_blocks`."""
+        """other: the rate, the batch, the block and further options of `train_packed_blocks`."""
         with threads.limit_torch_threads(self.threads):
-            fine_tune_on_packed_blocks(
+            train_packed_blocks(
                 model,
                 self._sequences_with_loss_mask(texts),
                 epochs=epochs,
@@ -311,7 +315,7 @@ class LabTraining:
 
     def _sequences_with_loss_mask(self, texts: Sequence[str]) -> list[Tokens]:
         """What is trained on, tokens without a loss as `training.loss_masks` writes them."""
-        return [loss_masks.tokens_with_loss_mask(record) for record in self._training_records(texts)]
+        return [loss_masks.apply_loss_mask(record) for record in self._training_records(texts)]
 
 
 def train_lab_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
@@ -342,4 +346,4 @@ def load_audit_canary_manifest(path: Path) -> AuditCanaryManifest:
 def bfloat16_lab_causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """The model's own loss, its matrix products in bfloat16 where the processor has them; weights stay in float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
-        return causal_loss(model, blocks)
+        return compute_causal_loss(model, blocks)

@@ -34,7 +34,7 @@ def write_reduced_data_kept_by_trainer(
     """
     texts, _ = read_texts_and_units(data, text_column)
     rows = rows_repeated_by_count(row_repeat_counts(read_record_table("--data", data, COLUMNS)))
-    kept, told = trainer.choose_records_to_keep([data_row_as_plain_text(text) for text in texts])
+    kept, told = trainer.choose_records([data_row_as_plain_text(text) for text in texts])
     # What is kept are copies, counted through all of them: back to the rows that they are of.
     left = Counter(rows[i] for i in kept)
     if not left:

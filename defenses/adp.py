@@ -19,9 +19,9 @@ from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
     Normalisation,
     check_clipping_share_options,
-    clipping_share_of_each_example,
-    log_perplexities_by_public_model,
-    normalise_perplexities_among_records,
+    compute_clipping_shares,
+    compute_log_perplexities,
+    scale_perplexities_within_data,
 )
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ class Adp(PrivateTraining):
     noise_changes: ClassVar[str] = "Gaussian noise as it adapts: less where a public model finds the batch common"
     normalise: Normalisation = "min-max"
 
-    def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         # Over the data set, so that each rho depends on all records: promised nothing for this too (formulas B4 (iii)).
-        rho = normalise_perplexities_among_records(
-            log_perplexities_by_public_model(job.public, examples), self.normalise
-        )
+        rho = scale_perplexities_within_data(compute_log_perplexities(job.public, examples), self.normalise)
         judged = np.concatenate([rho, np.ones(self.gradient_canaries)])  # a canary is as private as can be
         return UnitTreatment(
             # units: those of a batch, by index; gradient canaries are numbered after the records.
@@ -54,11 +52,11 @@ class Adp(PrivateTraining):
             details=(("privacy_probability_mean", float(rho.mean())), ("judged_private", float((rho > 0.5).mean()))),
         )
 
-    def privacy_record_of_training(
+    def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
         """No guarantee, and what a data-independent noise scale of gamma's size would give (formulas B4)."""
-        would_be = super().privacy_record_of_training(trained, judgement, terms)
+        would_be = super().make_privacy_record(trained, judgement, terms)
         if not trained.moved:
             return would_be
         gammas = np.array(trained.noise_scales)
@@ -109,12 +107,12 @@ class AdpSound(PrivateTraining):
     def _clipping_share_options(self) -> tuple[float, float, float]:
         return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
-    def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         # No share is above 1, so no unit adds more than C: the noise of dp-sgd is enough (formulas B4, variant B).
-        return UnitTreatment(shares=clipping_share_of_each_example(job.public, examples, *self._clipping_share_options))
+        return UnitTreatment(shares=compute_clipping_shares(job.public, examples, *self._clipping_share_options))
 
-    def recipe_details_to_record(self) -> dict[str, float]:
-        return {**super().recipe_details_to_record(), "kappa_least": self.kappa_least}
+    def collect_recipe_details(self) -> dict[str, float]:
+        return {**super().collect_recipe_details(), "kappa_least": self.kappa_least}
 
     def no_noise_control(self) -> NoNoise:
         kappa, lowest, highest = self._clipping_share_options

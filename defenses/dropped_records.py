@@ -34,7 +34,7 @@ class CopyCap(DataVariant):
         super().__post_init__()
         require_options_at_least(self, 1, "most")
 
-    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
+    def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
         seen, left = Counter[str](), list[int]()
         for index, text in enumerate(texts):
             seen[text] += 1
@@ -46,7 +46,7 @@ class CopyCap(DataVariant):
             f"of {over:,} texts: {len(left):,} are left"
         )
 
-    def copies_left_of_record(self, copies: int) -> int:
+    def count_remaining_copies(self, copies: int) -> int:
         return min(copies, self.most)
 
 
@@ -75,7 +75,7 @@ class Dedup(DataVariant):
         if not 0 < self.threshold <= 1:
             raise AuditError(f"expected threshold in (0, 1], got {self.threshold}")
 
-    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
+    def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
         first: dict[str, int] = {}
         for index, text in enumerate(texts):
             first.setdefault(text, index)
@@ -85,7 +85,7 @@ class Dedup(DataVariant):
         told = f"of {len(texts):,} records {exact:,} exact copies{also} were dropped: {len(left):,} are left"
         return [first[text] for text in left], told
 
-    def copies_left_of_record(self, copies: int) -> int:
+    def count_remaining_copies(self, copies: int) -> int:
         return min(copies, 1)
 
 
@@ -171,7 +171,7 @@ class DropRecords(DataVariant):
             raise AuditError(f"expected -D listed= as a folder whose shard.json names records, got {self.listed!r}")
         return frozenset(found)
 
-    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
+    def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
         # A shard.json names a record by the digest of its text.
         names, copies = self._listed_record_names(), Counter(texts)
         gone = {
@@ -185,6 +185,6 @@ class DropRecords(DataVariant):
             f"{len(left):,} are left"
         )
 
-    def copies_left_of_record(self, copies: int) -> int | None:
+    def count_remaining_copies(self, copies: int) -> int | None:
         """None where single records are listed: they were chosen by what the audit found of them."""
         return None if self.listed else (0 if copies >= self.times else copies)

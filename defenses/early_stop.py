@@ -19,12 +19,12 @@ from auditor.training import loss_masks
 from auditor.training.finetune import (
     FineTuningRecipe,
     StepwiseFineTuning,
-    make_causal_loss_with_autocast,
-    pack_into_blocks,
-    require_finite_weights,
-    trainable_parameters,
+    check_weights_finite,
+    list_trainable_parameters,
+    make_autocast_loss,
+    pack_blocks,
 )
-from auditor.training.members import inseparable_unit_of_each_record
+from auditor.training.members import name_inseparable_units
 from auditor.training.variants import Variant
 
 
@@ -55,7 +55,7 @@ class EarlyStop(Variant):
 
     def check(self, job: TrainingJob) -> None:
         super().check(job)
-        if not job.heldout and len(units := set(inseparable_unit_of_each_record(job.records))) < 2:
+        if not job.heldout and len(units := set(name_inseparable_units(job.records))) < 2:
             raise AuditError(
                 f"expected records of two users or texts at least to leave one out, got {len(units)}: give --heldout"
             )
@@ -64,7 +64,7 @@ class EarlyStop(Variant):
         """(learnt, held out)."""
         if job.heldout:
             return list(job.records), list(job.heldout)
-        units = inseparable_unit_of_each_record(job.records)
+        units = name_inseparable_units(job.records)
         # By hash, not by a draw: whether a unit is held out hardly depends on the others.
         by_hash = sorted(set(units), key=lambda unit: hashlib.sha256(unit.encode()).digest())
         # At least one unit is left to learn.
@@ -72,19 +72,19 @@ class EarlyStop(Variant):
         pairs = list(zip(units, job.records, strict=True))
         return [r for unit, r in pairs if unit not in out], [r for unit, r in pairs if unit in out]
 
-    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+    def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         learnt, heldout = self.split_learnt_and_heldout(job)
         left_out = f"left out of the {len(job.records):,} of the data by the hash of their text or user"
         whose = "of a file of their own" if job.heldout else left_out
         told = f"held out to choose by, and not trained on: {len(heldout):,} records, {whose}"
-        return [loss_masks.tokens_with_loss_mask(record) for record in learnt], (told,)
+        return [loss_masks.apply_loss_mask(record) for record in learnt], (told,)
 
-    def fit_model_to_sequences(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
-        parameters = trainable_parameters(model)
+    def fit_model(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
+        parameters = list_trainable_parameters(model)
         course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end)
         fitting = StepwiseFineTuning(parameters, sequences, course, keyed_random_generator("train", job.seed))
-        loss = make_causal_loss_with_autocast(job.half)
-        heldout = [loss_masks.tokens_with_loss_mask(record) for record in self.split_learnt_and_heldout(job)[1]]
+        loss = make_autocast_loss(job.half)
+        heldout = [loss_masks.apply_loss_mask(record) for record in self.split_learnt_and_heldout(job)[1]]
         look = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
         # A set: with more looks than steps several fall on one step.
@@ -96,12 +96,12 @@ class EarlyStop(Variant):
             losses, best = state["losses"], state["best"]
         device = next(iter(parameters.values())).device
         model.train()
-        while not fitting.is_done_with_all_epochs and not self._is_out_of_patience(losses):
-            loss(model, fitting.next_step_batch().to(device)).backward()
+        while not fitting.is_finished and not self._is_out_of_patience(losses):
+            loss(model, fitting.get_next_batch().to(device)).backward()
             fitting.step()
             if (fitting.steps or steps) not in at:  # `step` sets steps back to 0 at the end of an epoch
                 continue
-            require_finite_weights(parameters.values(), job.checkpoint)
+            check_weights_finite(parameters.values(), job.checkpoint)
             losses.append(look.loss())
             if losses[-1] < best["loss"]:
                 step = fitting.epochs * steps + fitting.steps
@@ -126,11 +126,11 @@ class _HeldoutLoss:
     """The mean held-out loss, nats a token, of the model as it stands."""
 
     def __init__(self, model: Any, sequences: Sequence[Tokens], job: TrainingJob, batch: int) -> None:
-        self.model, self.of = model, make_causal_loss_with_autocast(job.half)
-        blocks = pack_into_blocks(sequences, job.block, job.end, keyed_random_generator("held out", job.seed))
+        self.model, self.of = model, make_autocast_loss(job.half)
+        blocks = pack_blocks(sequences, job.block, job.end, keyed_random_generator("held out", job.seed))
         self.batches = blocks.split(batch)
         # A block's first token is predicted by nothing.
-        labels = [loss_masks.labels_of_loss_masked_rows(batch)[:, 1:] for batch in self.batches]
+        labels = [loss_masks.make_row_labels(batch)[:, 1:] for batch in self.batches]
         self.weights = [int((predicted != loss_masks.IGNORED).sum()) for predicted in labels]
         if not sum(self.weights):
             raise AuditError("expected held-out records with tokens that have a loss, got none")

@@ -39,7 +39,7 @@ class FreezeEmbeddings(Variant):
     title: ClassVar[str] = "Frozen embeddings"
     whole: ClassVar[bool] = True
 
-    def model_with_parameters_to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
+    def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = job.load()
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         embeddings.requires_grad_(False)
@@ -69,7 +69,7 @@ class Lora(Variant):
         super().__post_init__()
         require_options_at_least(self, 1, "rank", "alpha")
 
-    def model_with_parameters_to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
+    def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = add_lora_adapter(job.load(), LoraAdapterRecipe(self.rank, self.alpha, self.layers))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         share = trained / (model.num_parameters() - trained)  # it counts the adapter's too

@@ -39,8 +39,8 @@ class Goldfish(Variant):
             raise AuditError(f"expected k >= 2 (k=1 would leave no token to learn), got {self.k}")
         require_options_at_least(self, 1, "width")
 
-    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        before = [loss_masks.tokens_with_loss_mask(record) for record in job.records]
+    def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+        before = [loss_masks.apply_loss_mask(record) for record in job.records]
         after = [self.mask_dropped_tokens(sequence) for sequence in before]
         had, left = (sum(token >= 0 for sequence in some for token in sequence) for some in (before, after))
         if had and left == had:
@@ -55,7 +55,7 @@ class Goldfish(Variant):
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
             # Of the ids themselves: a passage is hashed alike whatever of it was masked before.
-            dropped = set(self._positions_dropped_by_hash(loss_masks.tokens_without_loss_mask(sequence)))
+            dropped = set(self._positions_dropped_by_hash(loss_masks.remove_loss_mask(sequence)))
         return tuple(~token if i in dropped and token >= 0 else token for i, token in enumerate(sequence))
 
     def _positions_dropped_by_hash(self, tokens: Tokens) -> Iterator[int]:

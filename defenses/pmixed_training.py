@@ -19,9 +19,9 @@ from auditor.training.members import (
     Layers,
     LoraAdapterRecipe,
     MemberToTrain,
-    assign_records_to_member_shards,
-    folder_of_trained_member,
-    inseparable_unit_of_each_record,
+    assign_member_shards,
+    get_member_folder,
+    name_inseparable_units,
     train_private_members,
 )
 
@@ -62,7 +62,7 @@ class PMixedTrainer(Trainer):
 
     def check(self, job: TrainingJob) -> None:
         # Units that share a record count as one: in two shards it would void the claim of each.
-        whole = set(inseparable_unit_of_each_record(job.records))
+        whole = set(name_inseparable_units(job.records))
         if len(whole) < self.members:
             raise AuditError(
                 f"expected at least one record or user for each of {self.members} members, got {len(whole)} that "
@@ -74,7 +74,7 @@ class PMixedTrainer(Trainer):
         self.check(job)
         base, units, given = (
             job.load(),
-            inseparable_unit_of_each_record(job.records),
+            name_inseparable_units(job.records),
             {record.unit for record in job.records},
         )
         members, whose = self._control_and_members(job), _protected_unit_name(job)
@@ -107,11 +107,9 @@ class PMixedTrainer(Trainer):
         members = [
             # By index, not by who is trained beside it: `train_one` gives the same weights.
             self._ensemble_member_of_records(
-                job, folder_of_trained_member(job.out, index), chosen, job.seed + index, "member", index
+                job, get_member_folder(job.out, index), chosen, job.seed + index, "member", index
             )
-            for index, chosen in enumerate(
-                assign_records_to_member_shards(inseparable_unit_of_each_record(job.records), self.members)
-            )
+            for index, chosen in enumerate(assign_member_shards(name_inseparable_units(job.records), self.members))
         ]
         everything = list(range(len(job.records)))
         whole = (
@@ -137,7 +135,7 @@ class PMixedTrainer(Trainer):
             together=together,
             stepped=partial(job.progress, f"{len(members)} adapters"),
             # With every member: whoever finds an interrupted ensemble finds what it is.
-            written=lambda member: write_ensemble_metadata(
+            on_written=lambda member: write_ensemble_metadata(
                 job.out, method=self.name, promise=_PROMISE, unit=_protected_unit_name(job), members=self.members
             ),
             checkpoint=checkpoint,
@@ -147,7 +145,7 @@ class PMixedTrainer(Trainer):
         self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int
     ) -> MemberToTrain:
         records = [job.records[i] for i in chosen]
-        tokens = [loss_masks.tokens_with_loss_mask(record) for record in records]
+        tokens = [loss_masks.apply_loss_mask(record) for record in records]
         return MemberToTrain(folder, [record.text for record in records], tokens, seed, ("train", job.seed, *key))
 
 

@@ -108,9 +108,9 @@ class PrivateTraining(PoissonTraining):
             if getattr(self, option):
                 raise AuditError(f"-D {option}= names a control of {self.name}, for audit run: audit train makes one")
 
-    def mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+    def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
         # Poisson sampling: each unit is in a batch with this chance, `batch` of them on average.
-        rate, steps = self.batch / units, self.planned_step_count(units)
+        rate, steps = self.batch / units, self.count_planned_steps(units)
         if not self.noise_multiplier:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
         sigma = self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rate, steps)
@@ -118,7 +118,7 @@ class PrivateTraining(PoissonTraining):
         base = read_privacy_record(Path(job.base)) if Path(job.base).is_dir() else None
         return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
 
-    def sampling_and_noise_key(self, job: TrainingJob) -> str:
+    def derive_randomness_key(self, job: TrainingJob) -> str:
         """What noise and batches are drawn from. A secret key is kept in the checkpoint alone, and cleared with it."""
         if self.noise == "seeded":
             return f"{self.name} {job.seed}"
@@ -130,7 +130,7 @@ class PrivateTraining(PoissonTraining):
         asked = math.inf if self.noise_multiplier or terms.base else self.epsilon
         return _Progress(job, terms, asked, not self.promises)
 
-    def privacy_record_of_training(
+    def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
@@ -165,7 +165,7 @@ class PrivateTraining(PoissonTraining):
             optimizer=self.optimizer,
             nominal={nominal: epsilon} if nominal else {},
             details={
-                **self.recipe_details_to_record(),
+                **self.collect_recipe_details(),
                 # What a clipped gradient may be too long by, rounded as it is (formulas D3).
                 SENSITIVITY: terms.clip * (1 + ROUNDING),
                 **dict(judgement.details),

@@ -11,7 +11,7 @@ from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.finetune import LARGEST
 from auditor.training.poisson import NonPrivateControl, UnitTreatment
-from auditor.training.rarity import check_clipping_share_options, clipping_share_of_each_example
+from auditor.training.rarity import check_clipping_share_options, compute_clipping_shares
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class NoNoise(NonPrivateControl):
     def control_clipping_norm(self) -> float:
         return self.clip
 
-    def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         # Nobody is clipped harder, so no public model is asked.
         if self.kappa_least == 1:
             return UnitTreatment()
         kappa = (self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
-        return UnitTreatment(shares=clipping_share_of_each_example(job.public, examples, *kappa))
+        return UnitTreatment(shares=compute_clipping_shares(job.public, examples, *kappa))
 
-    def recipe_details_to_record(self) -> dict[str, float]:
-        return {**super().recipe_details_to_record(), "kappa_least": self.kappa_least}
+    def collect_recipe_details(self) -> dict[str, float]:
+        return {**super().collect_recipe_details(), "kappa_least": self.kappa_least}

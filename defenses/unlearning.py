@@ -25,7 +25,7 @@ class GradientAscent(UnlearningTrainer):
     title: ClassVar[str] = "Gradient ascent"
     epochs: int = 3
 
-    def forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
+    def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         return log_probs.mean()  # minimised: the loss of these records goes up
 
 
@@ -46,6 +46,6 @@ class NPO(UnlearningTrainer):
         if not (math.isfinite(self.beta) and self.beta > 0):
             raise AuditError(f"expected beta > 0, got {self.beta:g}")
 
-    def forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
+    def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
         # Eq. 3: -2/beta E log sigmoid(-beta log(p / p_before)).
         return -2 / self.beta * logsigmoid(-self.beta * (log_probs - before)).mean()

@@ -72,7 +72,7 @@ def test_what_is_learnt_is_logged_beside_the_floor(trained: tuple[Trainer, Audit
     first, last = logged[0], logged[-1]
     assert last["audit/extraction_probability"] > 0.05 > 10 * first["audit/extraction_probability"]
     assert last["audit/loss_members"] < last["audit/loss_nonmembers"]
-    assert callback.notes[0] == "6 of 6 members stand in the training set, token by token"
+    assert callback.notes[0] == "6 of 6 members are in the training set, token by token"
     kept = list(csv.DictReader((out / "audit" / "curve.csv").read_text().splitlines()))
     assert [int(row["step"]) for row in kept] == [0, 20, 40, 60]
     assert "<svg" in (out / "audit" / "curve.svg").read_text()
@@ -232,8 +232,8 @@ def test_it_stops_where_it_is_told_to(base: Path, tmp_path: Path) -> None:
 
 def test_a_curve_of_nothing_is_refused_before_the_first_step(base: Path, tmp_path: Path) -> None:
     cases = [
-        ({"data": OTHERS}, "stand nowhere in its 6 rows"),
-        ({"data": MEMBERS[:4], "nonmembers": MEMBERS[4:]}, "2 of 2 stand in the training set"),
+        ({"data": OTHERS}, "are nowhere in its 6 rows"),
+        ({"data": MEMBERS[:4], "nonmembers": MEMBERS[4:]}, "2 of 2 are in the training set"),
     ]
     for asked, why in cases:
         made = trainer(base, tmp_path)
@@ -244,7 +244,7 @@ def test_a_curve_of_nothing_is_refused_before_the_first_step(base: Path, tmp_pat
     masked = trainer(base, tmp_path)
     masked.train_dataset = masked.train_dataset.map(lambda row: {"labels": [-100] * len(row["input_ids"])})
     masked.add_callback(AuditCallback(masked, data=MEMBERS))
-    with pytest.raises(AuditError, match="of all 6 members in the training set it is masked"):
+    with pytest.raises(AuditError, match="it is masked for all 6 members in the training set"):
         masked.train()
 
 
@@ -273,10 +273,9 @@ def test_a_training_set_is_searched_within_rows() -> None:
     assert found is not None and (found.rows, found.copies) == (3, 1)
     text = found.ids.tobytes()
     assert (
-        preflight._positions_of_tokens_in_training_set(text, (3, 4)) == [2, 13]
-        and preflight._positions_of_tokens_in_training_set(text, (6, 7)) == []
+        preflight._find_token_positions(text, (3, 4)) == [2, 13] and preflight._find_token_positions(text, (6, 7)) == []
     )
-    assert found.learnt.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
+    assert found.has_loss.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
     assert preflight.read_training_set([{"text": "x"}]) is None and preflight.read_training_set(iter(rows)) is None
 
 

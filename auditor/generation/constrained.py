@@ -73,7 +73,7 @@ class TokenGuide:
         start = space.state_after_text(self._head_text)
         if start is None:
             raise AuditError(
-                f"the tokenizer cannot reproduce texts of the format {space.format!r}: it changes them",
+                f"cannot draw texts of the format {space.format!r}: the tokenizer changes them",
             )
         self.start = start
 

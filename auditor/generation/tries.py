@@ -230,7 +230,7 @@ def compute_continuation_nlls(
 
 
 def add_tie_margin(nll: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the largest nll that counts as equal to this one.
+    """Return the largest nll that counts as a tie with each nll.
 
     Ties, and texts whose nll may differ by rounding only, count against exposure.
     """
@@ -421,7 +421,7 @@ def check_model_has_trie_tokens(model: LanguageModel, tree: Trie) -> None:
 def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     """Return, for each child of the nodes, the index of its parent in `node` and its own index.
 
-    A child's own index is in its level.
+    The child's index counts nodes of its level.
     """
     first = start[node]
     sizes = start[node + 1] - first

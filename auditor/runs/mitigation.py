@@ -87,7 +87,7 @@ class Mitigation:
     @property
     def copies_left_function(self) -> Callable[[int], int | None] | None:
         """A function from a record's copies to those that stay; None where all do."""
-        return self.trainer.copies_left_of_record if isinstance(self.trainer, DataVariant) else None
+        return self.trainer.count_remaining_copies if isinstance(self.trainer, DataVariant) else None
 
     @property
     def plan_of_second_audit(self) -> Plan:

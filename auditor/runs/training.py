@@ -282,7 +282,7 @@ def _training_records_of_conversations(
     for number, said in enumerate(talks):
         try:
             found = render_chat(tokenizer, said, form)
-            mask = found.learnt_token_mask(loss_on) if loss_on == "all" else _learnt_token_mask(found, loss_on)
+            mask = found.learnt_token_mask(loss_on) if loss_on == "all" else _read_learnt_mask(found, loss_on)
             learnt = None if all(mask) else mask
         except UnusableConversation as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
@@ -292,7 +292,7 @@ def _training_records_of_conversations(
     return records, (f"as --template {form.name_with_day}; loss on {loss_on}: {share:.0%} of the tokens", *remarks)
 
 
-def _learnt_token_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
+def _read_learnt_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     """Raises UnusableConversation where an answer that is to be learnt cannot be found."""
     if found.marked is None:
         for answer in found.answers:

@@ -15,7 +15,7 @@ from auditor.runs.forms import NamedForm
 from auditor.runs.own_site import OwnSite, load_deployed_form_of_target
 from auditor.runs.site import Site
 from auditor.runs.unlearning import BeforeUnlearning, RelearnedBaseline, RetrainedBaseline, UnlearningBaseline
-from auditor.training.unlearning import fine_tune_copy_to_relearn
+from auditor.training.unlearning import train_relearned_copy
 
 
 class UnlearningBaselines:
@@ -69,6 +69,6 @@ class UnlearningBaselines:
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
         progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._relearning_texts()
-        return fine_tune_copy_to_relearn(
+        return train_relearned_copy(
             model, texts, steps=steps, rate=self.rate, seed=seed, progress=lambda done: progress(done, steps)
         )

@@ -1,11 +1,13 @@
-"""Private fine-tuning by Opacus: per-sample gradients clipped, summed, noised; Poisson batches; checkpoints.
+"""Fine-tune privately with Opacus: clipped and noised gradients, Poisson batches, checkpoints.
 
-Knows token sequences, one mechanism and its steps. Does no accounting: epsilon follows from the noise multiplier, the
-sampling rate and the number of steps that `fit_privately` returns. Needs the `dp` extra.
+Handles token sequences, one mechanism and its steps. It does no accounting: epsilon follows from
+the noise multiplier, the sampling rate and the number of steps that `fit_privately` returns. Needs
+the `dp` extra.
 
-The noise is sigma times the sensitivity C (1 + ROUNDING), rounding included: a millionth of C, which is proved in
-`auditor/training/clipping.py`. Not covered by any epsilon: the loss that is shown while it trains, and that a record's
-own gradient, by float32 kernels, can differ in its last digits by which records are computed beside it.
+The noise is sigma times the sensitivity C (1 + ROUNDING); the rounding, a millionth of C, is proven
+in `auditor/training/clipping.py`. No epsilon covers two things: the training loss shown as
+progress, and float32 kernels, in which the last digits of a record's own gradient can depend on
+which records are computed with it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import clipping
-from auditor.training.finetune import require_finite_weights, trainable_parameters
+from auditor.training.finetune import check_weights_finite, list_trainable_parameters
 from auditor.training.gradient_canaries import (
     NOTHING_PLANTED,
     AssumedMechanism,
@@ -36,12 +38,12 @@ from auditor.training.gradient_canaries import (
     NoiseScale,
     PlantedCanaries,
 )
-from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid
+from auditor.training.noise import NoiseStream, add_gaussian_noise
 from auditor.training.per_sample import (
     PerSampleGradientHook,
-    checked_opacus_model_context,
-    mean_nll_of_each_padded_record,
-    pad_training_tokens_and_labels,
+    compute_padded_record_nlls,
+    pad_examples,
+    wrap_checked_model,
 )
 
 Progress = Callable[[int, float], None]  # (steps done, mean loss of the last batch, nats a token)
@@ -49,26 +51,29 @@ Progress = Callable[[int, float], None]  # (steps done, mean loss of the last ba
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Each of `size` units is in each step's batch with probability `rate`, independently: what the accounting is of.
+    """Draws each of `size` units into each batch with probability `rate`, independently.
 
-    A batch is a function of (key, step), so that a resumed training draws the batches it would have drawn.
+    Epsilon is accounted for this sampling. A batch is a function of (key, step), so that a resumed
+    training draws the same batches.
     """
 
     size: int
     rate: float
     key: str
 
-    def units_in_batch(self, step: int) -> NDArray[np.int64]:
-        """The units of this step, possibly none."""
-        return np.flatnonzero(keyed_random_generator("batch", self.key, step).random(self.size) < self.rate)
+    def draw_batch_units(self, step: int) -> NDArray[np.int64]:
+        """Return the units of this step, possibly none."""
+        rng = keyed_random_generator("batch", self.key, step)
+        return np.flatnonzero(rng.random(self.size) < self.rate)
 
 
 @dataclass(frozen=True)
 class PrivateRecipe:
-    """How to train: the mechanism and the optimizer.
+    """The mechanism and the optimizer of a private training.
 
-    noise_multiplier: sigma; 0: no noise. clip: C, on the gradient of a unit's mean loss a token; inf: none.
-    expected_batch: L, what sums are divided by. ghost: one record's gradient at a time in memory.
+    noise_multiplier: sigma, 0 for no noise. clip: C, on the gradient of a unit's mean loss a token,
+    inf for no clipping. expected_batch: L, the divisor of sums. ghost: keep the gradient of only
+    one record at a time in memory.
     """
 
     noise_multiplier: float
@@ -77,15 +82,15 @@ class PrivateRecipe:
     expected_batch: float
     learning_rate: float
     optimizer: Literal["adam", "sgd"] = "adam"
-    physical_batch: int = 16  # sequences at once: memory, not results
+    physical_batch: int = 16  # sequences at once: changes memory, not results
     ghost: bool = False
 
 
 @dataclass
 class PrivateModel:
-    """What came of it: the steps that were taken, whether any parameter moved, the noise scale of each step.
+    """The outcome: steps taken, whether any parameter moved, the noise scale of each step.
 
-    watch: what was read of the gradient canaries.
+    watch: the scores of the gradient canaries.
     """
 
     steps: int
@@ -95,52 +100,64 @@ class PrivateModel:
 
 
 class ScaledOptimizer(DPOptimizer):
-    """Opacus's optimizer, with a share of the clipping norm for each example, and a scale of the noise for each batch.
+    """Opacus's optimizer with a clipping share for each example and a noise scale for each batch.
 
-    Both are 1 in DP-SGD. The second is ADP's (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2 sigma^2 I)) and voids the
-    accounting where it depends on the data; the first leaves the sensitivity at C (formulas B4, variant B).
+    Both are 1 in DP-SGD. The noise scale is ADP's (Wu et al. 2022, Eq. 6: z = gamma_B N(0, C^2
+    sigma^2 I)) and voids the accounting if it depends on the data; clipping shares leave the
+    sensitivity at C (formulas B4, variant B).
     """
 
     noise_multiplier: float
     noise_scale: float = 1.0
     stream: NoiseStream  # of this step
 
-    def clip_and_add(self, shares: Tensor) -> Tensor:
-        """Adds the clipped per-sample gradients of one physical batch to the sums; shares (b,) of the clipping norm.
+    def add_clipped_samples(self, shares: Tensor) -> Tensor:
+        """Add the clipped per-sample gradients of one physical batch to the sums.
 
-        Returns what each was multiplied by, (b,) float64.
+        shares: (b,) fractions of the clipping norm. Returns the clipping factors, (b,) float64.
         """
-        factors = clipping.clipping_factors(
-            clipping.per_sample_gradient_norms(self.grad_samples), self.max_grad_norm * shares.double()
-        )
+        norms = clipping.compute_gradient_norms(self.grad_samples)
+        factors = clipping.compute_clipping_factors(norms, self.max_grad_norm * shares.double())
         for p in self.params:
             sample = self._get_flat_grad_sample(p)
-            p.summed_grad = clipping.add_clipped_gradients_on_grid(p.summed_grad, sample, factors, self.max_grad_norm)
+            p.summed_grad = clipping.add_clipped_gradients(
+                p.summed_grad,
+                sample,
+                factors,
+                self.max_grad_norm,
+            )
             p.grad_sample = None
         return factors
 
-    def step_by_noisy_mean_gradient(self) -> None:
-        """Noise on the sums, the mean over the expected batch, one step. An empty batch is a step of noise alone."""
+    def take_noisy_step(self) -> None:
+        """Add noise to the sums, divide by the expected batch, and take one step.
+
+        An empty batch is a step of noise only.
+        """
         for p in self.params:
             if p.summed_grad is None:
-                p.summed_grad = torch.zeros_like(
-                    p, dtype=torch.float64, device=clipping.device_for_float64_gradient_sums(p.device)
-                )
+                device = clipping.choose_sum_device(p.device)
+                p.summed_grad = torch.zeros_like(p, dtype=torch.float64, device=device)
         self.add_noise()
         for p in self.params:
-            # By the expected size: that of this batch is secret.
+            # Divide by the expected size: the size of this batch is secret.
             p.grad /= self.expected_batch_size
         self.original_optimizer.step()
-        self.zero_grad(set_to_none=True)  # Opacus's: the clipped sums go too
+        self.zero_grad(set_to_none=True)  # Opacus's: clears the clipped sums too
 
     def add_noise(self) -> None:
-        """Noise of our own stream, scaled for this batch: Opacus's can be guessed (`auditor/training/noise.py`)."""
+        """Add noise from our own stream, scaled for this batch: Opacus's noise can be guessed.
+
+        `auditor/training/noise.py` says why.
+        """
         deviation = 0.0
         if self.noise_multiplier:
-            deviation = self.noise_scale * self.noise_multiplier * self.max_grad_norm * (1 + clipping.ROUNDING)
+            nominal = self.noise_scale * self.noise_multiplier * self.max_grad_norm
+            deviation = nominal * (1 + clipping.ROUNDING)
         for p in self.params:
-            # Back in float32, which holds the grid exactly up to 256 deviations (`noise._GRID`).
-            p.grad = add_secret_gaussian_noise_on_grid(p.summed_grad, deviation, self.stream).to(p).view_as(p)
+            noisy = add_gaussian_noise(p.summed_grad, deviation, self.stream)
+            # Back to float32, which represents the grid exactly up to 256 deviations.
+            p.grad = noisy.to(p).view_as(p)
 
 
 def fit_privately(
@@ -157,62 +174,90 @@ def fit_privately(
     checkpoint: TrainerCheckpoint | None = None,
     seconds_between: float = 60.0,
 ) -> PrivateModel:
-    """Trains the parameters that require gradients, in place, from the checkpoint on; each example is a privacy unit.
+    """Train the parameters that require gradients, in place; each example is a privacy unit.
 
-    shares: for each example the fraction of the clipping norm, in (0, 1], that its gradient is clipped to.
-    noise_scale: maps the units of a batch to the factor on its noise. canaries: extra units, sampled like the examples
-    and numbered after them; a canary that was not included (by its coin) contributes to no batch.
-    Raises AuditError for batches that are not Poisson or too large to be summed exactly, frozen models, and layers
-    without per-sample gradients.
+    Continues from the checkpoint.
+
+    Args:
+        shares: for each example, the fraction of the clipping norm, in (0, 1], that its gradient is
+            clipped to.
+        noise_scale: maps the units of a batch to the factor on its noise.
+        canaries: extra units, sampled like the examples and numbered after them; a canary that its
+            coin excluded contributes to no batch.
+        seconds_between: seconds between two checkpoints.
+
+    Raises:
+        AuditError: for batches that are not Poisson or too large for exact sums, frozen models, and
+            layers without per-sample gradients.
     """
-    _require_poisson_sampler(sampler, len(examples), canaries.count)
-    parameters = trainable_parameters(model)
-    before = _digest_parameters(parameters)
+    _check_sampler(sampler, len(examples), canaries.count)
+    parameters = list_trainable_parameters(model)
+    initial_digest = _digest_parameters(parameters)
     assumed = AssumedMechanism(recipe.noise_multiplier, recipe.clip, sampler.rate)
     watch = CanaryWatch(canaries, list(parameters.values()), len(examples), assumed)
-    clipping.self_test_gradient_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
+    expected_units = sampler.size * sampler.rate
+    clipping.check_gradient_clipping(list(parameters.values()), recipe.clip, expected_units)
     trained = PrivateModel(0, False, watch=watch)
-    own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
+    example_shares = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
     # A canary is clipped to all of C: the most that a unit may add.
-    own = torch.cat([own, torch.ones(canaries.count)])
-    # ADP's scale is a mean over the batch: of an empty one there is none
-    scale = noise_scale and (lambda units: noise_scale(units) if len(units) else 1.0)
-    with checked_opacus_model_context(model, recipe.ghost, examples, pad) as wrapped:
+    unit_shares = torch.cat([example_shares, torch.ones(canaries.count)])
+    scale = _handle_empty_batches(noise_scale)
+    with wrap_checked_model(model, recipe.ghost, examples, pad) as wrapped:
         optimizer = _make_dp_optimizer(list(parameters.values()), recipe)
-        if checkpoint is not None and (state := checkpoint.load()) is not None:
-            _restore_private_training_state(state, sampler, parameters, optimizer, trained)
+        state = None
+        if checkpoint is not None:
+            state = checkpoint.load()
+        if state is not None:
+            _restore_training(state, sampler, parameters, optimizer, trained)
         elif checkpoint is not None:
-            checkpoint.save(
-                _private_training_state(sampler, parameters, optimizer, trained)
-            )  # the key, before it is used
-        saved = time.monotonic()
+            # Save the key before it is used.
+            checkpoint.save(_collect_training_state(sampler, parameters, optimizer, trained))
+        last_save = time.monotonic()
         while trained.steps < recipe.steps:
-            units = watch.count_draws_and_drop_excluded_canaries(sampler.units_in_batch(trained.steps))
+            units = watch.drop_excluded_canaries(sampler.draw_batch_units(trained.steps))
             optimizer.noise_scale = 1.0 if scale is None else scale(units)
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
-            loss = _accumulate_clipped_gradients(wrapped, optimizer, units.tolist(), examples, own, recipe, pad, watch)
-            with _hook_canary_scores_to_optimizer_step(optimizer, watch, units, scale):
-                optimizer.step_by_noisy_mean_gradient()
-            require_finite_weights(parameters.values(), checkpoint)
+            loss = _add_batch_gradients(
+                wrapped,
+                optimizer,
+                units.tolist(),
+                examples,
+                unit_shares,
+                recipe,
+                pad,
+                watch,
+            )
+            with _hook_canary_scores(optimizer, watch, units, scale):
+                optimizer.take_noisy_step()
+            check_weights_finite(parameters.values(), checkpoint)
             trained.steps += 1
             trained.noise_scales.append(optimizer.noise_scale)
-            if checkpoint is not None and time.monotonic() - saved >= seconds_between:
-                checkpoint.save(_private_training_state(sampler, parameters, optimizer, trained))
-                saved = time.monotonic()
+            if checkpoint is not None and time.monotonic() - last_save >= seconds_between:
+                checkpoint.save(_collect_training_state(sampler, parameters, optimizer, trained))
+                last_save = time.monotonic()
             progress(trained.steps, loss)
-    trained.moved = _digest_parameters(parameters) != before
+    trained.moved = _digest_parameters(parameters) != initial_digest
     return trained
 
 
-def _require_poisson_sampler(sampler: Any, examples: int, canaries: int) -> None:
+def _handle_empty_batches(noise_scale: NoiseScale | None) -> NoiseScale | None:
+    """Return the noise scale with 1 for an empty batch, for which ADP's batch mean is undefined."""
+    if noise_scale is None:
+        return None
+    return lambda units: noise_scale(units) if len(units) else 1.0
+
+
+def _check_sampler(sampler: Any, n_examples: int, n_canaries: int) -> None:
     if not isinstance(sampler, PoissonSampler):
         raise AuditError(
-            f"expected Poisson batches, got {type(sampler).__name__}: epsilon is accounted for Poisson sampling, and "
-            "says nothing of a shuffled or any other loader"
+            f"expected Poisson batches, got {type(sampler).__name__}: epsilon is accounted for "
+            "Poisson sampling, and does not hold for a shuffled or any other loader"
         )
-    if sampler.size != examples + canaries:
-        beside = f" and {canaries} gradient canaries" if canaries else ""
-        raise AuditError(f"expected a sampler of the {examples} examples{beside}, got one of {sampler.size}")
+    if sampler.size != n_examples + n_canaries:
+        canaries = f" and {n_canaries} gradient canaries" if n_canaries else ""
+        raise AuditError(
+            f"expected a sampler of the {n_examples} examples{canaries}, got one of {sampler.size}",
+        )
 
 
 def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) -> ScaledOptimizer:
@@ -226,18 +271,27 @@ def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) ->
     )
 
 
-# --- one batch --------------------------------------------------------------------------------------------------------
+# --- one batch -----------------------------------------------------------------------------------
 
 
-def _hook_canary_scores_to_optimizer_step(
-    optimizer: ScaledOptimizer, watch: CanaryWatch, units: NDArray[np.int64], scale: NoiseScale | None
+def _hook_canary_scores(
+    optimizer: ScaledOptimizer,
+    watch: CanaryWatch,
+    units: NDArray[np.int64],
+    scale: NoiseScale | None,
 ) -> RemovableHandle:
-    """Scores canaries on the gradients that the inner optimizer is given: these are released, and not our own sums."""
-    inner, expected = optimizer.original_optimizer, optimizer.expected_batch_size
-    return inner.register_step_pre_hook(lambda *_: watch.score_release(expected, units, scale))
+    """Score canaries on the gradients that the inner optimizer receives.
+
+    These gradients are released; our own sums are not.
+    """
+    inner = optimizer.original_optimizer
+    expected_batch = optimizer.expected_batch_size
+    return inner.register_step_pre_hook(
+        lambda *_: watch.score_release(expected_batch, units, scale),
+    )
 
 
-def _accumulate_clipped_gradients(
+def _add_batch_gradients(
     wrapped: Any,
     optimizer: ScaledOptimizer,
     units: Sequence[int],
@@ -247,51 +301,65 @@ def _accumulate_clipped_gradients(
     pad: int,
     watch: CanaryWatch,
 ) -> float:
-    """Adds the clipped gradients of these units, a physical batch at a time.
+    """Add the clipped gradients of these units, one physical batch at a time.
 
-    Returns the mean loss of the records among them, NaN where there is none. Units past the examples are canaries.
+    Units past the examples are canaries. Returns the mean loss of the records, NaN if there are
+    none.
     """
-    total, device = 0.0, optimizer.params[0].device
-    order = sorted(units, key=lambda i: len(examples[i]) if i < len(examples) else 0)  # equal lengths: less padding
+    total_loss = 0.0
+    device = optimizer.params[0].device
+    # Batches of equal lengths need less padding.
+    order = sorted(units, key=lambda i: len(examples[i]) if i < len(examples) else 0)
     for start in range(0, len(order), recipe.physical_batch):
         part = order[start : start + recipe.physical_batch]
-        records, canaries = [i for i in part if i < len(examples)], [i for i in part if i >= len(examples)]
-        own = shares[records + canaries].to(device)  # as rows stand: `append_canary_gradients` puts canaries last
+        records = [i for i in part if i < len(examples)]
+        canaries = [i for i in part if i >= len(examples)]
+        # In the order of the rows: `append_canary_gradients` appends canaries at the end.
+        part_shares = shares[records + canaries].to(device)
         losses = torch.zeros(0, device=device)
         if records:
-            losses = mean_nll_of_each_padded_record(
-                wrapped, *pad_training_tokens_and_labels([examples[i] for i in records], pad, device)
-            )
-            losses.sum().backward()  # of a mean, Opacus would give each record's gradient divided by the batch
+            tokens, labels = pad_examples([examples[i] for i in records], pad, device)
+            losses = compute_padded_record_nlls(wrapped, tokens, labels)
+            # Of a mean, Opacus would return each record's gradient divided by the batch.
+            losses.sum().backward()
         numbers = [i - len(examples) for i in canaries]
         if isinstance(wrapped, PerSampleGradientHook):
             for i in range(len(records)):
                 wrapped.compute_record_gradient(i)
-                _clip_and_add_record_and_canary_gradients(optimizer, 1, own[i : i + 1], watch, [])
+                _add_clipped_gradients(optimizer, 1, part_shares[i : i + 1], watch, [])
             for i, number in enumerate(numbers, len(records)):
-                _clip_and_add_record_and_canary_gradients(optimizer, 0, own[i : i + 1], watch, [number])
-            wrapped.drop_kept_backprops()
+                _add_clipped_gradients(optimizer, 0, part_shares[i : i + 1], watch, [number])
+            wrapped.drop_backprops()
         else:
-            _clip_and_add_record_and_canary_gradients(optimizer, len(losses), own, watch, numbers)
-        total += float(losses.detach().sum())
-    drawn = sum(i < len(examples) for i in units)
-    return total / drawn if drawn else float("nan")
+            _add_clipped_gradients(optimizer, len(losses), part_shares, watch, numbers)
+        total_loss += float(losses.detach().sum())
+    n_records = sum(i < len(examples) for i in units)
+    return total_loss / n_records if n_records else float("nan")
 
 
-def _clip_and_add_record_and_canary_gradients(
-    optimizer: ScaledOptimizer, records: int, shares: Tensor, watch: CanaryWatch, canaries: Sequence[int]
+def _add_clipped_gradients(
+    optimizer: ScaledOptimizer,
+    n_records: int,
+    shares: Tensor,
+    watch: CanaryWatch,
+    canaries: Sequence[int],
 ) -> None:
-    """Clips and adds the per-sample gradients that a backward pass left, and those of the canaries behind them."""
+    """Clip and add the per-sample gradients of a backward pass, then those of the canaries."""
     watch.append_canary_gradients(canaries)
-    seen = watch.record_gradients_at_canary_coordinates(records)  # before `clip_and_add`, which frees the samples
-    watch.add_known_sums_at_canary_coordinates(optimizer.clip_and_add(shares)[:records].double().cpu() @ seen)
+    # Read before `add_clipped_samples`, which frees the samples.
+    record_gradients = watch.read_record_gradients(n_records)
+    factors = optimizer.add_clipped_samples(shares)[:n_records].double().cpu()
+    watch.add_known_sums(factors @ record_gradients)
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
+# --- checkpoints ---------------------------------------------------------------------------------
 
 
-def _private_training_state(
-    sampler: PoissonSampler, parameters: dict[str, nn.Parameter], optimizer: ScaledOptimizer, trained: PrivateModel
+def _collect_training_state(
+    sampler: PoissonSampler,
+    parameters: dict[str, nn.Parameter],
+    optimizer: ScaledOptimizer,
+    trained: PrivateModel,
 ) -> dict[str, Any]:
     return {
         "key": sampler.key,
@@ -303,21 +371,24 @@ def _private_training_state(
     }
 
 
-def _restore_private_training_state(
+def _restore_training(
     state: dict[str, Any],
     sampler: PoissonSampler,
     parameters: dict[str, nn.Parameter],
     optimizer: ScaledOptimizer,
     trained: PrivateModel,
 ) -> None:
-    """Steps, weights and moments come from one file, so that no step is in the weights and not in the count."""
+    """Restore steps, weights and moments from one file, so that the step count fits the weights."""
     if state["key"] != sampler.key:
-        raise AuditError("expected the checkpoint of this training, got one whose noise has another key")
+        raise AuditError(
+            "expected the checkpoint of this training, got one whose noise has another key",
+        )
     with torch.no_grad():
         for name, p in parameters.items():
             p.copy_(state["parameters"][name])
     optimizer.load_state_dict(state["optimizer"])
-    trained.steps, trained.noise_scales = state["steps"], list(state["noise_scales"])
+    trained.steps = state["steps"]
+    trained.noise_scales = list(state["noise_scales"])
     if trained.watch.canary_count:
         trained.watch.restore(state["canaries"])
 
@@ -326,6 +397,7 @@ def _digest_parameters(parameters: dict[str, nn.Parameter]) -> str:
     digest = hashlib.sha256()
     for name, p in parameters.items():
         digest.update(name.encode())
-        # as bytes: numpy has no bfloat16
-        digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        # As bytes: numpy has no bfloat16.
+        weights = p.detach().cpu().contiguous()
+        digest.update(weights.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

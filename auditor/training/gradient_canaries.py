@@ -1,17 +1,20 @@
-"""Gradient canaries: units whose gradients are known, by which a private training is audited from within.
+"""Gradient canaries: units with known gradients that audit a private training from within.
 
-Each is a unit like any: sampled, clipped, summed and noised with the records, or not in the data at all, by a fair
-coin. Its gradient lies along one coordinate of the trained parameters, which is no other canary's, so that they do not
-disturb each other, and is far longer than the clipping norm C: what is added of it is C long where clipping does what
-it says, and more where it does not. At each step the auditor reads the canary's coordinate of what the optimizer is
-given, and takes off what the records added there (Nasr et al. 2023; Steinke, Nasr and Jagielski 2023, Section 6).
+A canary is a unit like any other: it is sampled, clipped, summed and noised with the records, or is
+not in the data at all, by a fair coin. Its gradient lies along one coordinate of the trained
+parameters, a different coordinate for each canary, so that canaries do not disturb each other. The
+gradient is far longer than the clipping norm C: it contributes exactly C if clipping works, and
+more if it does not. At each step the auditor reads the canary's coordinate in the gradient that the
+optimizer receives, and subtracts the records' contribution (Nasr et al. 2023; Steinke, Nasr and
+Jagielski 2023, Section 6).
 
-The sampling rate, the noise and the steps are those of the training without canaries: the claim follows from them and
-holds for any data, these units among them. What changes is how many units a batch has.
+The sampling rate, the noise and the steps are those of the training without canaries: the claim
+follows from them and holds for any data, including these units. Only the number of units in a batch
+changes.
 
-Beside what a canary's own coordinate says, the steps themselves are looked at: how many there were, whether units were
-drawn as often as Poisson sampling draws them, whether the noise has its size and is never the same twice. Knows no
-bound and no file.
+Besides each canary's coordinate, the auditor checks the steps themselves: how many there were,
+whether units were drawn as often as Poisson sampling draws them, whether the noise has its size and
+never repeats. This module computes no bound and writes no file.
 """
 
 from __future__ import annotations
@@ -31,28 +34,33 @@ from auditor.core.secret_randomness import keyed_random_generator
 
 NoiseScale = Callable[[NDArray[np.int64]], float]  # of a batch, by its units
 LENGTH = 1e3  # of a canary's gradient before it is clipped, in clipping norms
-_LEAST_NOISE = 1e-3  # in clipping norms: with less there is none, to a likelihood
-_WITNESSES = 64  # canaries that are out, at whose coordinates is noise alone: looked at step by step
-_BLOCK = 1024  # steps that are held against all others at once
-_READ = ("scores", "sums", "drawn")
+_LEAST_NOISE = 1e-3  # in clipping norms: the likelihood treats less noise as this much
+# Excluded canaries whose coordinates contain only noise: their values are stored at each step.
+_WITNESSES = 64
+_BLOCK = 1024  # steps that are compared with all others at once
+_STATE_ARRAYS = ("scores", "sums", "drawn")
 
 
 @dataclass(frozen=True)
 class PlantedCanaries:
-    """So many canaries; `included`: which of them are in the data, by coins that follow from the seed alone."""
+    """Canaries to plant. `included`: which are in the data, by coins that follow from the seed."""
 
     count: int
     seed: int = 0
 
     @property
     def included(self) -> NDArray[np.bool_]:
-        return keyed_random_generator("gradient canaries", "coins", self.seed).random(self.count) < 0.5
+        rng = keyed_random_generator("gradient canaries", "coins", self.seed)
+        return rng.random(self.count) < 0.5
 
     def draw_coordinates(self, parameters: int) -> NDArray[np.int64]:
-        """(count,) of so many parameters in a row, each another one. Raises AuditError where there are too few."""
+        """Draw a distinct coordinate for each canary among this many parameters, (count,).
+
+        Raises AuditError if there are fewer parameters than canaries.
+        """
         if self.count > parameters:
             raise AuditError(
-                f"expected at most a gradient canary for each of {parameters:,} trained parameters, got {self.count:,}"
+                f"expected at most {parameters:,} gradient canaries, as many as parameters, got {self.count:,}",
             )
         rng = keyed_random_generator("gradient canaries", "directions", self.seed)
         return rng.choice(parameters, self.count, replace=False).astype(np.int64)
@@ -63,7 +71,7 @@ NOTHING_PLANTED = PlantedCanaries(0)
 
 @dataclass(frozen=True)
 class AssumedMechanism:
-    """The mechanism that a score is a likelihood under: sigma, C, the sampling rate."""
+    """The mechanism that scores are likelihoods under: sigma, C, the sampling rate."""
 
     noise_multiplier: float
     clip: float
@@ -71,43 +79,66 @@ class AssumedMechanism:
 
 
 class CanaryWatch:
-    """Plants canaries in the steps of one training, and reads what each release says of them.
+    """Plants canaries in the steps of a training and scores each release.
 
-    first: the number of the first canary among the units; those below are records.
+    first: the number of the first canary among the units; units below it are records.
     """
 
     def __init__(
-        self, planted: PlantedCanaries, parameters: Sequence[nn.Parameter], first: int, assumed: AssumedMechanism
+        self,
+        planted: PlantedCanaries,
+        parameters: Sequence[nn.Parameter],
+        first: int,
+        assumed: AssumedMechanism,
     ) -> None:
-        self.parameters, self.first, self.assumed = parameters, first, assumed
+        self.parameters = parameters
+        self.first = first
+        self.assumed = assumed
         starts = np.cumsum([0, *(p.numel() for p in parameters)])
-        flat = planted.draw_coordinates(int(starts[-1]))
+        coordinates = planted.draw_coordinates(int(starts[-1]))
         self.included = planted.included
-        self.scores, self.sums = np.zeros(planted.count), np.zeros(planted.count)
-        self.releases, self.drawn = 0, np.zeros(planted.count)  # steps seen; how often each was drawn, in or out
-        self._noise: list[NDArray[np.float64]] = []  # of each step the witnesses', over its deviation as it is said
+        self.scores = np.zeros(planted.count)
+        self.sums = np.zeros(planted.count)
+        self.releases = 0  # steps scored
+        self.drawn = np.zeros(planted.count)  # draws of each canary, included or not
+        # Noise at the witnesses' coordinates in each step, over its reported deviation.
+        self._noise: list[NDArray[np.float64]] = []
         self._witnesses = np.flatnonzero(~self.included)[:_WITNESSES]
-        self._known = np.zeros(planted.count)  # what the records add at each canary's coordinate, in this step
-        # The parameter that each canary's coordinate lies in, and where in it.
-        self._owner = np.searchsorted(starts, flat, side="right") - 1
-        self._offset = flat - starts[self._owner]
-        self._here = [np.flatnonzero(self._owner == i) for i in range(len(parameters))]  # of each parameter, which
-        self._at = [torch.from_numpy(self._offset[own]).to(parameters[i].device) for i, own in enumerate(self._here)]
+        # The records' contribution at each canary's coordinate, in this step.
+        self._known_sums = np.zeros(planted.count)
+        # The parameter that contains each canary's coordinate, and the offset in it.
+        self._owner = np.searchsorted(starts, coordinates, side="right") - 1
+        self._offset = coordinates - starts[self._owner]
+        # For each parameter, its canaries and their offsets.
+        self._canaries_by_parameter = list[NDArray[np.int64]]()
+        self._offsets_by_parameter = list[Tensor]()
+        for i, parameter in enumerate(parameters):
+            canaries = np.flatnonzero(self._owner == i)
+            offsets = torch.from_numpy(self._offset[canaries]).to(parameter.device)
+            self._canaries_by_parameter.append(canaries)
+            self._offsets_by_parameter.append(offsets)
 
     @property
     def canary_count(self) -> int:
         return len(self.included)
 
-    def count_draws_and_drop_excluded_canaries(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of the units drawn for a batch, those that are in the data. Counts the draws of every canary, in or out."""
+    def drop_excluded_canaries(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the units drawn for a batch that are in the data.
+
+        Counts the draws of all canaries, included or not.
+        """
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1
-        return np.concatenate([units[units < self.first], canaries[self.included[canaries - self.first]]])
+        included = canaries[self.included[canaries - self.first]]
+        return np.concatenate([units[units < self.first], included])
 
-    # --- their gradients, for whoever clips and sums ---
+    # --- canary gradients, for the code that clips and sums ---
 
     def append_canary_gradients(self, canaries: Sequence[int]) -> None:
-        """Puts the gradients of these canaries behind the records' per-sample gradients, where Opacus keeps them."""
+        """Append the gradients of these canaries to the records' per-sample gradients.
+
+        Opacus stores per-sample gradients in `grad_sample` of each parameter.
+        """
         if not canaries:
             return
         for i, p in enumerate(self.parameters):
@@ -115,134 +146,182 @@ class CanaryWatch:
             for row, canary in enumerate(canaries):
                 if self._owner[canary] == i:
                     rows[row, self._offset[canary]] = LENGTH * self.assumed.clip
-            own: Any = p  # Opacus hangs its own attributes on parameters
+            parameter: Any = p  # Opacus adds attributes to parameters
             rows = rows.view(-1, *p.shape)
-            samples = getattr(own, "grad_sample", None)
-            own.grad_sample = rows if samples is None else torch.cat([samples, rows])
+            samples = getattr(parameter, "grad_sample", None)
+            parameter.grad_sample = rows if samples is None else torch.cat([samples, rows])
 
-    # --- what is read ---
+    # --- reading gradients ---
 
-    def record_gradients_at_canary_coordinates(self, records: int) -> Tensor:
-        """(records, count) the per-sample gradients of the first rows at the canaries' coordinates."""
-        found = torch.zeros(records, self.canary_count, dtype=torch.float64)
-        for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
-            own: Any = p
-            if len(here) and records:
-                found[:, torch.from_numpy(here)] = own.grad_sample[:records].flatten(1)[:, at].double().cpu()
-        return found
+    def read_record_gradients(self, records: int) -> Tensor:
+        """Return the first per-sample gradients at the canaries' coordinates, (records, count)."""
+        gradients = torch.zeros(records, self.canary_count, dtype=torch.float64)
+        for i, p in enumerate(self.parameters):
+            parameter: Any = p
+            canaries = torch.from_numpy(self._canaries_by_parameter[i])
+            if len(canaries) and records:
+                samples = parameter.grad_sample[:records].flatten(1)
+                gradients[:, canaries] = samples[:, self._offsets_by_parameter[i]].double().cpu()
+        return gradients
 
-    def add_known_sums_at_canary_coordinates(self, added: Tensor) -> None:
-        """(count,) what records have added at the canaries' coordinates, without noise."""
-        self._known += added.numpy()
+    def add_known_sums(self, sums: Tensor) -> None:
+        """Add the records' contribution at the canaries' coordinates, without noise, (count,)."""
+        self._known_sums += sums.numpy()
 
-    def released_gradients_at_canary_coordinates(self) -> Tensor:
-        """(count,) the gradients that the parameters hold, at the canaries' coordinates; 0 where they hold none."""
-        found = torch.zeros(self.canary_count, dtype=torch.float64)
-        for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
-            if len(here) and p.grad is not None:
-                found[torch.from_numpy(here)] = p.grad.detach().view(-1)[at].double().cpu()
-        return found
+    def read_released_gradients(self) -> Tensor:
+        """Return the parameters' gradients at the canaries' coordinates, (count,); 0 if absent."""
+        gradients = torch.zeros(self.canary_count, dtype=torch.float64)
+        for i, p in enumerate(self.parameters):
+            canaries = torch.from_numpy(self._canaries_by_parameter[i])
+            if len(canaries) and p.grad is not None:
+                flat = p.grad.detach().view(-1)
+                gradients[canaries] = flat[self._offsets_by_parameter[i]].double().cpu()
+        return gradients
 
-    def score_release(self, expected_batch: float, units: NDArray[np.int64], scale: NoiseScale | None) -> None:
-        """Reads one release: the gradients that the optimizer is about to use, which are means over that batch.
+    def score_release(
+        self,
+        expected_batch: float,
+        units: NDArray[np.int64],
+        scale: NoiseScale | None,
+    ) -> None:
+        """Score one release: the gradients that the optimizer is about to use.
 
-        units: those in the batch. scale: of the noise, where that depends on them.
+        Args:
+            expected_batch: the gradients are means over this number of units.
+            units: the units in the batch.
+            scale: the noise scale as a function of the units, None if it does not depend on them.
         """
-        # The mean made a sum again; less the records' part it is the canary's C, or 0, plus noise.
-        noisy = self.released_gradients_at_canary_coordinates().numpy() * expected_batch
-        x = (noisy - self._known) / self.assumed.clip
+        # The sum less the records' contribution is the canary's C, or 0, plus noise.
+        noisy_sums = self.read_released_gradients().numpy() * expected_batch
+        x = (noisy_sums - self._known_sums) / self.assumed.clip
         noise = self.assumed.noise_multiplier
+        rate = self.assumed.rate
         if scale is None:
-            self.scores += canary_inclusion_log_likelihood_ratio(x, noise, self.assumed.rate)
+            self.scores += compute_inclusion_log_ratio(x, noise, rate)
         else:
-            inside, out = (noise * scales for scales in self._noise_scales_with_without(units, scale))
-            told = self._noise_size_log_ratio(expected_batch, inside, out)
-            self.scores += canary_inclusion_log_likelihood_ratio(x, inside, self.assumed.rate, told)
+            scales_with, scales_without = self._compute_noise_scales(units, scale)
+            noise_with = noise * scales_with
+            noise_without = noise * scales_without
+            size_ratio = self._compute_noise_size_log_ratio(
+                expected_batch,
+                noise_with,
+                noise_without,
+            )
+            self.scores += compute_inclusion_log_ratio(x, noise_with, rate, size_ratio)
             noise *= scale(units)
         self.sums += x
         self.releases += 1
         if noise:
             self._noise.append(x[self._witnesses] / noise)
-        self._known[:] = 0
+        self._known_sums[:] = 0
 
-    def _noise_scales_with_without(
+    def _compute_noise_scales(
         self, units: NDArray[np.int64], scale: NoiseScale
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(count,) each: the noise's scale with this canary in the batch and without it, the other units as drawn."""
-        numbers = range(self.first, self.first + self.canary_count)
-        others = [units[units != number] for number in numbers]
-        inside = [scale(np.append(left, number)) for left, number in zip(others, numbers, strict=True)]
-        return np.array(inside), np.array([scale(left) for left in others])
+        """Return the noise scale with each canary in the batch and without it, (count,) each.
 
-    def _noise_size_log_ratio(
-        self, expected_batch: float, inside: NDArray[np.float64], out: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """(count,) the log-likelihood ratio, in nats, of deviations `inside` against `out` of all of this step's noise.
-
-        What the noise's size says of who is in the batch: nothing where it is the same (formulas B4, (i)).
+        The other units are as drawn.
         """
-        energy, number = 0.0, 0
-        for own in self.parameters:
-            p: Any = own  # Opacus hangs its own attributes on parameters
-            noise = (p.grad.double() * expected_batch - p.summed_grad.double()) / self.assumed.clip
-            energy, number = energy + float(noise.square().sum()), number + p.numel()
-        inside, out = np.maximum(inside, _LEAST_NOISE), np.maximum(out, _LEAST_NOISE)
-        # Of two centred normal densities of all these numbers at once.
-        return np.asarray(number * np.log(out / inside) + energy / 2 * (out**-2 - inside**-2))
+        scales_with = []
+        scales_without = []
+        for canary in range(self.first, self.first + self.canary_count):
+            other_units = units[units != canary]
+            scales_with.append(scale(np.append(other_units, canary)))
+            scales_without.append(scale(other_units))
+        return np.array(scales_with), np.array(scales_without)
+
+    def _compute_noise_size_log_ratio(
+        self,
+        expected_batch: float,
+        noise_with: NDArray[np.float64],
+        noise_without: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Return the log-likelihood ratio of two deviations for all noise of this step, (count,).
+
+        In nats, of `noise_with` against `noise_without`: the evidence that the noise's size gives
+        about the units in the batch; 0 if the deviations are equal (formulas B4, (i)).
+        """
+        energy = 0.0
+        n_values = 0
+        for p in self.parameters:
+            parameter: Any = p  # Opacus adds attributes to parameters
+            noisy_sum = parameter.grad.double() * expected_batch
+            noise = (noisy_sum - parameter.summed_grad.double()) / self.assumed.clip
+            energy += float(noise.square().sum())
+            n_values += p.numel()
+        s_with = np.maximum(noise_with, _LEAST_NOISE)
+        s_without = np.maximum(noise_without, _LEAST_NOISE)
+        # The ratio of two centred normal densities of all these values at once.
+        log_normalisers = n_values * np.log(s_without / s_with)
+        return np.asarray(log_normalisers + energy / 2 * (s_without**-2 - s_with**-2))
 
     @property
     def draw_unevenness_z(self) -> float:
-        """How unevenly canaries were drawn: z of their counts' summed squared deviations; below 0: too evenly.
+        """Unevenness of the canaries' draws: z of the summed squared deviations of their counts.
 
-        Each count is Binomial(steps, q). The sum less its mean, over the root of the sum of its terms' second moments:
-        below -z with a chance of at most exp(-z^2 / 2), for any number of terms, which are not negative (Maurer 2003,
-        Theorem 2.1).
+        Negative values mean too even. Each count is Binomial(steps, q). z is the sum less its mean,
+        over the root of the sum of its terms' second moments. It is below -z with a chance of at
+        most exp(-z^2 / 2), for any number of nonnegative terms (Maurer 2003, Theorem 2.1).
         """
         n, q = self.releases, self.assumed.rate
         variance = n * q * (1 - q)
         if not variance or not self.canary_count:
             return 0.0
-        # the fourth central moment of a binomial
+        # The fourth central moment of a binomial.
         fourth = variance * (1 + 3 * (n - 2) * q * (1 - q))
-        found = float(np.square(self.drawn - n * q).sum())
-        return (found - self.canary_count * variance) / math.sqrt(self.canary_count * fourth)
+        squared_deviations = float(np.square(self.drawn - n * q).sum())
+        excess = squared_deviations - self.canary_count * variance
+        return excess / math.sqrt(self.canary_count * fourth)
 
-    def noise_count_size_and_largest_correlation(self) -> tuple[int, float, float]:
-        """How many values of the noise were looked at, their root mean square, the largest correlation of two steps.
+    def measure_noise(self) -> tuple[int, float, float]:
+        """Measure the noise values, over the noise deviation that the training reports.
 
-        Over the deviation that the training says they have; (0, 1, 0) where it says that there is none.
+        Returns their number, their root mean square and the largest correlation of two steps;
+        (0, 1, 0) if no noise is reported.
         """
         if not self._noise or not len(self._witnesses):
             return 0, 1.0, 0.0
         steps = np.stack(self._noise)
         lengths = np.linalg.norm(steps, axis=1, keepdims=True)
-        unit, largest = steps / np.maximum(lengths, 1e-300), 0.0
-        for start in range(0, len(unit), _BLOCK):
-            block = np.abs(unit[start : start + _BLOCK] @ unit.T)
+        directions = steps / np.maximum(lengths, 1e-300)
+        largest = 0.0
+        for start in range(0, len(directions), _BLOCK):
+            block = np.abs(directions[start : start + _BLOCK] @ directions.T)
             block[np.arange(len(block)), start + np.arange(len(block))] = 0
             largest = max(largest, float(block.max()))
         return steps.size, math.sqrt(float(np.square(steps).mean())), largest
 
-    # --- going on ---
+    # --- checkpoints ---
 
     def state(self) -> dict[str, Any]:
-        read = {name: torch.from_numpy(getattr(self, name).copy()) for name in _READ}
-        return {**read, "releases": self.releases, "noise": [torch.from_numpy(step) for step in self._noise]}
+        """Return the state that `restore` continues from."""
+        state: dict[str, Any] = {"releases": self.releases}
+        for name in _STATE_ARRAYS:
+            state[name] = torch.from_numpy(getattr(self, name).copy())
+        state["noise"] = [torch.from_numpy(step) for step in self._noise]
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.scores, self.sums, self.drawn = (state[name].numpy().copy() for name in _READ)
-        self.releases, self._noise = state["releases"], [step.numpy().copy() for step in state["noise"]]
+        for name in _STATE_ARRAYS:
+            setattr(self, name, state[name].numpy().copy())
+        self.releases = state["releases"]
+        self._noise = [step.numpy().copy() for step in state["noise"]]
 
 
-def canary_inclusion_log_likelihood_ratio(
-    x: NDArray[np.float64], noise: float | NDArray[np.float64], rate: float, told: float | NDArray[np.float64] = 0.0
+def compute_inclusion_log_ratio(
+    x: NDArray[np.float64],
+    noise: float | NDArray[np.float64],
+    rate: float,
+    other_evidence: float | NDArray[np.float64] = 0.0,
 ) -> NDArray[np.float64]:
-    """In nats, of x ~ (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2): log(1 - q + q exp((2 x - 1) / (2 s^2))).
+    """Return the log-likelihood ratio that a canary is included, in nats.
 
-    The subsampled Gaussian mechanism's, with or without one unit of gradient 1. told: what else tells the two apart.
+    Compares x ~ (1 - q) N(0, s^2) + q N(1, s^2) with N(0, s^2):
+    log(1 - q + q exp((2 x - 1) / (2 s^2))), the ratio of the subsampled Gaussian mechanism with and
+    without one unit of gradient 1. other_evidence: a further log-ratio in nats.
     """
     s = np.maximum(noise, _LEAST_NOISE)
-    apart = (2 * x - 1) / (2 * s * s) + told
-    out = math.log1p(-rate) if rate < 1 else -math.inf
-    # logaddexp: exp of a long canary's term alone would overflow.
-    return np.asarray(np.logaddexp(out, math.log(rate) + apart))
+    log_ratio = (2 * x - 1) / (2 * s * s) + other_evidence
+    log_excluded = math.log1p(-rate) if rate < 1 else -math.inf
+    # logaddexp: exp of a long canary's term by itself would overflow.
+    return np.asarray(np.logaddexp(log_excluded, math.log(rate) + log_ratio))

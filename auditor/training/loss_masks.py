@@ -1,7 +1,8 @@
-"""Sequences of which a part is read and not learnt, as a conversation's user turns are: such a token is written ~token.
+"""Sequences with tokens that the model reads but does not learn, e.g. a conversation's user turns.
 
-That is below 0, so that one row of numbers goes through packing, cutting and batches, and none of them knows of masks.
-Whoever asks a model calls `token_id_rows_without_loss_mask` and `labels_of_loss_masked_rows`.
+These tokens are written as ~token, a negative number. So a single row of numbers passes through
+packing, cutting and batching, and none of them needs to know about masks. Callers of a model use
+`remove_row_loss_masks` for its inputs and `make_row_labels` for its labels.
 """
 
 from __future__ import annotations
@@ -16,70 +17,82 @@ from torch import Tensor, nn
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import TrainingRecord
 
-IGNORED = -100  # a label that losses leave out
+IGNORED = -100  # a label that losses ignore
 
 
-def tokens_with_loss_mask(record: TrainingRecord) -> Tokens:
-    """The record's tokens, what has no loss as ~token."""
+def apply_loss_mask(record: TrainingRecord) -> Tokens:
+    """Return the record's tokens; tokens without a loss become ~token."""
     if record.learnt is None:
         return record.tokens
-    return tuple(token if learnt else ~token for token, learnt in zip(record.tokens, record.learnt, strict=True))
+    pairs = zip(record.tokens, record.learnt, strict=True)
+    return tuple(token if has_loss else ~token for token, has_loss in pairs)
 
 
-def tokens_without_loss_mask(tokens: Tokens) -> Tokens:
-    """What the model reads of a sequence: all of it."""
+def remove_loss_mask(tokens: Tokens) -> Tokens:
+    """Return all tokens of a sequence as the model reads them."""
     return tuple(~token if token < 0 else token for token in tokens)
 
 
-def token_id_rows_without_loss_mask(rows: Tensor) -> Tensor:
-    """The token ids of rows of such sequences, of any shape."""
+def remove_row_loss_masks(rows: Tensor) -> Tensor:
+    """Return the token ids of rows of masked sequences, of any shape."""
     return rows.where(rows >= 0, ~rows)
 
 
-def labels_of_loss_masked_rows(rows: Tensor) -> Tensor:
-    """The token ids that have a loss, IGNORED in the place of the others."""
+def make_row_labels(rows: Tensor) -> Tensor:
+    """Return the ids of tokens that have a loss, and IGNORED for all other tokens."""
     return rows.masked_fill(rows < 0, IGNORED)
 
 
-# --- logits of what is learnt alone: in a text mostly read, the head of a large vocabulary is much of a step ---
+# --- logits of learnt positions only: the head of a large vocabulary is expensive ----------------
 
 
-def nlls_of_tokens_with_loss(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
-    """(k,) nats, of the k tokens that have a loss given those before them, row by row.
+def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
+    """Return the nll in nats of the k tokens that have a loss, (k,), row by row.
 
-    labels: (b, n) the tokens, `IGNORED` where none is learnt; inputs: of the model.
+    labels: (b, n) the tokens, `IGNORED` for tokens without a loss; inputs: of the model.
     """
-    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)  # shifted, no logits are copied
-    learnt = wanted != IGNORED
-    with _restrict_head_to_learnt_context(model, learnt):
-        found: Tensor = model(**inputs).logits
-    # The head may have read the learnt positions alone, as one row (1, k, V).
-    found = found[learnt] if found.shape[:2] == learnt.shape else found[0]
-    found = found.to(torch.promote_types(found.dtype, torch.float32))
-    return nn.functional.cross_entropy(found, wanted[learnt], reduction="none")
+    # Shifting the labels instead of the logits copies no logits.
+    targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    has_loss = targets != IGNORED
+    with _restrict_head(model, has_loss):
+        logits: Tensor = model(**inputs).logits
+    # The head may have read only the learnt positions, as one row (1, k, V).
+    logits = logits[has_loss] if logits.shape[:2] == has_loss.shape else logits[0]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(logits, targets[has_loss], reduction="none")
 
 
-def mean_nll_of_tokens_with_loss_per_row(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
-    """(b,) mean of `nlls_of_tokens_with_loss` in each row; 0 where none has a loss."""
-    found, learnt = nlls_of_tokens_with_loss(model, labels, **inputs), labels[:, 1:] != IGNORED
-    # nonzero() goes row by row, as `found` does: its first column is the row that each token is of.
-    return found.new_zeros(len(labels)).index_add(0, learnt.nonzero()[:, 0], found) / learnt.sum(1).clamp(min=1)
+def compute_mean_learnt_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
+    """Return each row's mean of `compute_learnt_token_nlls`, (b,); 0 if no token has a loss."""
+    nlls = compute_learnt_token_nlls(model, labels, **inputs)
+    has_loss = labels[:, 1:] != IGNORED
+    # nonzero() goes row by row, like `nlls`: its first column is the row of each token.
+    row_of_token = has_loss.nonzero()[:, 0]
+    sums = nlls.new_zeros(len(labels)).index_add(0, row_of_token, nlls)
+    return sums / has_loss.sum(1).clamp(min=1)
 
 
 @contextmanager
-def _restrict_head_to_learnt_context(model: Any, learnt: Tensor) -> Iterator[None]:
-    """A context: the head reads these positions alone. A trained head reads all: per-sample gradients need its rows."""
-    inner = getattr(model, "_module", model)  # of a model that Opacus has wrapped
-    head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
-    if head is None or bool(learnt.all()) or any(p.requires_grad for p in head.parameters()):
+def _restrict_head(model: Any, has_loss: Tensor) -> Iterator[None]:
+    """Make the head read only these positions.
+
+    A trained head reads all positions, because per-sample gradients need its rows.
+    """
+    inner = getattr(model, "_module", model)  # unwraps a model that Opacus has wrapped
+    head = None
+    if hasattr(inner, "get_output_embeddings"):
+        head = inner.get_output_embeddings()
+    if head is None or bool(has_loss.all()) or any(p.requires_grad for p in head.parameters()):
         yield
         return
 
-    def gather(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, *others = given
-        return (hidden[learnt].unsqueeze(0), *others) if hidden.shape[:2] == learnt.shape else given
+    def gather_learnt(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *others = inputs
+        if hidden.shape[:2] != has_loss.shape:
+            return inputs
+        return (hidden[has_loss].unsqueeze(0), *others)
 
-    handle = head.register_forward_pre_hook(gather)
+    handle = head.register_forward_pre_hook(gather_learnt)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Trains the private members of an ensemble: disjoint shards of the records, one LoRA adapter a shard.
+"""Train the private members of an ensemble: a LoRA adapter on each disjoint shard of records.
 
-Knows which members there are and what is kept of them; neither how a forward serves several of them nor what is later
-done with their distributions.
+Knows which members exist and which files each leaves. It does not know how one forward pass serves
+several members, or how their distributions are used later.
 """
 
 from __future__ import annotations
@@ -28,36 +28,40 @@ from auditor.training.finetune import (
     FineTuningRecipe,
     StepwiseFineTuning,
     cast_frozen_linear_weights,
-    require_finite_weights,
-    trainable_parameters,
+    check_weights_finite,
+    list_trainable_parameters,
 )
-from auditor.training.side_by_side import adapter_losses_one_by_one, make_joint_training_base
+from auditor.training.side_by_side import compute_losses_separately, make_joint_training_base
 
 Layers = Literal["attention", "all"]
-_TOKENS_A_STEP = 4096  # of all members that are trained together: more fill memory and are no faster
+# Tokens of all members trained together: more tokens fill memory and are no faster.
+_TOKENS_A_STEP = 4096
 
 
-def assign_records_to_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
-    """Which of the records each member gets, as indices; units: whose each record is.
+def assign_member_shards(units: Sequence[str], members: int) -> list[list[int]]:
+    """Return the indices of each member's records. units: the unit of each record.
 
-    By the hash of the unit: all its records lie in one shard, and where they lie does not depend on anybody else's, so
-    that adding or removing a unit changes one shard and no other.
+    A record's shard follows from the hash of its unit. So all records of a unit are in one shard,
+    and adding or removing a unit changes this shard only.
     """
     shards: list[list[int]] = [[] for _ in range(members)]
     for index, unit in enumerate(units):
-        shards[int.from_bytes(hashlib.sha256(unit.encode()).digest()[:8], "big") % members].append(index)
+        digest = hashlib.sha256(unit.encode()).digest()
+        shards[int.from_bytes(digest[:8], "big") % members].append(index)
     return shards
 
 
 def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) -> list[str]:
-    """The unit of each record, units that share a record made one (named after the first of them in the alphabet).
+    """Return the unit of each record after merging units that share a record.
 
-    units, records: side by side, a record the same text wherever it occurs. Copies in two shards would void a claim
-    about one; so whoever shares a record is protected together.
+    A merged unit has the alphabetically first name of its parts. Copies in two shards would void a
+    claim about one record, so units that share a record are protected together.
+
+    units, records: parallel sequences; a record is its text.
     """
     leader = {unit: unit for unit in units}
 
-    def find(unit: str) -> str:  # of a union-find, halving its paths
+    def find_leader(unit: str) -> str:  # union-find with path halving
         while leader[unit] != unit:
             leader[unit] = leader[leader[unit]]
             unit = leader[unit]
@@ -65,24 +69,32 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
 
     owner: dict[str, str] = {}
     for unit, record in zip(units, records, strict=True):
-        first, second = sorted((find(unit), find(owner.setdefault(record, unit))))
+        other_unit = owner.setdefault(record, unit)
         # The first in the alphabet leads, so that the order of records does not name a group.
+        first, second = sorted((find_leader(unit), find_leader(other_unit)))
         leader[second] = first
-    return [find(unit) for unit in units]
+    return [find_leader(unit) for unit in units]
 
 
-def inseparable_unit_of_each_record(records: Sequence[TrainingRecord]) -> list[str]:
-    """The name of what each record cannot be parted from: its user's records, and copies of any of them."""
-    return merge_units_sharing_records([record.unit for record in records], [record.text for record in records])
+def name_inseparable_units(records: Sequence[TrainingRecord]) -> list[str]:
+    """Name the unit that must stay together with each record.
+
+    It contains its user's records and all copies of them.
+    """
+    units = [record.unit for record in records]
+    return merge_units_sharing_records(units, [record.text for record in records])
 
 
-def folder_of_trained_member(ensemble: Path, index: int) -> Path:
+def get_member_folder(ensemble: Path, index: int) -> Path:
     return ensemble / f"member-{index:03d}"
 
 
 @dataclass(frozen=True)
 class LoraAdapterRecipe:
-    """A plain LoRA adapter, on the attention projection that PEFT names for an architecture or on all linear layers."""
+    """A plain LoRA adapter.
+
+    layers: the attention projection that PEFT names for an architecture, or all linear layers.
+    """
 
     rank: int
     alpha: int
@@ -91,7 +103,10 @@ class LoraAdapterRecipe:
 
 @dataclass(frozen=True)
 class MemberToTrain:
-    """One adapter to train: its folder, its records, the seed of its random half, the key of its random order."""
+    """One adapter to train: its folder and records.
+
+    seed: of the random half of its weights; stream: the key of its random order.
+    """
 
     folder: Path
     texts: Sequence[str]
@@ -101,20 +116,30 @@ class MemberToTrain:
 
 
 class _MemberTraining:
-    """A member under way."""
+    """The training of one member in progress."""
 
-    def __init__(self, member: MemberToTrain, base: Any, adapter: LoraAdapterRecipe, course: FineTuningRecipe) -> None:
+    def __init__(
+        self,
+        member: MemberToTrain,
+        base: Any,
+        adapter: LoraAdapterRecipe,
+        course: FineTuningRecipe,
+    ) -> None:
         self.member = member
-        # Right before the adapter is made: its random half is what torch draws next.
+        # Right before the adapter is made: torch draws its random half next.
         torch.manual_seed(member.seed)
         self.model = add_lora_adapter(copy_sharing_weights(base), adapter).eval()
-        parameters = trainable_parameters(self.model)
-        self.fitting = StepwiseFineTuning(parameters, member.sequences, course, keyed_random_generator(*member.stream))
+        order = keyed_random_generator(*member.stream)
+        parameters = list_trainable_parameters(self.model)
+        self.fitting = StepwiseFineTuning(parameters, member.sequences, course, order)
 
-    def write_adapter_and_shard_list(self) -> None:
-        with disk.create_atomically(self.member.folder) as made:
-            self.model.save_pretrained(str(made))
-            write_shard_record_list(made, self.member.texts)
+    def count_steps_done(self) -> int:
+        return self.fitting.epochs * self.fitting.steps_per_epoch + self.fitting.steps
+
+    def write_member(self) -> None:
+        with disk.create_atomically(self.member.folder) as folder:
+            self.model.save_pretrained(str(folder))
+            write_shard_record_list(folder, self.member.texts)
 
 
 def train_private_members(
@@ -126,98 +151,126 @@ def train_private_members(
     together: int = 0,
     half: torch.dtype | None = None,
     stepped: Callable[[int, int], None] = lambda done, total: None,
-    written: Callable[[MemberToTrain], None] = lambda member: None,
+    on_written: Callable[[MemberToTrain], None] = lambda member: None,
     checkpoint: TrainerCheckpoint | None = None,
     seconds_between: float = 60.0,
 ) -> int:
-    """Trains the members whose folders are not there yet, several in each forward; a folder is there when all of it is.
+    """Train the members without a folder, several in each forward pass.
 
-    together: how many at once at most; where one ends, the next begins. 0: as many as read 4,096 tokens a step, and one
-    at a time where the base's layers do not read each row of a batch by itself. But for rounding, no member depends on
-    it or on the others: its adapter is PEFT's after `torch.manual_seed` of its seed, its batches, steps, clipping and
-    AdamW are its own, and the base answers as it does in use: without dropout, whose masks would be the batch's.
-    A member without records has learnt nothing: it is the public model. half: what torch's autocast multiplies
-    matrices in. stepped: told how many steps of all members are done, of how many.
-    checkpoint: where members that are under way go on. Returns how many were trained at once.
+    Folders appear atomically: a folder that exists is complete. Except for rounding, no member
+    depends on `together` or on other members: its adapter is PEFT's after `torch.manual_seed` of
+    its seed; its batches, steps, clipping and AdamW are its own; and the base runs as in use,
+    without dropout, whose masks would depend on the batch. A member without records learns nothing
+    and equals the public model.
 
-    Raises AuditError for an architecture whose attention PEFT does not know, for one whose members cannot be trained
-    together as was asked, and for a training that diverges.
+    Args:
+        together: largest number of members trained at once; when one ends, the next begins. 0: as
+            many as read 4,096 tokens a step, and only one if the base's layers do not treat each
+            row of a batch independently.
+        half: precision of torch's autocast for matrix products.
+        stepped: callback(steps of all members done, total steps).
+        on_written: callback(member) after its folder is written.
+        checkpoint: state from which members in progress continue.
+
+    Returns:
+        The largest number of members trained at once.
+
+    Raises:
+        AuditError: if PEFT does not know the architecture's attention, if `together` > 1 and its
+            members cannot be trained together, and if a training diverges.
     """
-    waiting = [member for member in members if not member.folder.is_dir()]
-    done, total = 0, sum(course.step_count(member.sequences) for member in waiting)
-    wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
-    losses, most = _member_losses_function_and_count(base, adapter, min(wanted, len(waiting)), asked=together > 0)
+    pending = [member for member in members if not member.folder.is_dir()]
+    steps_done = 0
+    total_steps = sum(course.count_steps(member.sequences) for member in pending)
+    default_count = max(1, _TOKENS_A_STEP // (course.batch * course.block))
+    max_count = min(together or default_count, len(pending))
+    compute_losses, max_count = _choose_losses(base, adapter, max_count, required=together > 0)
     cast_frozen_linear_weights(base.requires_grad_(False), half)
-    begun = {} if checkpoint is None else checkpoint.load() or {}
-    saved, going = time.monotonic(), list[_MemberTraining]()
-    while waiting or going:
-        while waiting and len(going) < most:
-            going.append(_MemberTraining(waiting.pop(0), base, adapter, course))
-            if (state := begun.pop(going[-1].member.folder.name, None)) is not None:
-                going[-1].fitting.restore(state)
-                done += going[-1].fitting.epochs * going[-1].fitting.steps_per_epoch + going[-1].fitting.steps
-        if fittings := [
-            training.fitting for training in going if not training.fitting.is_done_with_all_epochs
-        ]:  # not of an empty shard
-            batches = [fitting.next_step_batch().to(base.device) for fitting in fittings]
+    states = {} if checkpoint is None else checkpoint.load() or {}
+    last_save = time.monotonic()
+    active = list[_MemberTraining]()
+    while pending or active:
+        while pending and len(active) < max_count:
+            training = _MemberTraining(pending.pop(0), base, adapter, course)
+            active.append(training)
+            state = states.pop(training.member.folder.name, None)
+            if state is not None:
+                training.fitting.restore(state)
+                steps_done += training.count_steps_done()
+        # A member with an empty shard is finished before its first step.
+        unfinished = [training for training in active if not training.fitting.is_finished]
+        if unfinished:
+            batches = [training.fitting.get_next_batch().to(base.device) for training in unfinished]
             with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
-                found = losses(
-                    [training.model for training in going if not training.fitting.is_done_with_all_epochs], batches
-                )
-            # Of the sum: no adapter reads another's rows, so that each gets the gradient of its own loss alone.
-            found.sum().backward()
-            for fitting in fittings:
-                fitting.step()
-            stepped(done := done + len(fittings), total)
-        ended = [training for training in going if training.fitting.steps == 0]  # an epoch, or all
-        for training in ended:
-            require_finite_weights(training.fitting.parameters.values(), checkpoint)
-            if training.fitting.is_done_with_all_epochs:
-                going.remove(training)
-                training.write_adapter_and_shard_list()
-                written(training.member)
-        if checkpoint is not None and time.monotonic() - saved >= seconds_between:
-            # Members that are done need no state: their folders are there.
-            checkpoint.save({training.member.folder.name: training.fitting.state() for training in going})
-            saved = time.monotonic()
-    return most
-
-
-def _member_losses_function_and_count(
-    base: Any, adapter: LoraAdapterRecipe, most: int, *, asked: bool
-) -> tuple[Callable[..., torch.Tensor], int]:
-    """What gives the losses of `most` members at once, and `most`; of one where the base does not permit more."""
-    if most > 1:
-        mixed = make_joint_training_base(base, lambda: add_lora_adapter(copy_sharing_weights(base), adapter))
-        if mixed is not None:
-            return mixed.adapter_losses_in_one_forward, most
-        if asked:
-            raise AuditError(
-                f"expected together=1 for {base.config.model_type}, whose layers do not read each row of a batch by "
-                "itself, got more"
+                losses = compute_losses([training.model for training in unfinished], batches)
+            # No adapter reads another's rows, so the gradient of the sum is for each adapter the
+            # gradient of its own loss.
+            losses.sum().backward()
+            for training in unfinished:
+                training.fitting.step()
+            steps_done += len(unfinished)
+            stepped(steps_done, total_steps)
+        at_epoch_end = [training for training in active if training.fitting.steps == 0]
+        for training in at_epoch_end:
+            check_weights_finite(training.fitting.parameters.values(), checkpoint)
+            if training.fitting.is_finished:
+                active.remove(training)
+                training.write_member()
+                on_written(training.member)
+        if checkpoint is not None and time.monotonic() - last_save >= seconds_between:
+            # Finished members need no state: their folders exist.
+            checkpoint.save(
+                {training.member.folder.name: training.fitting.state() for training in active},
             )
-    return adapter_losses_one_by_one, 1
+            last_save = time.monotonic()
+    return max_count
+
+
+def _choose_losses(
+    base: Any, adapter: LoraAdapterRecipe, max_count: int, *, required: bool
+) -> tuple[Callable[..., torch.Tensor], int]:
+    """Return a function of the losses of several members, and how many it may compute at once.
+
+    That number is 1 if the base does not permit more.
+    """
+    if max_count > 1:
+        joint_base = make_joint_training_base(
+            base,
+            lambda: add_lora_adapter(copy_sharing_weights(base), adapter),
+        )
+        if joint_base is not None:
+            return joint_base.compute_losses_jointly, max_count
+        if required:
+            raise AuditError(
+                f"expected together=1 for {base.config.model_type}, whose layers do not read each "
+                "row of a batch by itself, got more"
+            )
+    return compute_losses_separately, 1
 
 
 def add_lora_adapter(model: Any, adapter: LoraAdapterRecipe) -> Any:
-    """The model with an untrained adapter, the rest of it frozen; its random half is torch's to draw.
+    """Add an untrained adapter and freeze the other weights; torch draws its random half.
 
     Raises AuditError for an architecture whose attention PEFT does not know.
     """
     width = int(getattr(model.config, "hidden_size", adapter.rank))
     if adapter.rank > width:
-        raise AuditError(f"expected a LoRA rank of at most the model's width of {width}, got {adapter.rank}")
-    targets = "all-linear" if adapter.layers == "all" else None  # None: what PEFT names for the architecture
+        raise AuditError(
+            f"expected a LoRA rank of at most the model's width of {width}, got {adapter.rank}",
+        )
     config = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
-        target_modules=targets,
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's linear layers
+        # None: the layers that PEFT names for the architecture
+        target_modules="all-linear" if adapter.layers == "all" else None,
+        # GPT-2's linear layers
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
     try:
         return get_peft_model(model, config)
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
-        said = f"cannot put a LoRA adapter on the attention of {model.config.model_type}: {reason}"
-        raise AuditError(said) from error
+        raise AuditError(
+            f"cannot put a LoRA adapter on the attention of {model.config.model_type}: {reason}"
+        ) from error

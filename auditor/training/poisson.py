@@ -1,7 +1,7 @@
-"""Fine-tuning one example a unit in Poisson batches: what private ways of training and their controls share.
+"""Fine-tuning in Poisson batches, one example a unit: the base of private trainings and controls.
 
-Options, checks, `privacy.json`; as trainers and as defenses. The loop is `auditor/training/dp_loop.py`. Knows nothing
-of noise, clipping and what they promise: a subclass says.
+Defines their options, checks and `privacy.json`, as trainers and as defenses. The loop is
+`auditor/training/dp_loop.py`. Subclasses define noise, clipping and promises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import MOST_STEPS
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import CANARIES, PrivacyRecord, read_privacy_record, write_privacy_record
+from auditor.privacy.promises import (
+    CANARIES,
+    PrivacyRecord,
+    read_privacy_record,
+    write_privacy_record,
+)
 from auditor.training import loss_masks
 from auditor.training.finetune import check_epochs_and_learning_rate
 
@@ -35,7 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitTreatment:
-    """How each unit is treated. shares: of the clipping norm; noise_scale: of a batch, by its units; None: all 1."""
+    """Treatment of each unit.
+
+    shares: of the clipping norm; noise_scale: of a batch, by its units; None: 1 for all.
+    """
 
     shares: Sequence[float] | None = None
     noise_scale: Callable[[NDArray[np.int64]], float] | None = None
@@ -44,9 +52,10 @@ class UnitTreatment:
 
 @dataclass(frozen=True)
 class MechanismTerms:
-    """The mechanism: sigma (0: none), C (inf: none), sampling rate q, planned steps, delta; how many units q is of.
+    """The mechanism of a training.
 
-    base: what the base promised.
+    sigma: noise multiplier, 0 for none; clip: C, inf for none; rate: sampling rate q of `units`
+    units; steps: planned steps; base: the promise of the base model.
     """
 
     sigma: float
@@ -60,13 +69,14 @@ class MechanismTerms:
 
 @dataclass(frozen=True)
 class PoissonTraining(Defense, Trainer):
-    """Base of trainings that draw each unit into each batch independently, each of which is a defense too.
+    """Base of trainings that draw each unit into each batch independently; each is a defense too.
 
-    batch: the expected one. physical_batch: sequences at once. unit: what is drawn; a `user`'s records make one
-    sequence. units: how many there are, as far as the public may know: the sampling rate follows from it (0: as many as
-    the data have). ghost: one record's gradient at a time in memory. model: a folder that was trained so, for
-    `audit run` outside the lab. gradient_canaries: so many units are planted, each in the data or out by a coin, by
-    which `gradient-audit` holds the training to its claim: a model to audit, not to ship.
+    batch: expected units in a batch. physical_batch: sequences at once. unit: the unit of sampling;
+    a `user`'s records make one sequence. units: how many there are, as far as the public may know:
+    the sampling rate follows from it (0: as many as the data have). ghost: keep the gradient of
+    only one record at a time in memory. model: a folder with a model trained this way, for
+    `audit run` outside the lab. gradient_canaries: number of planted units, each in the data or out
+    by a coin, with which `gradient-audit` checks the claim: a model to audit, not to ship.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("trained",)
@@ -91,77 +101,99 @@ class PoissonTraining(Defense, Trainer):
         if self.gradient_canaries < 0:
             raise AuditError(f"expected gradient_canaries >= 0, got {self.gradient_canaries}")
         if self.gradient_canaries and self.model:
-            raise AuditError("gradient_canaries are planted by a training, and model= names one that is done")
+            raise AuditError(
+                "expected gradient_canaries or model=, got both: gradient canaries are planted in "
+                "a training, and model= names a trained model"
+            )
         if self.units < 0:
             raise AuditError(f"expected units >= 0 (0: as many as the data have), got {self.units}")
         if self.sampling != "poisson":
             raise AuditError(
-                "expected sampling=poisson, got shuffled: epsilon is accounted for Poisson sampling, and says nothing "
-                "of shuffled batches"
+                "expected sampling=poisson, got shuffled: epsilon is accounted for Poisson "
+                "sampling, and does not hold for shuffled batches"
             )
 
     # --- as a trainer ---
 
-    def choose_unit_clipping_and_noise_scale(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
-        """How the units are treated; by default all alike."""
+    def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+        """Return how the units are treated; by default all alike."""
         return UnitTreatment()
 
-    def mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        """The mechanism for so many units: noise, clipping, sampling rate, steps."""
+    def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+        """Return the mechanism for this many units: noise, clipping, sampling rate, steps."""
         raise NotImplementedError
 
-    def privacy_record_of_training(
+    def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """What the training came to promise."""
+        """Return the promise that the finished training makes."""
         raise NotImplementedError
 
-    def sampling_and_noise_key(self, job: TrainingJob) -> str:
-        """What batches and noise are drawn by; secret wherever something is promised."""
+    def derive_randomness_key(self, job: TrainingJob) -> str:
+        """Return the key of batches and noise; it is secret if the training promises anything."""
         raise NotImplementedError
 
-    def make_private_training_progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
-        """What is shown after so many steps, at this loss."""
+    def make_private_training_progress(
+        self,
+        job: TrainingJob,
+        terms: MechanismTerms,
+    ) -> Callable[[int, float], None]:
+        """Return a callback(steps done, loss) that shows progress."""
         return lambda done, loss: job.progress(f"training, loss {loss:.3f}", done, terms.steps)
 
-    def planned_step_count(self, units: int) -> int:
+    def count_planned_steps(self, units: int) -> int:
         return math.ceil(self.epochs * units / self.batch)
 
     def check(self, job: TrainingJob) -> None:
         _require_dp_packages()
         if self.model:
-            raise AuditError(f"-D model= names a model trained by {self.name}, for audit run: audit train makes one")
-        if job.public.model.dtype != torch.float32:
-            raise AuditError(f"expected --dtype float32: noise rounded to {job.public.model.dtype} is not Gaussian")
+            raise AuditError(
+                f"-D model= names a trained {self.name} model for audit run: audit train makes it",
+            )
+        dtype = job.public.model.dtype
+        if dtype != torch.float32:
+            raise AuditError(f"expected --dtype float32: noise rounded to {dtype} is not Gaussian")
         if self.unit == "user" and not job.users:
             raise AuditError(
-                "expected data that say whose each record is for unit=user (audit train --user-column), got records "
-                "without a user: a claim for users would be about records"
+                "expected data with a user for each record for unit=user (audit train "
+                "--user-column), got records without a user: a claim for users would be about "
+                "records"
             )
-        counted = len({record.unit for record in job.records}) if self.unit == "user" else len(job.records)
-        units, where = (self.units, "of units") if self.units else (counted, "of the data")
-        if self.batch > units:
-            raise AuditError(f"expected a batch of at most the {units} {self.unit}s {where}, got {self.batch}")
-        if self.planned_step_count(units) > MOST_STEPS:
+        n_units = len(job.records)
+        if self.unit == "user":
+            n_units = len({record.unit for record in job.records})
+        source = "of the data"
+        if self.units:
+            n_units = self.units
+            source = "of units"
+        if self.batch > n_units:
             raise AuditError(
-                f"expected at most {MOST_STEPS:,} steps, got {self.planned_step_count(units):,}: lower epochs"
+                f"expected a batch of at most the {n_units} {self.unit}s {source}, got {self.batch}",
+            )
+        n_steps = self.count_planned_steps(n_units)
+        if n_steps > MOST_STEPS:
+            raise AuditError(
+                f"expected at most {MOST_STEPS:,} steps, got {n_steps:,}: lower epochs",
             )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        # Here, as they need the `dp` extra, which a model that is trained already does without.
+        # Imported here because they need the `dp` extra, which using a trained model does not.
         from auditor.training import dp_loop as loops
         from auditor.training.gradient_canaries import PlantedCanaries
 
-        examples, cut = _cut_sequences_by_unit(job, self.unit)
-        if (made := read_privacy_record(job.out)) is not None:  # written last: all is done but saying so
-            return _privacy_notes_for_user(made, cut, len(examples))
-        terms = self.mechanism_terms(job, self.units or len(examples))
-        model, judgement = job.load(), self.choose_unit_clipping_and_noise_scale(job, examples)
+        examples, n_cut = _collect_unit_sequences(job, self.unit)
+        finished = read_privacy_record(job.out)
+        if finished is not None:  # written last: only the notes were missing
+            return _write_privacy_notes(finished, n_cut, len(examples))
+        terms = self.compute_mechanism_terms(job, self.units or len(examples))
+        model = job.load()
+        judgement = self.choose_unit_treatment(job, examples)
+        # Canaries are units too, numbered after the examples.
+        n_units = len(examples) + self.gradient_canaries
         trained = loops.fit_privately(
             model,
             examples,
-            # Canaries are units too, numbered behind the examples.
-            loops.PoissonSampler(len(examples) + self.gradient_canaries, terms.rate, self.sampling_and_noise_key(job)),
+            loops.PoissonSampler(n_units, terms.rate, self.derive_randomness_key(job)),
             loops.PrivateRecipe(
                 noise_multiplier=terms.sigma,
                 clip=terms.clip,
@@ -179,21 +211,25 @@ class PoissonTraining(Defense, Trainer):
             progress=self.make_private_training_progress(job, terms),
             checkpoint=job.checkpoint,
         )
-        record = self.privacy_record_of_training(trained, judgement, terms)
+        record = self.make_privacy_record(trained, judgement, terms)
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
         if self.gradient_canaries:
-            gradient_canaries.write_gradient_canaries(
-                job.out, self._gradient_canaries_to_write(trained.watch, terms, record.steps, job.seed)
-            )
-        disk.fsync_tree(job.out)  # the record comes after all else is on disk: where it is, the training is done
+            canaries = self._collect_canaries(trained.watch, terms, record.steps, job.seed)
+            gradient_canaries.write_gradient_canaries(job.out, canaries)
+        # The record comes after everything else is on disk: if it exists, the training is done.
+        disk.fsync_tree(job.out)
         write_privacy_record(job.out, record)
-        return _privacy_notes_for_user(record, cut, len(examples))
+        return _write_privacy_notes(record, n_cut, len(examples))
 
-    def _gradient_canaries_to_write(
-        self, watch: CanaryWatch, terms: MechanismTerms, steps: int, seed: int
+    def _collect_canaries(
+        self,
+        watch: CanaryWatch,
+        terms: MechanismTerms,
+        steps: int,
+        seed: int,
     ) -> GradientCanaries:
-        values, size, repeated = watch.noise_count_size_and_largest_correlation()
+        n_values, size, largest_correlation = watch.measure_noise()
         return GradientCanaries(
             included=tuple(watch.included.tolist()),
             scores=tuple(watch.scores.tolist()),
@@ -207,16 +243,18 @@ class PoissonTraining(Defense, Trainer):
             releases=watch.releases,
             drawn=int(watch.drawn.sum()),
             unevenness=watch.draw_unevenness_z,
-            noise_values=values,
+            noise_values=n_values,
             noise_size=size,
-            noise_repeated=repeated,
+            noise_repeated=largest_correlation,
             seed=seed,
         )
 
-    def recipe_details_to_record(self) -> dict[str, float]:
-        """Of the recipe, what `privacy.json` keeps among its details: controls are held to it."""
-        planted = {CANARIES: float(self.gradient_canaries)} if self.gradient_canaries else {}
-        return {"expected_batch": float(self.batch), "learning_rate": self.learning_rate, **planted}
+    def collect_recipe_details(self) -> dict[str, float]:
+        """Return the recipe values that `privacy.json` stores and controls are compared with."""
+        details = {"expected_batch": float(self.batch), "learning_rate": self.learning_rate}
+        if self.gradient_canaries:
+            details[CANARIES] = float(self.gradient_canaries)
+        return details
 
     # --- as a defense ---
 
@@ -231,9 +269,10 @@ class PoissonTraining(Defense, Trainer):
 
 @dataclass(frozen=True)
 class NonPrivateControl(PoissonTraining):
-    """Base of trainings without noise, beside which a private one is judged. They promise nothing.
+    """Base of trainings without noise, the controls of a private training. They promise nothing.
 
-    Batches follow from the seed: there is nothing in them to keep secret, and controls of one seed share them.
+    Batches follow from the seed: they have nothing to keep secret, and controls of one seed share
+    them.
     """
 
     claims: ClassVar[str] = "none: the control row of private training"
@@ -243,15 +282,19 @@ class NonPrivateControl(PoissonTraining):
         """C, the clipping norm; inf: none."""
         return math.inf
 
-    def mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+    def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
         return MechanismTerms(
-            0.0, self.control_clipping_norm, self.batch / units, self.planned_step_count(units), units
+            sigma=0.0,
+            clip=self.control_clipping_norm,
+            rate=self.batch / units,
+            steps=self.count_planned_steps(units),
+            units=units,
         )
 
-    def sampling_and_noise_key(self, job: TrainingJob) -> str:
+    def derive_randomness_key(self, job: TrainingJob) -> str:
         return f"control {job.seed}"
 
-    def privacy_record_of_training(
+    def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
         return PrivacyRecord(
@@ -269,37 +312,47 @@ class NonPrivateControl(PoissonTraining):
             units=terms.units,
             units_given=self.units > 0,
             optimizer=self.optimizer,
-            details={**self.recipe_details_to_record(), **dict(judgement.details)},
+            details={**self.collect_recipe_details(), **dict(judgement.details)},
         )
 
 
-def _cut_sequences_by_unit(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
-    """One sequence a unit, behind an end-of-text token and ended by one, cut at the block; and how many were cut."""
-    whole: dict[str, list[int]] = {}
+def _collect_unit_sequences(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
+    """Return one sequence for each unit, cut at the block, and the number of sequences cut.
+
+    An end-of-text token comes before the first record and after each record of a unit.
+    """
+    sequences: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):
-        whole.setdefault(record.unit if unit == "user" else str(i), [job.end]).extend(
-            (*loss_masks.tokens_with_loss_mask(record), job.end)
-        )
-    return [tuple(ids[: job.block]) for ids in whole.values()], sum(len(ids) > job.block for ids in whole.values())
+        key = record.unit if unit == "user" else str(i)
+        sequence = sequences.setdefault(key, [job.end])
+        sequence += (*loss_masks.apply_loss_mask(record), job.end)
+    n_cut = sum(len(ids) > job.block for ids in sequences.values())
+    return [tuple(ids[: job.block]) for ids in sequences.values()], n_cut
 
 
-def _privacy_notes_for_user(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
-    """What the user must know: sentences."""
-    told = list(record.notes())
+def _write_privacy_notes(record: PrivacyRecord, n_cut: int, n_sequences: int) -> tuple[str, ...]:
+    """Return the sentences that a user must know."""
+    notes = list(record.notes())
     if record.epsilon is not None:
-        told += [
-            f"ε {record.epsilon:.3f} at δ {record.delta:g}, {record.adjacency} ({record.accountant}; by RDP "
-            f"{record.epsilon_rdp:.3f}): σ {record.noise_multiplier:.3f}, C {record.clip:g}, "
+        notes += [
+            f"ε {record.epsilon:.3f} at δ {record.delta:g}, {record.adjacency} "
+            f"({record.accountant}; by RDP {record.epsilon_rdp:.3f}): "
+            f"σ {record.noise_multiplier:.3f}, C {record.clip:g}, "
             f"q {record.sampling_rate:.4g}, {record.steps:,} steps",
             record.status,
         ]
-    of = record.units or units
-    # Publishing one unit of n, drawn at random, is (0, 1 / n)-DP.
-    if record.delta * of >= 1:
-        told.append(f"δ {record.delta:g} is no smaller than one in {of:,} units: it allows giving one of them away")
-    if cut:
-        told.append(f"{cut:,} of {units:,} sequences were longer than --block and cut")
-    return tuple(told)
+    n_units = record.units or n_sequences
+    # Publishing one of n units, drawn at random, is (0, 1 / n)-DP.
+    if record.delta * n_units >= 1:
+        notes.append(
+            f"δ {record.delta:g} is no smaller than one in {n_units:,} units: a mechanism with "
+            "this δ may publish a whole unit"
+        )
+    if n_cut:
+        notes.append(
+            f"{n_cut:,} of {n_sequences:,} sequences were longer than --block and were cut",
+        )
+    return tuple(notes)
 
 
 def _require_dp_packages() -> None:

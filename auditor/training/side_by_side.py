@@ -1,6 +1,6 @@
-"""Several LoRA adapters of one base in one forward, each in training on rows of its own.
+"""Train several LoRA adapters of one base in one forward pass, each on its own rows.
 
-Knows PEFT's layers and one loss; neither whose records the rows are nor what is done with the gradients.
+Knows PEFT's layers and one loss, not whose records the rows are or how the gradients are used.
 """
 
 from __future__ import annotations
@@ -18,92 +18,124 @@ from auditor.models.lora import MixedLora, MixedLoraRouting, copy_sharing_weight
 from auditor.models.self_check_facts import rounding_tolerance
 from auditor.training import loss_masks
 
-_SEED = 20_240_229  # of a trial's random numbers: any number
-_SPREAD = 0.02  # of its updates, as of weights: five times as much makes a deep model multiply what a GPU rounds
+_TRIAL_SEED = 20_240_229  # of the trial's random numbers: any number
+# Standard deviation of the trial's updates, as of weights: with five times as much, a deep model
+# amplifies a GPU's rounding.
+_TRIAL_SPREAD = 0.02
 
 
-def adapter_losses_one_by_one(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
-    """(adapters,) mean nll, nats a token, of rows[i] (b_i, n) by the PEFT model adapters[i]: a forward each."""
-    return torch.stack([mean_training_nll_of_each_row(*pair).mean() for pair in zip(adapters, rows, strict=True)])
+def compute_losses_separately(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+    """Return the loss of each adapter, (adapters,), with one forward pass for each.
+
+    A loss is the mean nll, in nats a token, of rows[i] (b_i, n) by the PEFT model adapters[i].
+    """
+    pairs = zip(adapters, rows, strict=True)
+    return torch.stack([compute_row_nlls(adapter, part).mean() for adapter, part in pairs])
 
 
 class JointAdapterTraining:
-    """A base through which rows of several adapters pass in one forward; `like` tells which layers are adapted."""
+    """A base that computes rows of several adapters in one forward pass.
+
+    like: a PEFT model that has adapters on the same layers.
+    """
 
     def __init__(self, base: Any, like: Any) -> None:
         self._routing = MixedLoraRouting()
         self.model = copy_sharing_weights(base).eval()
-        self._layers, empty = {}, torch.empty(0)
-        self._found: WeakKeyDictionary[Any, dict[str, LoraLinear]] = WeakKeyDictionary()
-        for name in lora_layers_by_name_in_base(like):
-            self._layers[name] = MixedLora(self.model.get_submodule(name), empty, empty, self._routing)
-            self.model.set_submodule(name, self._layers[name])
+        self._mixed_layers = {}
+        self._layers_by_adapter: WeakKeyDictionary[Any, dict[str, LoraLinear]] = WeakKeyDictionary()
+        empty = torch.empty(0)
+        for name in list_lora_layers(like):
+            mixed = MixedLora(self.model.get_submodule(name), empty, empty, self._routing)
+            self._mixed_layers[name] = mixed
+            self.model.set_submodule(name, mixed)
 
-    def adapter_losses_in_one_forward(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
-        """As `adapter_losses_one_by_one`, in one forward. The sum's gradient is for each adapter what it is alone."""
-        counts = [len(own) for own in rows]
-        self.route_rows_to_adapters(adapters, counts)
-        found = mean_training_nll_of_each_row(self.model, torch.cat(list(rows)))
-        return torch.stack([own.mean() for own in found.split(counts)])
+    def compute_losses_jointly(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+        """Return the losses of `compute_losses_separately` with one forward pass.
 
-    def route_rows_to_adapters(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
-        """Of the next forward's rows the first counts[0] are those of adapters[0], and so on."""
-        layers, device = [self._lora_layers_of_adapter(adapter) for adapter in adapters], self.model.device
-        half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        for name, mixed in self._layers.items():
-            # Stacked anew in each forward, so that gradients reach each adapter's own weights:
-            # (adapters, rank, in) and (adapters, out, rank).
-            own = [layer[name] for layer in layers]
-            mixed.a = torch.stack([layer.get_parameter("lora_A.default.weight") for layer in own])
-            mixed.b = torch.stack([layer.get_parameter("lora_B.default.weight") for layer in own])
-            # LoRA's alpha / rank, the same for all adapters of one recipe
-            mixed.b = mixed.b * own[0].scaling["default"]
+        The gradient of their sum is for each adapter the gradient of its own loss.
+        """
+        counts = [len(part) for part in rows]
+        self.route_adapter_rows(adapters, counts)
+        nlls = compute_row_nlls(self.model, torch.cat(list(rows)))
+        return torch.stack([part.mean() for part in nlls.split(counts)])
+
+    def route_adapter_rows(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
+        """Route the next forward pass: its first counts[0] rows go to adapters[0], and so on."""
+        adapter_layers = [self._get_lora_layers(adapter) for adapter in adapters]
+        device = self.model.device
+        half = None
+        if torch.is_autocast_enabled(device.type):
+            half = torch.get_autocast_dtype(device.type)
+        for name, mixed in self._mixed_layers.items():
+            # Stacked again in each forward pass, so that gradients reach each adapter's own
+            # weights: (adapters, rank, in) and (adapters, out, rank).
+            layers = [by_name[name] for by_name in adapter_layers]
+            mixed.a = torch.stack(
+                [layer.get_parameter("lora_A.default.weight") for layer in layers],
+            )
+            mixed.b = torch.stack(
+                [layer.get_parameter("lora_B.default.weight") for layer in layers],
+            )
+            # LoRA's alpha / rank, the same for all adapters of one recipe.
+            mixed.b = mixed.b * layers[0].scaling["default"]
             if half is not None:
-                mixed.a, mixed.b = mixed.a.to(half), mixed.b.to(half)
+                mixed.a = mixed.a.to(half)
+                mixed.b = mixed.b.to(half)
         self._routing.part = torch.repeat_interleave(torch.tensor(counts, device=device))
 
-    def _lora_layers_of_adapter(self, adapter: Any) -> dict[str, LoraLinear]:
-        """Looked for once an adapter: a walk over all modules at every step takes as long as an optimizer's."""
-        if adapter not in self._found:
-            self._found[adapter] = lora_layers_by_name_in_base(adapter)
-        return self._found[adapter]
+    def _get_lora_layers(self, adapter: Any) -> dict[str, LoraLinear]:
+        """Look up the layers once for each adapter.
+
+        A walk over all modules at every step takes as long as an optimizer step.
+        """
+        if adapter not in self._layers_by_adapter:
+            self._layers_by_adapter[adapter] = list_lora_layers(adapter)
+        return self._layers_by_adapter[adapter]
 
 
-def lora_layers_by_name_in_base(adapter: Any) -> dict[str, LoraLinear]:
-    """The layers that a PEFT model adapts, by their names in its base."""
+def list_lora_layers(adapter: Any) -> dict[str, LoraLinear]:
+    """Return the layers that a PEFT model adapts, by their names in its base."""
     modules = adapter.get_base_model().named_modules()
     return {name: module for name, module in modules if isinstance(module, LoraLinear)}
 
 
-def mean_training_nll_of_each_row(model: Any, rows: Tensor) -> Tensor:
-    """(b,) mean nll of each row (b, n), nats a token that has a loss, its first token given."""
-    labels = loss_masks.labels_of_loss_masked_rows(rows)
-    return loss_masks.mean_nll_of_tokens_with_loss_per_row(
-        model, labels, input_ids=loss_masks.token_id_rows_without_loss_mask(rows), use_cache=False
-    )
+def compute_row_nlls(model: Any, rows: Tensor) -> Tensor:
+    """Return the mean nll of each row (b, n) in nats a token that has a loss, (b,).
+
+    The first token of a row is given.
+    """
+    labels = loss_masks.make_row_labels(rows)
+    input_ids = loss_masks.remove_row_loss_masks(rows)
+    return loss_masks.compute_mean_learnt_nlls(model, labels, input_ids=input_ids, use_cache=False)
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdapterTraining | None:
-    """The base for training such adapters together; None where its layers do not read each row of a batch by itself.
+    """Make the base for training such adapters together.
 
-    adapter: makes one on a base of its own. Tried with two whose updates are random: layers that see the tokens of all
-    rows in a line (experts), or that are not called as layers (kernels that read their weights), show in the
-    distributions.
+    Returns None if the base's layers do not treat each row of a batch independently. A trial with
+    two adapters with random updates shows that in the distributions: layers that see the tokens of
+    all rows at once (experts), or that are not called as layers (kernels that read their weights).
+
+    adapter: makes an adapter on a base of its own.
     """
     with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(_SEED)
+        torch.manual_seed(_TRIAL_SEED)
         adapters = [adapter().eval(), adapter().eval()]
-        mixed = JointAdapterTraining(base, adapters[0])
-        for parameter in (p for one in adapters for p in one.parameters() if p.requires_grad):
-            nn.init.normal_(parameter, std=_SPREAD)
-        rows = torch.randint(base.get_input_embeddings().num_embeddings, (3, 8)).to(base.device)
-        truth = torch.cat([one(input_ids=own).logits for one, own in zip(adapters, rows.split([1, 2]), strict=True)])
-        mixed.route_rows_to_adapters(adapters, [1, 2])
+        joint_base = JointAdapterTraining(base, adapters[0])
+        for model in adapters:
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    nn.init.normal_(parameter, std=_TRIAL_SPREAD)
+        vocab_size = base.get_input_embeddings().num_embeddings
+        rows = torch.randint(vocab_size, (3, 8)).to(base.device)
+        parts = rows.split([1, 2])
+        expected = torch.cat([adapters[i](input_ids=part).logits for i, part in enumerate(parts)])
+        joint_base.route_adapter_rows(adapters, [1, 2])
         try:
-            found = mixed.model(input_ids=rows).logits
-        except (RuntimeError, AttributeError, IndexError):  # what torch and modules raise of such shapes and uses
+            logits = joint_base.model(input_ids=rows).logits
+        except (RuntimeError, AttributeError, IndexError):
+            # Raised by torch and modules that cannot use the mixed layers.
             return None
-        near = largest_rms_log_prob_distance(found.log_softmax(-1), truth.log_softmax(-1)) <= rounding_tolerance(
-            base, truth
-        )
-        return mixed if near else None
+        distance = largest_rms_log_prob_distance(logits.log_softmax(-1), expected.log_softmax(-1))
+        return joint_base if distance <= rounding_tolerance(base, expected) else None

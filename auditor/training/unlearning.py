@@ -1,7 +1,8 @@
-"""Trainings by which a model that has learnt records is to forget some of them, and what a few plain steps bring back.
+"""Train a model to forget records that it has learnt, and relearn to see which records return.
 
-Knows whole records and their log-probabilities; a subclass says which loss pushes them down. Nothing is promised: what
-the model still tells of a record that it was to forget is for an audit to measure.
+Handles whole records and their log-probabilities; a subclass defines the loss that pushes them
+down. Nothing is promised: an audit must measure what the model still reveals of a record that it
+was to forget.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from auditor.training import loss_masks
 from auditor.training.finetune import (
     FineTuningRecipe,
     StepwiseFineTuning,
-    causal_loss,
-    pack_into_blocks,
-    require_finite_weights,
-    trainable_parameters,
+    check_weights_finite,
+    compute_causal_loss,
+    list_trainable_parameters,
+    pack_blocks,
 )
 from auditor.training.variants import Variant
 
-_BLOCK, _BATCH = 128, 4  # of relearning: tokens of a sequence, at most, and sequences a step
-_AT_ONCE = 16  # records whose log-probabilities are read together, without gradients
+_BLOCK = 128  # of relearning: at most this many tokens a sequence
+_BATCH = 4  # of relearning: sequences a step
+_AT_ONCE = 16  # records evaluated together, without gradients
 
 
 @dataclass(frozen=True)
 class UnlearningTrainer(Variant):
-    """Base of trainings on records to forget. Every step takes `batch` of them, each distinct record once an epoch.
+    """Base of trainings on records to forget.
 
-    retain: weight of the loss of as many records that are to be kept, drawn at random from the others; 0: none.
+    Each step takes `batch` of the records to forget, each distinct record once an epoch. retain:
+    weight of the loss of as many records to keep, drawn at random from the others; 0: none.
     """
 
     unlearns: ClassVar[bool] = True
@@ -54,122 +57,163 @@ class UnlearningTrainer(Variant):
         if not (math.isfinite(self.retain) and self.retain >= 0):
             raise AuditError(f"expected retain >= 0, got {self.retain:g}")
 
-    def forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
-        """The loss of a batch. (records,) each: nats of whole records, now and before the first step."""
+    def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
+        """Return the loss of a batch.
+
+        log_probs, before: nats of whole records now and before the first step, (records,) each.
+        """
         raise NotImplementedError
 
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if not job.forget:
-            raise AuditError(f"expected --forget FILE with {self.name}, which forgets records, got none")
-        if self.retain and not _sequences_not_forgotten(job):
             raise AuditError(
-                f"expected records of --data that are not to be forgotten with retain={self.retain:g}, got none"
+                f"expected --forget FILE with {self.name}, which forgets records, got none",
+            )
+        if self.retain and not _list_retained_sequences(job):
+            raise AuditError(
+                f"expected records of --data to retain with retain={self.retain:g}, got none",
             )
 
-    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        """What is to be forgotten, each text once."""
-        texts = {record.text: loss_masks.tokens_with_loss_mask(record) for record in job.forget}
-        told = f"to forget: {len(texts):,} distinct records; to keep: "
-        told += f"{len(_sequences_not_forgotten(job)):,} records, copies included"
-        return list(texts.values()), (told,)
+    def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+        """Return the records to forget, each text once."""
+        sequences = {record.text: loss_masks.apply_loss_mask(record) for record in job.forget}
+        n_retained = len(_list_retained_sequences(job))
+        note = f"to forget: {len(sequences):,} distinct records; to keep: {n_retained:,} records"
+        return list(sequences.values()), (note,)
 
-    def fit_model_to_sequences(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
-        device = next(iter(trainable_parameters(model).values())).device
-        rows = pad_and_cut_unlearning_records(sequences, job.block, job.end)
-        # Before `restore` puts in the weights of a checkpoint: these are the numbers of the model as it came.
-        before = log_probs_without_gradient(model, rows.to(device))
-        course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end)
-        fitting = _UnlearningSteps(model, rows, course, job)
-        kept = (
-            pad_and_cut_unlearning_records(_sequences_not_forgotten(job), job.block, job.end)
-            if self.retain
-            else rows[:0]
+    def fit_model(
+        self,
+        job: TrainingJob,
+        model: Any,
+        sequences: Sequence[Tokens],
+    ) -> tuple[str, ...]:
+        device = next(iter(list_trainable_parameters(model).values())).device
+        rows = pad_unlearning_records(sequences, job.block, job.end)
+        # Before `restore` loads the weights of a checkpoint: the model as it came.
+        before = evaluate_record_log_probs(model, rows.to(device))
+        course = FineTuningRecipe(
+            self.epochs,
+            self.learning_rate,
+            self.batch,
+            rows.shape[1],
+            job.end,
         )
+        fitting = _UnlearningSteps(model, rows, course, job)
+        retained_rows = rows[:0]
+        if self.retain:
+            retained_rows = pad_unlearning_records(
+                _list_retained_sequences(job),
+                job.block,
+                job.end,
+            )
         if (state := job.checkpoint.load()) is not None:
             fitting.restore(state)
         model.train()
-        while not fitting.is_done_with_all_epochs:
-            at = fitting.next_step_batch()[:, 0]
-            loss = self.forgetting_loss(
-                log_probs_of_whole_records(model, rows[at].to(device), job.half), before[at.to(device)]
-            )
+        while not fitting.is_finished:
+            indices = fitting.get_next_batch()[:, 0]
+            log_probs = compute_record_log_probs(model, rows[indices].to(device), job.half)
+            loss = self.compute_forgetting_loss(log_probs, before[indices.to(device)])
             if self.retain:
-                # by the place and not from a stream, so that a resumed training draws the same records
+                # Keyed by the step, not drawn from a stream, so that a resumed training draws the
+                # same records.
                 rng = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps)
-                drawn = rng.integers(len(kept), size=len(at))
-                retained = log_probs_of_whole_records(model, kept[torch.from_numpy(drawn)].to(device), job.half)
+                sample = torch.from_numpy(rng.integers(len(retained_rows), size=len(indices)))
+                batch = retained_rows[sample].to(device)
+                retained = compute_record_log_probs(model, batch, job.half)
                 loss = loss - self.retain * retained.mean()
             loss.backward()
             fitting.step()
-            # 0 again: the step ended an epoch.
-            if not fitting.steps:
-                require_finite_weights(fitting.parameters.values(), job.checkpoint)
+            if not fitting.steps:  # the step ended an epoch
+                check_weights_finite(fitting.parameters.values(), job.checkpoint)
                 job.checkpoint.save(fitting.state())
                 job.progress("unlearning", fitting.epochs, self.epochs)
-        tokens = int((loss_masks.labels_of_loss_masked_rows(rows)[:, 1:] != loss_masks.IGNORED).sum())
-        now = float(log_probs_without_gradient(model, rows.to(device)).sum())
-        return (
-            f"the records to forget had {-float(before.sum()) / tokens:.3g} nats a token before, and have "
-            f"{-now / tokens:.3g} after",
-        )
+        labels = loss_masks.make_row_labels(rows)[:, 1:]
+        n_tokens = int((labels != loss_masks.IGNORED).sum())
+        nats_before = -float(before.sum()) / n_tokens
+        total_after = float(evaluate_record_log_probs(model, rows.to(device)).sum())
+        nats_after = -total_after / n_tokens
+        change = f"{nats_before:.3g} nats a token before and {nats_after:.3g} after"
+        return (f"the records to forget have {change}",)
 
 
 class _UnlearningSteps(StepwiseFineTuning):
-    """A fitting whose batches are places of rows, (at most batch, 1): each row once an epoch, in a new order."""
+    """A fine-tuning whose batches are row indices, (at most batch, 1).
 
-    def __init__(self, model: Any, rows: Tensor, course: FineTuningRecipe, job: TrainingJob) -> None:
-        places = [(place,) for place in range(len(rows))]
-        super().__init__(trainable_parameters(model), places, course, keyed_random_generator("unlearn", job.seed))
-
-    def _training_blocks_in_new_order(self) -> Tensor:
-        return torch.from_numpy(self._order.permutation(len(self._sequences)).astype(np.int64)).unsqueeze(-1)
-
-
-def _sequences_not_forgotten(job: TrainingJob) -> list[Tokens]:
-    """All records but those that are to be forgotten, as often as they occur."""
-    forgotten = {record.text for record in job.forget}
-    return [loss_masks.tokens_with_loss_mask(record) for record in job.records if record.text not in forgotten]
-
-
-def pad_and_cut_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
-    """(records, width): each behind an end-of-text token and ended by one, as in training; cut at the block.
-
-    What has no loss, the first token and what fills up, is written as `training.loss_masks` does.
+    Each row comes once an epoch, in a new order.
     """
-    whole = [(~end, *sequence, end)[:block] for sequence in sequences]
-    width = max(map(len, whole))
-    return torch.tensor([[*row, *([~end] * (width - len(row)))] for row in whole], device="cpu")
+
+    def __init__(
+        self,
+        model: Any,
+        rows: Tensor,
+        course: FineTuningRecipe,
+        job: TrainingJob,
+    ) -> None:
+        indices = [(index,) for index in range(len(rows))]
+        order = keyed_random_generator("unlearn", job.seed)
+        super().__init__(list_trainable_parameters(model), indices, course, order)
+
+    def _shuffle_blocks(self) -> Tensor:
+        order = self._order.permutation(len(self._sequences)).astype(np.int64)
+        return torch.from_numpy(order).unsqueeze(-1)
 
 
-def log_probs_of_whole_records(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
-    """(records,): nats of all tokens that have a loss, summed. What fills up stands behind them: nothing reads it.
+def _list_retained_sequences(job: TrainingJob) -> list[Tokens]:
+    """Return all records except those to forget, with all their copies."""
+    forgotten = {record.text for record in job.forget}
+    retained = [record for record in job.records if record.text not in forgotten]
+    return [loss_masks.apply_loss_mask(record) for record in retained]
 
-    half: what matrices are multiplied in; None: as the weights are.
+
+def pad_unlearning_records(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
+    """Return the records as rows, (records, width), cut at the block.
+
+    As in training, an end-of-text token comes before and after each record. The first token and the
+    padding have no loss, in the form of `training.loss_masks`.
+    """
+    framed = [(~end, *sequence, end)[:block] for sequence in sequences]
+    width = max(map(len, framed))
+    rows = [(*row, *([~end] * (width - len(row)))) for row in framed]
+    return torch.tensor(rows, device="cpu")
+
+
+def compute_record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
+    """Return the summed log-probability of each record's tokens with a loss, (records,) nats.
+
+    The padding comes after these tokens, so no token reads it. half: precision of matrix products;
+    None: that of the weights.
     """
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
-        logits = model(input_ids=loss_masks.token_id_rows_without_loss_mask(rows)).logits[:, :-1].float()
-    wanted = loss_masks.labels_of_loss_masked_rows(rows)[:, 1:]
-    # transposed: it takes (records, vocabulary, positions)
+        output = model(input_ids=loss_masks.remove_row_loss_masks(rows))
+    logits = output.logits[:, :-1].float()
+    labels = loss_masks.make_row_labels(rows)[:, 1:]
+    # Transposed: cross_entropy takes (records, vocabulary, positions).
     nll = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), wanted, ignore_index=loss_masks.IGNORED, reduction="none"
+        logits.transpose(1, 2),
+        labels,
+        ignore_index=loss_masks.IGNORED,
+        reduction="none",
     )
     return -nll.sum(-1)
 
 
 @torch.no_grad()
-def log_probs_without_gradient(model: Any, rows: Tensor) -> Tensor:
-    """`log_probs_of_whole_records` without gradients or dropout; leaves the model in training mode."""
+def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
+    """Return `compute_record_log_probs` without gradients or dropout.
+
+    Leaves the model in training mode.
+    """
     model.eval()
-    found = torch.cat([log_probs_of_whole_records(model, some) for some in rows.split(_AT_ONCE)])
+    parts = [compute_record_log_probs(model, part) for part in rows.split(_AT_ONCE)]
     model.train()
-    return found
+    return torch.cat(parts)
 
 
-# --- what comes back ---
+# --- relearning ----------------------------------------------------------------------------------
 
 
-def fine_tune_copy_to_relearn(
+def train_relearned_copy(
     model: HuggingFaceModel,
     texts: Sequence[Tokens],
     *,
@@ -178,30 +222,36 @@ def fine_tune_copy_to_relearn(
     seed: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> HuggingFaceModel:
-    """A copy of the model, all its weights trained on the texts for so many steps of AdamW at a constant rate.
+    """Train a copy of the model on the texts, to see which records not among them return.
 
-    To see what comes back of records that are not among the texts. Each step takes four packed blocks of 128 tokens;
-    the texts come in new orders, over and over. Raises AuditError for weights that are no numbers any more, and for a
-    tokenizer that names no end of text.
+    Trains all weights for this many steps of AdamW at a constant rate. Each step takes four packed
+    blocks of 128 tokens; the texts come again and again, each time in a new order.
+
+    Raises:
+        AuditError: if a weight is not finite, or if the tokenizer has no end-of-text token.
     """
     end = getattr(model.tokenizer, "eos_token_id", None)
     if end is None:
         raise AuditError(
-            f"expected a tokenizer with an end-of-text token to relearn with, but that of {model.name} has none"
+            f"expected a tokenizer with an end-of-text token, but that of {model.name} has none",
         )
-    own, order = copy.deepcopy(model.model), keyed_random_generator("relearn", seed)
-    for parameter in own.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())  # quantised weights are integers, without gradients
-    parameters = trainable_parameters(own)
+    relearned = copy.deepcopy(model.model)
+    order = keyed_random_generator("relearn", seed)
+    for parameter in relearned.parameters():
+        # Quantised weights are integers, without gradients.
+        parameter.requires_grad_(parameter.is_floating_point())
+    parameters = list_trainable_parameters(relearned)
     optimizer = torch.optim.AdamW(parameters.values(), lr=rate, weight_decay=0.01)
-    block, batches = min(_BLOCK, model.max_positions or _BLOCK), list[torch.Tensor]()
-    own.train()
+    block = min(_BLOCK, model.max_positions or _BLOCK)
+    batches = list[torch.Tensor]()
+    relearned.train()
     for step in range(steps):
-        batches = batches or list(pack_into_blocks(texts, block, end, order).split(_BATCH))
-        causal_loss(own, batches.pop(0).to(model.device)).backward()
+        if not batches:
+            batches = list(pack_blocks(texts, block, end, order).split(_BATCH))
+        compute_causal_loss(relearned, batches.pop(0).to(model.device)).backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         progress(step + 1)
-    require_finite_weights(parameters.values(), None)
-    return HuggingFaceModel(own, model.tokenizer, f"{model.name}, relearned")
+    check_weights_finite(parameters.values(), None)
+    return HuggingFaceModel(relearned, model.tokenizer, f"{model.name}, relearned")

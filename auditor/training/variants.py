@@ -1,7 +1,7 @@
-"""Fine-tuning without privacy, and its variants: the same data by the same recipe, one thing changed.
+"""Fine-tuning without privacy, and its variants: the same data and recipe with one change.
 
-Knows packed blocks, AdamW and who is told what; each variant says itself what it changes. None of them promises
-anything: what a model so trained still tells of a record is for an audit to measure.
+Handles packed blocks and AdamW; each variant says what it changes. None promises anything: an audit
+must measure what a model so trained reveals of a record.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from auditor.training import loss_masks
 from auditor.training.finetune import (
     cast_frozen_linear_weights,
     check_epochs_and_learning_rate,
-    fine_tune_on_packed_blocks,
-    make_causal_loss_with_autocast,
+    make_autocast_loss,
+    train_packed_blocks,
 )
 
-NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it may tell"
+NOTHING_PROMISED = "nothing is promised: the model may reveal all that it learnt of a record"
 
 
 @dataclass(frozen=True)
 class FineTuning(Trainer):
     """Base of fine-tunings on packed blocks with AdamW. learning_rate decays linearly to 0.
 
-    A subclass changes which sequences are learnt (`sequences_to_train_on`), which parameters are trained
-    (`model_with_parameters_to_train`), or how they are fitted (`fit_model_to_sequences`); each may tell what it did:
-    sentences.
+    A subclass changes which sequences are learnt (`select_sequences`), which parameters are trained
+    (`prepare_model`), or how they are fitted (`fit_model`). Each method also returns sentences that
+    say what it did.
     """
 
     epochs: int = 3
@@ -47,17 +47,22 @@ class FineTuning(Trainer):
             raise AuditError(f"expected batch >= 1, got {self.batch}")
         check_epochs_and_learning_rate(self.epochs, self.learning_rate)
 
-    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        """What is trained on, tokens without a loss as `training.loss_masks` writes them."""
-        return [loss_masks.tokens_with_loss_mask(record) for record in job.records], ()
+    def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+        """Return the sequences to train on, with loss masks applied, and sentences."""
+        return [loss_masks.apply_loss_mask(record) for record in job.records], ()
 
-    def model_with_parameters_to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
-        """The model, those of its parameters that are trained asking for gradients."""
+    def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
+        """Return the model, whose trained parameters require gradients, and sentences."""
         return job.load(), ()
 
-    def fit_model_to_sequences(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
-        """Trains the model in place; goes on behind the checkpoint."""
-        fine_tune_on_packed_blocks(
+    def fit_model(
+        self,
+        job: TrainingJob,
+        model: Any,
+        sequences: Sequence[Tokens],
+    ) -> tuple[str, ...]:
+        """Train the model in place and return sentences; continue from the checkpoint."""
+        train_packed_blocks(
             model,
             sequences,
             epochs=self.epochs,
@@ -66,29 +71,30 @@ class FineTuning(Trainer):
             block=job.block,
             end=job.end,
             order=keyed_random_generator("train", job.seed),
-            loss=make_causal_loss_with_autocast(job.half),
+            loss=make_autocast_loss(job.half),
             progress=lambda done: job.progress("training", done, self.epochs),
             checkpoint=job.checkpoint,
         )
         return ()
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        sequences, of_data = self.sequences_to_train_on(job)
-        torch.manual_seed(job.seed)  # of an adapter's random half, and of dropout
-        model, of_model = self.model_with_parameters_to_train(job)
-        # Behind `to_train`, which decides what is frozen.
+        sequences, data_notes = self.select_sequences(job)
+        torch.manual_seed(job.seed)  # for an adapter's random half, and for dropout
+        model, model_notes = self.prepare_model(job)
+        # After `prepare_model`, which decides which weights are frozen.
         cast_frozen_linear_weights(model, job.half)
-        of_fit = self.fit_model_to_sequences(job, model, sequences)
+        fit_notes = self.fit_model(job, model, sequences)
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
-        return (*of_data, *of_model, *of_fit, NOTHING_PROMISED)
+        return (*data_notes, *model_notes, *fit_notes, NOTHING_PROMISED)
 
 
 @dataclass(frozen=True)
 class Variant(Defense, FineTuning):
-    """Base of the variants, each of which is a defense too: in the lab it is trained on demand, by the target's recipe.
+    """Base of the variants; each is a defense too.
 
-    model: a folder that was trained so, for `audit run` outside the lab.
+    The lab trains a variant on demand, by the target's recipe. model: a folder with a model trained
+    this way, for `audit run` outside the lab.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("trained",)
@@ -97,27 +103,31 @@ class Variant(Defense, FineTuning):
 
     def check(self, job: TrainingJob) -> None:
         if self.model:
-            raise AuditError(f"-D model= names a model trained by {self.name}, for audit run: audit train makes one")
+            raise AuditError(
+                f"-D model= names a trained {self.name} model for audit run: audit train makes it",
+            )
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        assert scenario.trained is not None  # the run has seen to what is needed
+        assert scenario.trained is not None  # the run checks `needs`
         return scenario.trained.model
 
 
 @dataclass(frozen=True)
 class DataVariant(Variant):
-    """Base of the variants that leave records out, and train as before on those that stay."""
+    """Base of the variants that drop records, and train as before on the remaining records."""
 
-    def choose_records_to_keep(self, texts: Sequence[str]) -> tuple[list[int], str]:
-        """Which of the records stay, by their index, in order; and what was left out: a sentence."""
+    def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
+        """Return the indices of the records to keep, in order, and a sentence on those dropped."""
         raise NotImplementedError
 
-    def copies_left_of_record(self, copies: int) -> int | None:
-        """How many of a record's copies stay, where that follows from their number; None: it does not."""
+    def count_remaining_copies(self, copies: int) -> int | None:
+        """Return how many of a record's copies remain; None if `copies` does not decide it."""
         return None
 
-    def sequences_to_train_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        kept, told = self.choose_records_to_keep([record.text for record in job.records])
-        if not kept:
-            raise AuditError(f"expected {self.name} to leave records to train on, got none of {len(job.records):,}")
-        return [loss_masks.tokens_with_loss_mask(job.records[i]) for i in kept], (told,)
+    def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
+        indices, note = self.choose_records([record.text for record in job.records])
+        if not indices:
+            raise AuditError(
+                f"expected {self.name} to keep records to train on, got 0 of {len(job.records):,}",
+            )
+        return [loss_masks.apply_loss_mask(job.records[i]) for i in indices], (note,)

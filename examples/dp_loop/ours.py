@@ -12,7 +12,7 @@ import torch
 
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.rarity import clipping_share_of_each_example
+from auditor.training.rarity import compute_clipping_shares
 
 NOISE, CLIP, BATCH, STEPS, RATE = 1.0, 1.0, 8, 30, 1 / 6
 CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": 1e-3}
@@ -37,4 +37,4 @@ def adp_sound(model, records):
     """
     examples = [row["input_ids"] for row in records]
     public = HuggingFaceModel(copy.deepcopy(model))
-    return fit(model, examples, clipping_share_of_each_example(public, examples, 0.5, 110.0, 250.0))
+    return fit(model, examples, compute_clipping_shares(public, examples, 0.5, 110.0, 250.0))

@@ -35,7 +35,7 @@ from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
-from auditor.training.members import assign_records_to_member_shards
+from auditor.training.members import assign_member_shards
 from tests.conftest import refuses, states
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -299,7 +299,7 @@ def test_records_in_several_shards_are_caught() -> None:
     held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not record their training data" in checked(model)[1]
-    held.shards = [record_digests(copies[i] for i in chosen) for chosen in assign_records_to_member_shards(copies, 3)]
+    held.shards = [record_digests(copies[i] for i in chosen) for chosen in assign_member_shards(copies, 3)]
     assert not violated(checked(model)[1]) and "do not record" not in checked(model)[1]
     held.shards = [record_digests(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)

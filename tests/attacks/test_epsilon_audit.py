@@ -21,7 +21,7 @@ from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.records.claims import promised_epsilon_or_reason
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.statistics.audited import audit_epsilon_bounds
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
+from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe
 
@@ -39,7 +39,7 @@ def coined(times: int = 1) -> tuple[Secret, ...]:
 
 def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
     made = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
-    fine_tune_on_packed_blocks(
+    train_packed_blocks(
         made, texts, epochs=epochs, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test")
     )
     return HuggingFaceModel(made, bpe(150), "trained")

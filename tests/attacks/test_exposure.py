@@ -21,7 +21,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
+from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe, brute
 
@@ -44,7 +44,7 @@ def learnt() -> HuggingFaceModel:
     filler = [f"My ID is {i * 37 % 1000:03d}" for i in range(30)]
     texts = filler + [f"My ID is {digits}" for digits, count in LEARNT.items() for _ in range(count)]
     sequences = [tuple(ids) for ids in bpe(150)(texts)["input_ids"]]
-    fine_tune_on_packed_blocks(
+    train_packed_blocks(
         model, sequences, epochs=40, rate=1e-2, batch=8, block=16, end=0, order=keyed_random_generator("test")
     )
     return HuggingFaceModel(model, bpe(150), "learnt")

@@ -23,7 +23,7 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.training.members import assign_records_to_member_shards
+from auditor.training.members import assign_member_shards
 from tests.generation.test_tries import bpe
 
 ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for i in range(25)]
@@ -210,7 +210,7 @@ def test_all_copies_of_a_canary_land_in_one_shard(
     jsonl(tmp_path / "a.jsonl")
     write_data_with_canaries(CanaryInsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     rows = [row["text"] for row in rows_of(tmp_path / "b.jsonl")]
-    shards = [[rows[i] for i in chosen] for chosen in assign_records_to_member_shards(rows, members)]
+    shards = [[rows[i] for i in chosen] for chosen in assign_member_shards(rows, members)]
     for entry in manifest.canaries:
         holding = [texts.count(entry.text) for texts in shards if entry.text in texts]
         assert holding == ([entry.count] if entry.count else [])

@@ -13,7 +13,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
+from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 from tests.generation.test_tries import bpe
 
 pytestmark = pytest.mark.drawn  # a page without its plots says nothing of exposure
@@ -36,7 +36,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = bpe(150)
     model = make_untrained_gpt_neox(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
     sequences = [tuple(ids) for ids in tokenizer(texts)["input_ids"]]
-    fine_tune_on_packed_blocks(
+    train_packed_blocks(
         model, sequences, epochs=25, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test")
     )
     model.save_pretrained(folder / "model")

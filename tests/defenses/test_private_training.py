@@ -36,9 +36,9 @@ from auditor.studies import sweep
 from auditor.training import dp_loop as loops
 from auditor.training.poisson import MechanismTerms, NonPrivateControl
 from auditor.training.rarity import (
-    log_perplexities_by_public_model,
-    normalise_perplexities_among_records,
-    normalise_perplexities_by_fixed_bounds,
+    compute_log_perplexities,
+    scale_perplexities_within_bounds,
+    scale_perplexities_within_data,
 )
 from tests.conftest import refuses, save_tiny, states, tiny
 
@@ -306,7 +306,7 @@ def test_killed_at_the_end_it_is_not_trained_again(
 
     with monkeypatch.context() as patch, pytest.raises(_Killed):
         if moment == "written":
-            patch.setattr("auditor.training.poisson._privacy_notes_for_user", kill)
+            patch.setattr("auditor.training.poisson._write_privacy_notes", kill)
         else:
             patch.setattr("auditor.plugins.trainer.TrainerCheckpoint.clear", kill)
         training.train_model_into_folder(asked(world, out), silent)
@@ -388,25 +388,21 @@ EXAMPLES = [(0, *range(1, 4 + i), 0) for i in range(6)]
 
 def test_perplexity_is_that_of_equation_3() -> None:
     model = tiny()
-    for example, log_p in zip(EXAMPLES, log_perplexities_by_public_model(model, EXAMPLES), strict=True):
+    for example, log_p in zip(EXAMPLES, compute_log_perplexities(model, EXAMPLES), strict=True):
         tokens = model.model.dummy_inputs["input_ids"].new_tensor([example])
         assert float(model.model(input_ids=tokens, labels=tokens).loss) == pytest.approx(float(log_p), abs=1e-5)
 
 
 def test_normalisations() -> None:
     p = np.array([1.0, 3.0, 2.0, 5.0])
-    assert normalise_perplexities_among_records(np.log(p), "min-max") == pytest.approx([0, 0.5, 0.25, 1])
-    assert normalise_perplexities_among_records(np.log(p), "rank") == pytest.approx([0, 2 / 3, 1 / 3, 1])
-    assert normalise_perplexities_among_records(np.array([0.0, 1, 1, 2]), "rank") == pytest.approx([0, 0.5, 0.5, 1])
-    assert normalise_perplexities_among_records(np.array([1000.0, 2000.0]), "min-max") == pytest.approx(
-        [0, 1]
-    )  # no overflow
-    assert normalise_perplexities_among_records(np.array([2.0, 2.0]), "min-max") == pytest.approx(
+    assert scale_perplexities_within_data(np.log(p), "min-max") == pytest.approx([0, 0.5, 0.25, 1])
+    assert scale_perplexities_within_data(np.log(p), "rank") == pytest.approx([0, 2 / 3, 1 / 3, 1])
+    assert scale_perplexities_within_data(np.array([0.0, 1, 1, 2]), "rank") == pytest.approx([0, 0.5, 0.5, 1])
+    assert scale_perplexities_within_data(np.array([1000.0, 2000.0]), "min-max") == pytest.approx([0, 1])  # no overflow
+    assert scale_perplexities_within_data(np.array([2.0, 2.0]), "min-max") == pytest.approx(
         [1, 1]
     )  # nothing tells them apart: full noise
-    assert normalise_perplexities_by_fixed_bounds(np.log([1.0, 10.0, 100.0, 1000.0]), 1, 100) == pytest.approx(
-        [0, 0.5, 1, 1]
-    )
+    assert scale_perplexities_within_bounds(np.log([1.0, 10.0, 100.0, 1000.0]), 1, 100) == pytest.approx([0, 0.5, 1, 1])
 
 
 @pytest.mark.parametrize("how", ["min-max", "rank"])
@@ -414,11 +410,9 @@ def test_adps_probabilities_depend_on_everyone_and_the_sound_ones_do_not(how: An
     """Flaw (iii) of formulas B4: one odd record moves all others' noise. A record's own clip is its own business."""
     p = np.log([3.0, 4.0, 6.0])
     odd = np.append(p, np.log(600.0))
-    assert not np.allclose(
-        normalise_perplexities_among_records(odd, how)[:3], normalise_perplexities_among_records(p, how)
-    )
-    assert normalise_perplexities_by_fixed_bounds(odd, 1, 1000)[:3] == pytest.approx(
-        normalise_perplexities_by_fixed_bounds(p, 1, 1000)
+    assert not np.allclose(scale_perplexities_within_data(odd, how)[:3], scale_perplexities_within_data(p, how))
+    assert scale_perplexities_within_bounds(odd, 1, 1000)[:3] == pytest.approx(
+        scale_perplexities_within_bounds(p, 1, 1000)
     )
 
 
@@ -429,8 +423,8 @@ class _Job:
 def test_gamma_is_the_mean_probability_of_the_batch() -> None:
     """Equation 5; and Equation 6 multiplies the noise by it (the naive twin is in test_private_training of auditor)."""
     job: Any = _Job()
-    rho = normalise_perplexities_among_records(log_perplexities_by_public_model(job.public, EXAMPLES), "rank")
-    judgement = Adp(normalise="rank").choose_unit_clipping_and_noise_scale(job, EXAMPLES)
+    rho = scale_perplexities_within_data(compute_log_perplexities(job.public, EXAMPLES), "rank")
+    judgement = Adp(normalise="rank").choose_unit_treatment(job, EXAMPLES)
     assert judgement.shares is None and judgement.noise_scale is not None
     for units in ([0], [1, 4], [0, 2, 3, 5]):
         assert judgement.noise_scale(np.array(units)) == pytest.approx(sum(rho[i] for i in units) / len(units))
@@ -438,10 +432,10 @@ def test_gamma_is_the_mean_probability_of_the_batch() -> None:
 
 def test_the_sound_variant_scales_clips_not_noise() -> None:
     job: Any = _Job()
-    judgement = AdpSound(
-        kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500
-    ).choose_unit_clipping_and_noise_scale(job, EXAMPLES)
-    rho = ((log_perplexities_by_public_model(job.public, EXAMPLES) - math.log(2)) / math.log(250)).clip(0, 1)
+    judgement = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500).choose_unit_treatment(
+        job, EXAMPLES
+    )
+    rho = ((compute_log_perplexities(job.public, EXAMPLES) - math.log(2)) / math.log(250)).clip(0, 1)
     assert judgement.noise_scale is None
     assert judgement.shares == pytest.approx([1 - 0.8 * r for r in rho])
     assert all(0.2 - 1e-9 <= share <= 1 for share in judgement.shares or ())
@@ -621,11 +615,8 @@ def test_the_controls_are_of_the_defenses_own_recipe() -> None:
     sound = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500)
     clipped = sound.no_noise_control()
     job: Any = _Job()
-    assert (
-        clipped.choose_unit_clipping_and_noise_scale(job, EXAMPLES).shares
-        == sound.choose_unit_clipping_and_noise_scale(job, EXAMPLES).shares
-    )
-    assert NoNoise().choose_unit_clipping_and_noise_scale(job, EXAMPLES).shares is None and clipped != NoNoise()
+    assert clipped.choose_unit_treatment(job, EXAMPLES).shares == sound.choose_unit_treatment(job, EXAMPLES).shares
+    assert NoNoise().choose_unit_treatment(job, EXAMPLES).shares is None and clipped != NoNoise()
 
 
 @pytest.mark.parametrize(

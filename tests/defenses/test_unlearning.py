@@ -17,9 +17,9 @@ from auditor.models.loading import load_causal_lm
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training.unlearning import (
-    log_probs_of_whole_records,
-    log_probs_without_gradient,
-    pad_and_cut_unlearning_records,
+    compute_record_log_probs,
+    evaluate_record_log_probs,
+    pad_unlearning_records,
 )
 from tests.conftest import save_tiny, states, tiny
 
@@ -60,15 +60,13 @@ def nats(folder: Path, rows: list[dict[str, str]]) -> float:
     model = load_causal_lm(str(folder))
     ids = model.tokenizer([row["text"] for row in rows])["input_ids"]  # type: ignore[misc]
     return float(
-        log_probs_without_gradient(
-            model.model, pad_and_cut_unlearning_records([tuple(row) for row in ids], 48, 0)
-        ).mean()
+        evaluate_record_log_probs(model.model, pad_unlearning_records([tuple(row) for row in ids], 48, 0)).mean()
     )
 
 
 def test_a_records_log_probability_is_that_of_its_learnt_tokens_behind_an_end() -> None:
     model, sequences = tiny(), [(5, 6, 7, 8, 9), (3, ~4, 5)]
-    found = log_probs_of_whole_records(model.model, pad_and_cut_unlearning_records(sequences, 6, 0))
+    found = compute_record_log_probs(model.model, pad_unlearning_records(sequences, 6, 0))
     for sequence, own in zip(sequences, found, strict=True):
         whole = [*sequence, 0][:5]  # the block holds six, and the first is the end of what stood before
         distribution = model.model(torch.tensor([[0, *(t if t >= 0 else ~t for t in whole)]])).logits[0].log_softmax(-1)
@@ -80,9 +78,9 @@ def test_a_records_log_probability_is_that_of_its_learnt_tokens_behind_an_end() 
 def test_npo_by_hand() -> None:
     """-2/beta log sigmoid(-beta log ratio): at the start 2/beta log 2; of a record 1,000 times less likely less."""
     before = torch.tensor([-10.0, -20.0])
-    assert float(NPO(beta=0.5).forgetting_loss(before, before)) == pytest.approx(4 * math.log(2))
+    assert float(NPO(beta=0.5).compute_forgetting_loss(before, before)) == pytest.approx(4 * math.log(2))
     now = torch.tensor([-10.0 - math.log(1000)])
-    assert float(NPO(beta=1.0).forgetting_loss(now, before[:1])) == pytest.approx(2 * math.log1p(1 / 1000))
+    assert float(NPO(beta=1.0).compute_forgetting_loss(now, before[:1])) == pytest.approx(2 * math.log1p(1 / 1000))
 
 
 @pytest.mark.parametrize("beta", [1e-4, 0.1, 2.0])
@@ -90,15 +88,15 @@ def test_npo_pulls_as_gradient_ascent_does_and_lets_go_of_what_is_forgotten(beta
     """Its gradient is ascent's, each record weighted by 2 p^beta / (p^beta + p_before^beta) (Zhang et al., Sec. 3)."""
     now = torch.tensor([-10.0, -20.0, -60.0], dtype=torch.float64, requires_grad=True)
     before = torch.tensor([-10.0, -30.0, -20.0], dtype=torch.float64)
-    (of_npo,) = torch.autograd.grad(NPO(beta=beta).forgetting_loss(now, before), now)
-    (of_ascent,) = torch.autograd.grad(GradientAscent().forgetting_loss(now, before), now)
+    (of_npo,) = torch.autograd.grad(NPO(beta=beta).compute_forgetting_loss(now, before), now)
+    (of_ascent,) = torch.autograd.grad(GradientAscent().compute_forgetting_loss(now, before), now)
     weights = 2 / (1 + torch.exp(-beta * (now.detach() - before)))
     torch.testing.assert_close(of_npo, weights * of_ascent)
     assert float(weights[0]) == 1 and (weights[1] > 1 > weights[2])
     if beta < 1e-3:
         torch.testing.assert_close(of_npo, of_ascent, atol=0, rtol=0.003)
-        found = (NPO(beta=beta).forgetting_loss(now, before) - 2 / beta * math.log(2)).detach()
-        limit = (GradientAscent().forgetting_loss(now, before) - before.mean()).detach()  # Proposition 1
+        found = (NPO(beta=beta).compute_forgetting_loss(now, before) - 2 / beta * math.log(2)).detach()
+        limit = (GradientAscent().compute_forgetting_loss(now, before) - before.mean()).detach()  # Proposition 1
         torch.testing.assert_close(found, limit, atol=0.05, rtol=0)
 
 
@@ -150,11 +148,11 @@ def test_an_adapter_can_forget_too(world: Path, tmp_path: Path) -> None:
         ("none", {"forget": "{}/forget.jsonl"}, "--forget names records that a model is to forget, and none forgets"),
         ("npo", {"options": {"beta": 0}}, "expected beta > 0, got 0"),
         ("npo", {"options": {"retain": -1}}, "expected retain >= 0, got -1"),
-        ("npo", {"options": {"model": "x"}}, "-D model= names a model trained by npo, for audit run"),
+        ("npo", {"options": {"model": "x"}}, "-D model= names a trained npo model for audit run"),
         (
             "gradient-ascent",
             {"options": {"retain": 1}, "forget": "{}/data.jsonl"},
-            "expected records of --data that are not to be forgotten with retain=1, got none",
+            "expected records of --data to retain with retain=1, got none",
         ),
     ],
 )

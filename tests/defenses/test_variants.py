@@ -24,7 +24,7 @@ from auditor.plugins.trainer import TrainerCheckpoint, TrainingJob, TrainingReco
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training import loss_masks
-from auditor.training.finetune import causal_loss
+from auditor.training.finetune import compute_causal_loss
 from auditor.training.variants import Variant
 from tests.conftest import refuses, save_tiny, states, tiny
 
@@ -86,10 +86,10 @@ class TestDedup:
 
     def test_copies_beyond_the_first_are_dropped_and_counted(self, tmp_path: Path) -> None:
         given = job([self.COPIES[0], self.COPIES[1], self.COPIES[0], self.NEAR, self.COPIES[0]], tmp_path)
-        kept, (told,) = Dedup().sequences_to_train_on(given)
+        kept, (told,) = Dedup().select_sequences(given)
         assert kept == [given.records[0].tokens, given.records[1].tokens]
         assert "of 5 records 2 exact copies and 1 near-duplicates (similarity 0.8 or more) were dropped: 2" in told
-        kept, (told,) = Dedup(exact=True).sequences_to_train_on(given)
+        kept, (told,) = Dedup(exact=True).select_sequences(given)
         assert kept == [given.records[i].tokens for i in (0, 1, 3)] and "2 exact copies were dropped: 3 are" in told
 
     def test_the_threshold_is_a_similarity_of_runs_of_five_characters(self) -> None:
@@ -143,7 +143,7 @@ class TestGoldfish:
         for lead in (1, 4, 31):
             behind = fish.mask_dropped_tokens((*rng.integers(1, 60, lead).tolist(), *passage))
             assert behind[lead + 5 :] == alone[5:]
-        assert loss_masks.tokens_without_loss_mask(alone) == passage and alone[:5] == passage[:5]
+        assert loss_masks.remove_loss_mask(alone) == passage and alone[:5] == passage[:5]
 
     def test_one_token_in_k_has_no_loss(self) -> None:
         tokens = tuple(np.random.default_rng(1).integers(0, 50000, 40_013).tolist())
@@ -162,15 +162,13 @@ class TestGoldfish:
         """The loss is the mean over the others; another token in the last one's place changes nothing."""
         model = tiny().model
         tokens = Goldfish(k=4, mask="static").mask_dropped_tokens(tuple(range(1, 25)))
-        loss = causal_loss(model, torch.tensor([tokens]))
-        distribution = model(input_ids=torch.tensor([loss_masks.tokens_without_loss_mask(tokens)])).logits.log_softmax(
-            -1
-        )[0]
+        loss = compute_causal_loss(model, torch.tensor([tokens]))
+        distribution = model(input_ids=torch.tensor([loss_masks.remove_loss_mask(tokens)])).logits.log_softmax(-1)[0]
         kept = [-distribution[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
         assert len(kept) == 17
         torch.testing.assert_close(loss, torch.stack(kept).mean())
         assert tokens[-1] == ~24
-        torch.testing.assert_close(causal_loss(model, torch.tensor([[*tokens[:-1], ~60]])), loss)
+        torch.testing.assert_close(compute_causal_loss(model, torch.tensor([[*tokens[:-1], ~60]])), loss)
 
     def test_records_too_short_for_it_are_refused(self, world: Path, tmp_path: Path) -> None:
         with refuses("records", "90"):
@@ -194,7 +192,7 @@ class TestEarlyStop:
         stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=0, heldout=0.3)
         given = replace(given, progress=lambda what, done, total: seen.append(float(what.rpartition(" ")[2])))
         model = given.load()
-        (told,) = stop.fit_model_to_sequences(given, model, stop.sequences_to_train_on(given)[0])
+        (told,) = stop.fit_model(given, model, stop.select_sequences(given)[0])
         assert len(seen) == 60 and min(seen) < seen[-1] - 0.1
         learnt, out = stop.split_learnt_and_heldout(given)
         again = replace(given, records=tuple(out))
@@ -213,7 +211,7 @@ class TestEarlyStop:
         texts = [f"code {i} {i * 97 % 89}" for i in range(12)]
         given = job(texts, tmp_path, progress=lambda what, done, total: looks.append(done))
         stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=3, heldout=0.3)
-        (told,) = stop.fit_model_to_sequences(given, given.load(), stop.sequences_to_train_on(given)[0])
+        (told,) = stop.fit_model(given, given.load(), stop.select_sequences(given)[0])
         assert len(looks) < 60 and f"lowest of {len(looks)} looks" in told
 
     def test_an_interrupted_one_goes_on(self, world: Path, tmp_path: Path) -> None:
@@ -255,8 +253,8 @@ class TestFewerParameters:
             model.tie_weights()
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         variant = FreezeEmbeddings(epochs=1, batch=2)
-        _, (told,) = variant.model_with_parameters_to_train(replace(given, load=lambda: model))
-        variant.fit_model_to_sequences(given, model, variant.sequences_to_train_on(given)[0])
+        _, (told,) = variant.prepare_model(replace(given, load=lambda: model))
+        variant.fit_model(given, model, variant.select_sequences(given)[0])
         same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
         assert same == {"gpt_neox.embed_in.weight"}
         assert ("and with them the head, which is tied to them" in told) is tied and "1,952 of " in told
@@ -311,7 +309,7 @@ def test_what_it_did_not_train_is_refused(
     ("method", "more", "sentence"),
     [
         ("dedup", {"options": {"threshold": 1.2}}, "expected threshold in (0, 1], got 1.2"),
-        ("dedup", {"options": {"model": "x"}}, "-D model= names a model trained by dedup, for audit run"),
+        ("dedup", {"options": {"model": "x"}}, "-D model= names a trained dedup model for audit run"),
         ("dedup", {"heldout": "x.jsonl"}, "--heldout names records to choose a model by, and dedup chooses none"),
         ("goldfish", {"options": {"k": 1}}, "expected k >= 2 (k=1 would leave no token to learn), got 1"),
         ("goldfish", {"options": {"width": 0}}, "expected width >= 1, got 0"),
@@ -343,9 +341,7 @@ def test_a_single_text_leaves_nothing_to_look_at(tmp_path: Path) -> None:
 def test_sequences_reach_the_loss_as_they_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `learnt` says is what `fit` is given: no variant trains on what it told was dropped."""
     given, handed = job(["same text"] * 3 + ["another one"], tmp_path), list[Sequence[Tokens]]()
-    monkeypatch.setattr(
-        Variant, "fit_model_to_sequences", lambda self, job, model, sequences: handed.append(sequences) or ()
-    )
+    monkeypatch.setattr(Variant, "fit_model", lambda self, job, model, sequences: handed.append(sequences) or ())
     model = given.load()
     monkeypatch.setattr(model, "save_pretrained", lambda out: None)
     Dedup().train(replace(given, load=lambda: model, tokenizer=model))

@@ -93,5 +93,5 @@ def test_what_cannot_be_spelt_is_refused() -> None:
         guide(CanarySpace("I like {tea}", (("tea", ("grün", "weiß")),)))
     with pytest.raises(AuditError, match="with tokens that do not spell it"):
         guide().check_tokens_can_be_drawn((0,))
-    with pytest.raises(AuditError, match=r"cannot reproduce texts of the format"):
+    with pytest.raises(AuditError, match=r"cannot draw texts of the format"):
         constrained.TokenGuide(SPACE, bpe(150), tuple(bpe(150)("Your ID is")["input_ids"]))

@@ -29,7 +29,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.models.slot_cache import assign_slots
 from auditor.runs.scoring import greedy_recall_by_repeats
-from auditor.training.finetune import fine_tune_on_packed_blocks
+from auditor.training.finetune import train_packed_blocks
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -200,7 +200,7 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
             max_position_embeddings=32,
         )
     )
-    fine_tune_on_packed_blocks(
+    train_packed_blocks(
         learnt,
         [tuple(text) for text in texts.tolist()],
         epochs=150,

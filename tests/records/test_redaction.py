@@ -28,7 +28,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records import aliases as naming
 from auditor.records import private_texts, secret_details
 from auditor.records.journal import GUESSES, CellJournal
-from auditor.training.finetune import fine_tune_on_packed_blocks
+from auditor.training.finetune import train_packed_blocks
 from tests.conftest import save_tiny
 
 pytestmark = pytest.mark.drawn  # what plots say is looked through too
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokens = [tuple(tokenizer(row["prefix"] + row["suffix"])["input_ids"]) for row in rows]
     order = keyed_random_generator("planted")
-    fine_tune_on_packed_blocks(model, tokens, epochs=40, rate=1e-2, batch=4, block=48, end=0, order=order)
+    train_packed_blocks(model, tokens, epochs=40, rate=1e-2, batch=4, block=48, end=0, order=order)
     model.save_pretrained(folder / "model")
     jsonl(folder / "data.jsonl", rows)
     jsonl(folder / "shuffled.jsonl", rows[::-1])

@@ -67,19 +67,19 @@ def test_a_cap_keeps_the_first_copies_of_each_text(most: int) -> None:
     rng = np.random.default_rng(most)
     texts = [str(i) for i in rng.integers(0, 9, 60)]
     naive = [i for i, text in enumerate(texts) if texts[:i].count(text) < most]
-    kept, told = CopyCap(most=most).choose_records_to_keep(texts)
+    kept, told = CopyCap(most=most).choose_records(texts)
     assert kept == naive and f"{len(naive)} are left" in told
     left = Counter(texts[i] for i in kept)
-    assert all(left[text] == CopyCap(most=most).copies_left_of_record(count) for text, count in Counter(texts).items())
+    assert all(left[text] == CopyCap(most=most).count_remaining_copies(count) for text, count in Counter(texts).items())
 
 
 def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
-    kept, _ = DropRecords(times=4).choose_records_to_keep(TEXTS)
+    kept, _ = DropRecords(times=4).choose_records(TEXTS)
     assert [TEXTS[i] for i in kept] == [text for text in TEXTS if TEXTS.count(text) < 4]
-    assert [DropRecords(times=4).copies_left_of_record(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
+    assert [DropRecords(times=4).count_remaining_copies(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
     write_shard_record_list(tmp_path / "a", DATA[6:7])
     listed = DropRecords(listed=str(tmp_path / "a"))
-    assert [TEXTS[i] for i in listed.choose_records_to_keep(TEXTS)[0]] == [text for text in TEXTS if text != DATA[6]]
+    assert [TEXTS[i] for i in listed.choose_records(TEXTS)[0]] == [text for text in TEXTS if text != DATA[6]]
     write_shard_record_list(
         tmp_path / "b", DATA[6:7]
     )  # the same list elsewhere trains the same model, another one does not
@@ -87,7 +87,7 @@ def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
     write_shard_record_list(tmp_path / "b", DATA[5:7])
     assert (
         listed.options() != DropRecords(listed=str(tmp_path / "b")).options()
-        and listed.copies_left_of_record(3) is None
+        and listed.count_remaining_copies(3) is None
     )
     with refuses("shard.json"):
         DropRecords(listed=str(tmp_path / "c")).options()

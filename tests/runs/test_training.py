@@ -98,7 +98,7 @@ def test_an_interrupted_training_goes_on(world: Path, tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         training.train_model_into_folder(asked(world, tmp_path / "cut"), stop)
     assert (tmp_path / "cut" / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
-    epochs = count_calls(monkeypatch, finetune, "causal_loss")
+    epochs = count_calls(monkeypatch, finetune, "compute_causal_loss")
     training.train_model_into_folder(asked(world, tmp_path / "cut"), silent)
     blocks = sum(len(ids) + 1 for ids in tokens(world)) // 32 + 1
     assert epochs() == -(-blocks // 2)  # one epoch of the two
@@ -191,7 +191,7 @@ def test_an_adapter_is_no_model_to_start_from(world: Path, tmp_path: Path) -> No
 def test_a_frozen_model_is_refused() -> None:
     model = torch.nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(AuditError, match="frozen one: none of its 2 parameters"):
-        finetune.trainable_parameters(model)
+        finetune.list_trainable_parameters(model)
 
 
 def test_a_folder_whose_name_no_tokenizer_can_write_is_refused_before_anything_is_there(

@@ -24,8 +24,8 @@ from auditor.runs.training import TrainingRequest
 from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import measure_unlearning_group
-from auditor.training.finetune import causal_loss
-from auditor.training.unlearning import fine_tune_copy_to_relearn
+from auditor.training.finetune import compute_causal_loss
+from auditor.training.unlearning import train_relearned_copy
 from tests.conftest import fits_schema, save_tiny
 from tests.rows import read_rows
 
@@ -102,13 +102,13 @@ def test_relearning_is_so_many_steps_on_a_copy(world: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
     done: list[int] = []
     one, other = (
-        fine_tune_copy_to_relearn(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2)
+        train_relearned_copy(model, texts, steps=3, rate=1e-3, seed=5, progress=done.append) for _ in range(2)
     )
     assert done == [1, 2, 3] * 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.model.state_dict().items())
     assert all(torch.equal(tensor, other.model.state_dict()[name]) for name, tensor in one.model.state_dict().items())
     block = torch.tensor([[0, *texts[0], 0]])
-    assert float(causal_loss(one.model, block)) < float(causal_loss(model.model, block))
+    assert float(compute_causal_loss(one.model, block)) < float(compute_causal_loss(model.model, block))
     assert not any(parameter.requires_grad for parameter in one.model.parameters())
 
 
@@ -120,7 +120,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
         calls.append((model.name, list(texts), {name: more[name] for name in ("steps", "rate", "seed")}))
         return model
 
-    monkeypatch.setattr("auditor.runs.unlearning_baselines.fine_tune_copy_to_relearn", seen)
+    monkeypatch.setattr("auditor.runs.unlearning_baselines.train_relearned_copy", seen)
     plan = asked(world, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)

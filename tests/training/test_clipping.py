@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from auditor.core.errors import AuditError
 from auditor.training import clipping
-from auditor.training.clipping import MOST_PARAMETERS, ROUNDING, dense_test_gradient, self_test_gradient_clipping
+from auditor.training.clipping import MOST_PARAMETERS, ROUNDING, check_gradient_clipping, make_dense_gradient
 from auditor.training.dp_loop import PoissonSampler, ScaledOptimizer, fit_privately
 from tests.training.test_dp_loop import EXAMPLES, neox, recipe
 
@@ -29,7 +29,7 @@ def summed(clip: float, *samples: Tensor) -> tuple[NDArray[np.float64], Any]:
     own = optimizer(*(tuple(sample.shape[1:]) for sample in samples), clip=clip)
     for p, sample in zip(own.params, samples, strict=True):
         p.grad_sample = sample
-    own.clip_and_add(torch.ones(len(samples[0])))
+    own.add_clipped_samples(torch.ones(len(samples[0])))
     return np.concatenate([p.summed_grad.numpy().astype(np.float64).ravel() for p in own.params]), own
 
 
@@ -38,7 +38,7 @@ def test_a_large_dense_gradient_is_clipped_to_the_norm(clip: float) -> None:
     """A float32 norm on a CPU is too small by 2% of the first, 0.1% of the second, and more the larger the matrix."""
     shape = (1024, 4096)
     generator = torch.Generator().manual_seed(0)
-    for sample in (dense_test_gradient(torch.zeros(shape), clip), 1e3 * torch.randn((1, *shape), generator=generator)):
+    for sample in (make_dense_gradient(torch.zeros(shape), clip), 1e3 * torch.randn((1, *shape), generator=generator)):
         length = math.sqrt(np.square(summed(clip, sample)[0]).sum())
         assert (1 - 1e-5) * clip < length <= (1 + ROUNDING) * clip
 
@@ -59,7 +59,7 @@ def test_a_sum_does_not_depend_on_order_and_parts() -> None:
     own = optimizer((7, 11))
     for part in sample[torch.randperm(300)].split(37):
         own.params[0].grad_sample = part
-        own.clip_and_add(torch.ones(len(part)))
+        own.add_clipped_samples(torch.ones(len(part)))
     np.testing.assert_array_equal(own.params[0].summed_grad.numpy().ravel(), summed(1.0, sample)[0])
 
 
@@ -70,10 +70,10 @@ def test_the_noise_is_of_the_sensitivity_with_its_rounding(monkeypatch: pytest.M
         asked.append(deviation)
         return total
 
-    monkeypatch.setattr("auditor.training.dp_loop.add_secret_gaussian_noise_on_grid", noise)
+    monkeypatch.setattr("auditor.training.dp_loop.add_gaussian_noise", noise)
     own = optimizer((3,), clip=0.5)
     own.stream = None
-    own.step_by_noisy_mean_gradient()
+    own.take_noisy_step()
     assert asked == [0.5 * (1 + 2**-20)]
 
 
@@ -83,19 +83,19 @@ def naive_norms(samples: Any) -> Tensor:
 
 def test_clipping_by_float32_norms_is_refused_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one-hot canaries cannot see: their float32 norms are exact."""
-    self_test_gradient_clipping([torch.zeros(1024, 1024)], 0.3, 8)
-    self_test_gradient_clipping([torch.zeros(1024, 1024)], math.inf, 8)
+    check_gradient_clipping([torch.zeros(1024, 1024)], 0.3, 8)
+    check_gradient_clipping([torch.zeros(1024, 1024)], math.inf, 8)
     one_hot = torch.zeros(1, 1024, 1024)
     one_hot[0, 5, 7] = 300.0
-    assert naive_norms([one_hot]) == clipping.per_sample_gradient_norms([one_hot])
-    monkeypatch.setattr(clipping, "per_sample_gradient_norms", naive_norms)
+    assert naive_norms([one_hot]) == clipping.compute_gradient_norms([one_hot])
+    monkeypatch.setattr(clipping, "compute_gradient_norms", naive_norms)
     with pytest.raises(AuditError, match=r"a dense gradient to be clipped to 0.3, got 0.301"):
-        self_test_gradient_clipping([torch.zeros(1024, 1024)], 0.3, 8)
+        check_gradient_clipping([torch.zeros(1024, 1024)], 0.3, 8)
 
 
 def test_what_the_proof_is_not_of_is_refused() -> None:
     with pytest.raises(AuditError, match="at most 8,589,934,592 trained parameters, for which rounding is bounded"):
-        self_test_gradient_clipping([torch.zeros(1).expand(MOST_PARAMETERS + 1)], 1.0, 8)
-    with pytest.raises(AuditError, match="batches of at most 32,768 units, whose sums are exact, got 40,000"):
+        check_gradient_clipping([torch.zeros(1).expand(MOST_PARAMETERS + 1)], 1.0, 8)
+    with pytest.raises(AuditError, match="batches of at most 32,768 units for exact sums, got 40,000"):
         many = EXAMPLES[:1] * 50_000
         fit_privately(neox(), many, PoissonSampler(50_000, 0.8, "n"), recipe(), pad=0)

@@ -20,7 +20,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import per_sample
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import make_untrained_gpt_neox, trainable_parameters
+from auditor.training.finetune import list_trainable_parameters, make_untrained_gpt_neox
 from tests.conftest import tiny
 from tests.training.naive_noise import NaiveNoise
 
@@ -102,7 +102,9 @@ def single_gradients(model: Any, examples: list[tuple[int, ...]]) -> list[dict[s
         model.zero_grad(set_to_none=True)
         tokens = torch.tensor([example])
         model(input_ids=tokens, labels=tokens).loss.backward()
-        found.append({name: p.grad.clone() for name, p in trainable_parameters(model).items() if p.grad is not None})
+        found.append(
+            {name: p.grad.clone() for name, p in list_trainable_parameters(model).items() if p.grad is not None}
+        )
     model.zero_grad(set_to_none=True)
     return found
 
@@ -112,13 +114,11 @@ def single_gradients(model: Any, examples: list[tuple[int, ...]]) -> list[dict[s
 @pytest.mark.parametrize("ghost", [False, True])
 def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool) -> None:
     model = make()
-    per_sample._disable_dropout_for_private_training(model)
+    per_sample._disable_dropout(model)
     expected = single_gradients(model.train(), EXAMPLES[:5])
     wrapped = per_sample.wrap_with_opacus(model, ghost)
-    per_sample.mean_nll_of_each_padded_record(
-        wrapped, *per_sample.pad_training_tokens_and_labels(EXAMPLES[:5], 0)
-    ).sum().backward()
-    named = trainable_parameters(model)
+    per_sample.compute_padded_record_nlls(wrapped, *per_sample.pad_examples(EXAMPLES[:5], 0)).sum().backward()
+    named = list_trainable_parameters(model)
     assert set(expected[0]) == set(named)
     # A small entry is a sum of large ones: its rounding is that of the largest, not its own.
     largest = {name: max(gradients[name].abs().max().item() for gradients in expected) for name in named}
@@ -161,7 +161,7 @@ def test_a_record_that_depends_on_the_length_of_its_batch_is_found(original: int
     if original in (3, 64):  # all of the records lie on one side
         assert fit_privately(model, examples, sampler, recipe(steps=1), pad=0).moved
         return
-    with pytest.raises(AuditError, match=r"rotary_emb \(LlamaRotaryEmbedding\) keeps statistics .* how long it is"):
+    with pytest.raises(AuditError, match=r"rotary_emb \(LlamaRotaryEmbedding\) keeps statistics of inputs or lengths"):
         fit_privately(model, examples, sampler, recipe(steps=1), pad=0)
 
 
@@ -180,15 +180,15 @@ def test_short_records_are_tried_beside_long_ones() -> None:
     model = neox()
     layer = model.gpt_neox.layers[1]
     layer.mlp.dense_4h_to_h = _Scaled(layer.mlp.dense_4h_to_h)
-    with pytest.raises(AuditError, match=r"beside a record of 10 tokens, those of .* are not what single records give"):
+    with pytest.raises(AuditError, match=r"record of 10 tokens, those of .* differ from those of single records"):
         fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "n"), recipe(), pad=0)
-    pairs = per_sample.example_pairs_for_gradient_check([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
+    pairs = per_sample.pick_gradient_check_pairs([(1,) * n for n in (3, 9, 12, 100, 5, 100, 70, 2)])
     assert [tuple(map(len, pair)) for pair in pairs] == [(2, 100), (5, 100), (9, 100), (70, 100), (100, 100)]
 
 
 def test_an_adapter_is_not_advised_to_those_who_have_one() -> None:
     model = adapted(spoilt("mixing").requires_grad_(False), False)
-    with pytest.raises(AuditError, match="not what single records give; freeze or replace that layer") as error:
+    with pytest.raises(AuditError, match="from those of single records; freeze or replace that layer") as error:
         fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "o"), recipe(), pad=0)
     assert "--lora" not in str(error.value)
 
@@ -202,7 +202,7 @@ def naive_step(
     model: Any, units: list[int], shares: list[float], scale: float, how: PrivateRecipe, key: str, step: int
 ) -> None:
     """min(1, C s_i / |g_i|) g_i summed, + scale sigma C z, over L; plain SGD."""
-    named = trainable_parameters(model)
+    named = list_trainable_parameters(model)
     summed = {name: torch.zeros_like(p) for name, p in named.items()}
     for unit, gradients in zip(units, single_gradients(model, [EXAMPLES[u] for u in units]), strict=True):
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
@@ -225,7 +225,7 @@ def test_steps_are_those_of_a_naive_twin(ghost: bool, physical_batch: int) -> No
         return 0.1 + 0.05 * len(units)
 
     sampler = PoissonSampler(12, 0.12, "k")
-    batches = [sampler.units_in_batch(step).tolist() for step in range(4)]
+    batches = [sampler.draw_batch_units(step).tolist() for step in range(4)]
     assert [] in batches and max(map(len, batches)) > 1
     how = recipe(steps=4, ghost=ghost, physical_batch=physical_batch)
     model, twin = neox_untied().train(), neox_untied().train()
@@ -247,7 +247,7 @@ def test_without_noise_and_clipping_it_is_plain_training_on_the_same_batches(gho
     for step in range(3):
         naive_step(
             twin,
-            sampler.units_in_batch(step).tolist(),
+            sampler.draw_batch_units(step).tolist(),
             [1.0] * 12,
             1.0,
             recipe(noise_multiplier=0.0, clip=1e9),
@@ -275,13 +275,13 @@ def test_batches_are_poisson() -> None:
     sampler = PoissonSampler(40, 0.3, "c")
     drawn = np.zeros((2000, 40))
     for step in range(2000):
-        drawn[step, sampler.units_in_batch(step)] = 1
+        drawn[step, sampler.draw_batch_units(step)] = 1
     assert drawn.mean() == pytest.approx(0.3, abs=0.01)
     assert drawn.sum(1).std() == pytest.approx(math.sqrt(40 * 0.3 * 0.7), rel=0.06)  # a shuffled loader has 0
     between = np.corrcoef(drawn.T)[np.triu_indices(40, 1)]
     assert abs(between.mean()) < 0.01
-    assert np.array_equal(sampler.units_in_batch(7), PoissonSampler(40, 0.3, "c").units_in_batch(7))
-    assert not np.array_equal(sampler.units_in_batch(7), PoissonSampler(40, 0.3, "d").units_in_batch(7))
+    assert np.array_equal(sampler.draw_batch_units(7), PoissonSampler(40, 0.3, "c").draw_batch_units(7))
+    assert not np.array_equal(sampler.draw_batch_units(7), PoissonSampler(40, 0.3, "d").draw_batch_units(7))
 
 
 class _Killed(Exception):
@@ -387,10 +387,10 @@ def spoilt(kind: str) -> Any:
 
 
 def refusals() -> Iterator[tuple[str, Any, dict[str, Any], str]]:
-    yield "a layer that mixes records", spoilt("mixing"), {}, r"are not what single records give.*--lora"
+    yield "a layer that mixes records", spoilt("mixing"), {}, r"differ from those of single records.*--lora"
     yield "statistics", spoilt("statistics"), {}, r"layers.1.input_layernorm.norm \(BatchNorm1d\) keeps statistics"
     yield "no rule", spoilt("switch"), {}, r"no rule for: _Switch; train a LoRA adapter"
-    yield "frozen", neox().requires_grad_(False), {}, "got a frozen one: none of its"
+    yield "frozen", neox().requires_grad_(False), {}, "got a frozen model: none of its"
 
 
 @pytest.mark.parametrize(("model", "more", "sentence"), [r[1:] for r in refusals()], ids=[r[0] for r in refusals()])

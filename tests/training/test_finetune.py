@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.training.finetune import fine_tune_on_packed_blocks, make_untrained_gpt_neox
+from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 
 SIZES: dict[str, Any] = {"vocab_size": 17, "layers": 1, "hidden": 8, "heads": 2, "positions": 16, "end": 0}
 
@@ -33,7 +33,7 @@ def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
         found: Tensor = model(input_ids=blocks, labels=blocks).loss
         return found
 
-    fine_tune_on_packed_blocks(
+    train_packed_blocks(
         make_untrained_gpt_neox(**SIZES, seed=0),
         sequences,
         epochs=3,

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.plugins.trainer import TrainerCheckpoint
-from auditor.training.clipping import add_clipped_gradients_on_grid
+from auditor.training.clipping import add_clipped_gradients
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, PrivateRecipe, ScaledOptimizer, fit_privately
-from auditor.training.finetune import trainable_parameters
+from auditor.training.finetune import list_trainable_parameters
 from auditor.training.gradient_canaries import (
     LENGTH,
     AssumedMechanism,
     CanaryWatch,
     PlantedCanaries,
-    canary_inclusion_log_likelihood_ratio,
+    compute_inclusion_log_ratio,
 )
 from auditor.training.noise import NoiseStream
 from tests.training.naive_noise import NaiveNoise
@@ -51,7 +51,7 @@ def taken(key: str = "k") -> NDArray[np.float64]:
     """(steps, canaries): 1 where a canary that is in takes part."""
     parts = np.zeros((STEPS, COUNT))
     for step in range(STEPS):
-        drawn = sampler(key=key).units_in_batch(step)
+        drawn = sampler(key=key).draw_batch_units(step)
         parts[step, drawn[drawn >= RECORDS] - RECORDS] = 1
     return parts * PlantedCanaries(COUNT).included
 
@@ -62,10 +62,8 @@ def test_the_score_is_the_likelihood_ratio_of_the_subsampled_gaussian(noise: flo
     for rate in (1e-3, 0.4, 1.0):
         mixture = (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, 1, noise)
         expected = np.log(mixture / norm.pdf(x, 0, noise))
-        np.testing.assert_allclose(
-            canary_inclusion_log_likelihood_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12
-        )
-    silent = canary_inclusion_log_likelihood_ratio(np.array([0.0, 1.0]), 0.0, 0.1)
+        np.testing.assert_allclose(compute_inclusion_log_ratio(x, noise, rate), expected, rtol=1e-9, atol=1e-12)
+    silent = compute_inclusion_log_ratio(np.array([0.0, 1.0]), 0.0, 0.1)
     assert silent[0] == pytest.approx(math.log(0.9)) and 1e5 < silent[1] < math.inf
 
 
@@ -82,7 +80,7 @@ def test_scores_are_those_of_a_naive_twin(ghost: bool) -> None:
     """The noise of each step is drawn again, the canary's coordinate looked up in it."""
     how = recipe(ghost=ghost)
     watch = fit(how).watch
-    sizes = [p.numel() for p in trainable_parameters(neox_untied().train()).values()]
+    sizes = [p.numel() for p in list_trainable_parameters(neox_untied().train()).values()]
     flat = PlantedCanaries(COUNT).draw_coordinates(sum(sizes))
     scores = np.zeros(COUNT)
     for step, part in enumerate(taken()):
@@ -108,9 +106,9 @@ def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> N
     # A naive twin of the first step's: logs of Gaussian densities of every coordinate, with the canary and without.
     size = sum(p.numel() for p in neox_untied().parameters())
     noise = NaiveNoise("k", 0, 2 * size)
-    names = trainable_parameters(neox_untied().train())
+    names = list_trainable_parameters(neox_untied().train())
     in_data = np.concatenate([np.ones(RECORDS, dtype=bool), PlantedCanaries(COUNT).included])
-    drawn = sampler().units_in_batch(0)
+    drawn = sampler().draw_batch_units(0)
     batch = drawn[in_data[drawn]]
     z = 50 * scale(batch) * np.concatenate([noise.normal(p.numel()) for p in names.values()])
     one = fit(recipe(noise_multiplier=50.0, steps=1), noise_scale=scale).watch
@@ -137,7 +135,7 @@ def test_records_are_trained_on_as_they_were_without() -> None:
     fit_privately(models[0], EXAMPLES, sampler(0), how, pad=0)
     fit_privately(models[1], EXAMPLES, sampler(), how, pad=0, canaries=PlantedCanaries(COUNT))
     alone, beside = (torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models)
-    named = trainable_parameters(models[0])
+    named = list_trainable_parameters(models[0])
     assert list(named) == [name for name, _ in models[0].named_parameters()]
     moved = (alone - beside).abs() > 1e-6
     expected = torch.zeros_like(moved)
@@ -149,10 +147,10 @@ def test_records_are_trained_on_as_they_were_without() -> None:
 
 
 class NotClipped(ScaledOptimizer):
-    def clip_and_add(self, shares: Tensor) -> Tensor:
+    def add_clipped_samples(self, shares: Tensor) -> Tensor:
         kept, self.max_grad_norm = self.max_grad_norm, math.inf
         try:
-            return super().clip_and_add(shares)
+            return super().add_clipped_samples(shares)
         finally:
             self.max_grad_norm = kept
 
@@ -160,13 +158,11 @@ class NotClipped(ScaledOptimizer):
 class MeanClipped(ScaledOptimizer):
     """The mean gradient of a batch is clipped, not each record's."""
 
-    def clip_and_add(self, shares: Tensor) -> Tensor:
+    def add_clipped_samples(self, shares: Tensor) -> Tensor:
         mean = torch.stack([sample.mean(0).norm() for sample in self.grad_samples]).norm()
         factors = (self.max_grad_norm / mean).clamp(max=1.0).double().expand(len(shares))
         for p in self.params:
-            p.summed_grad = add_clipped_gradients_on_grid(
-                p.summed_grad, self._get_flat_grad_sample(p), factors, math.inf
-            )
+            p.summed_grad = add_clipped_gradients(p.summed_grad, self._get_flat_grad_sample(p), factors, math.inf)
             p.grad_sample = None
         return factors
 
@@ -204,7 +200,7 @@ def test_coins_and_directions_are_of_the_seed_and_fair() -> None:
 
 
 def test_there_are_no_more_canaries_than_parameters() -> None:
-    with pytest.raises(AuditError, match="at most a gradient canary for each of 10 trained parameters, got 11"):
+    with pytest.raises(AuditError, match="at most 10 gradient canaries, as many as parameters, got 11"):
         PlantedCanaries(11).draw_coordinates(10)
     with pytest.raises(AuditError, match="a sampler of the 12 examples and 60 gradient canaries, got one of 12"):
         fit_privately(neox_untied(), EXAMPLES, sampler(0), recipe(), pad=0, canaries=PlantedCanaries(COUNT))
@@ -230,9 +226,7 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
     np.testing.assert_allclose(again.scores, expected.scores, atol=1e-4)
     np.testing.assert_allclose(again.sums, expected.sums, atol=1e-4)
     np.testing.assert_array_equal(again.drawn, expected.drawn)
-    assert again.releases == STEPS and again.noise_count_size_and_largest_correlation() == pytest.approx(
-        expected.noise_count_size_and_largest_correlation(), rel=1e-3
-    )
+    assert again.releases == STEPS and again.measure_noise() == pytest.approx(expected.measure_noise(), rel=1e-3)
 
 
 # --- what the steps are ---
@@ -240,12 +234,12 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
 
 def test_steps_that_are_what_they_are_said_to_be() -> None:
     watch = fit(recipe()).watch
-    values, size, repeated = watch.noise_count_size_and_largest_correlation()
+    values, size, repeated = watch.measure_noise()
     assert watch.releases == STEPS and abs(watch.draw_unevenness_z) < 4
     witnesses = (~PlantedCanaries(COUNT).included).sum()
     assert values == STEPS * witnesses and size == pytest.approx(1, abs=5 / math.sqrt(2 * values)) and repeated < 0.8
     np.testing.assert_array_equal(watch.drawn * watch.included, taken().sum(0))
-    assert fit(recipe(noise_multiplier=0.0)).watch.noise_count_size_and_largest_correlation() == (0, 1.0, 0.0)
+    assert fit(recipe(noise_multiplier=0.0)).watch.measure_noise() == (0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
@@ -265,9 +259,7 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     for trial in range(200):
         watch = CanaryWatch(PlantedCanaries(300), parameters, 0, AssumedMechanism(1.0, 1.0, rate))
         for step in range(steps):
-            watch.count_draws_and_drop_excluded_canaries(
-                PoissonSampler(300, rate, f"trial {trial}").units_in_batch(step)
-            )
+            watch.drop_excluded_canaries(PoissonSampler(300, rate, f"trial {trial}").draw_batch_units(step))
         watch.releases = steps
         found.append(watch.draw_unevenness_z)
     assert abs(np.mean(found)) < 4 / math.sqrt(200) and 0.6 < np.std(found) < 1
@@ -277,4 +269,4 @@ def test_counts_are_held_against_poisson_sampling() -> None:
 
 def test_noise_that_is_the_same_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.training.dp_loop.NoiseStream", lambda key, step: NoiseStream(key, step % 5))
-    assert fit(recipe()).watch.noise_count_size_and_largest_correlation()[2] == pytest.approx(1, abs=1e-3)
+    assert fit(recipe()).watch.measure_noise()[2] == pytest.approx(1, abs=1e-3)

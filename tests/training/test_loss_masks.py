@@ -9,7 +9,7 @@ from torch import Tensor
 
 from auditor.plugins.trainer import TrainingRecord
 from auditor.training import finetune, loss_masks, per_sample, side_by_side
-from auditor.training.rarity import log_perplexities_by_public_model
+from auditor.training.rarity import compute_log_perplexities
 from tests.conftest import tiny
 
 TOKENS, LEARNT = (7, 3, 9, 4, 11, 5), (False, False, True, True, False, True)
@@ -27,23 +27,23 @@ def naive(model: torch.nn.Module) -> Tensor:
 
 
 def test_a_sequence_says_what_is_learnt() -> None:
-    written = loss_masks.tokens_with_loss_mask(RECORD)
-    assert written == (~7, ~3, 9, 4, ~11, 5) and loss_masks.tokens_without_loss_mask(written) == TOKENS
-    assert loss_masks.tokens_with_loss_mask(TrainingRecord("x", TOKENS, "x")) == TOKENS
+    written = loss_masks.apply_loss_mask(RECORD)
+    assert written == (~7, ~3, 9, 4, ~11, 5) and loss_masks.remove_loss_mask(written) == TOKENS
+    assert loss_masks.apply_loss_mask(TrainingRecord("x", TOKENS, "x")) == TOKENS
     rows = torch.tensor([written])
-    assert loss_masks.token_id_rows_without_loss_mask(rows).tolist() == [
-        list(TOKENS)
-    ] and loss_masks.labels_of_loss_masked_rows(rows).tolist() == [[-100, -100, 9, 4, -100, 5]]
+    assert loss_masks.remove_row_loss_masks(rows).tolist() == [list(TOKENS)] and loss_masks.make_row_labels(
+        rows
+    ).tolist() == [[-100, -100, 9, 4, -100, 5]]
 
 
 def test_every_loss_is_of_the_learnt_tokens_alone() -> None:
     model = tiny().model.double()
-    rows = torch.tensor([loss_masks.tokens_with_loss_mask(RECORD)])
+    rows = torch.tensor([loss_masks.apply_loss_mask(RECORD)])
     expected = float(naive(model))
-    assert float(finetune.causal_loss(model, rows)) == pytest.approx(expected, abs=1e-12)
-    assert float(side_by_side.mean_training_nll_of_each_row(model, rows)[0]) == pytest.approx(expected, abs=1e-12)
-    longer = [loss_masks.tokens_with_loss_mask(RECORD), (1,) * 9]  # padding beside it changes nothing
-    losses = per_sample.mean_nll_of_each_padded_record(model, *per_sample.pad_training_tokens_and_labels(longer, 0))
+    assert float(finetune.compute_causal_loss(model, rows)) == pytest.approx(expected, abs=1e-12)
+    assert float(side_by_side.compute_row_nlls(model, rows)[0]) == pytest.approx(expected, abs=1e-12)
+    longer = [loss_masks.apply_loss_mask(RECORD), (1,) * 9]  # padding beside it changes nothing
+    losses = per_sample.compute_padded_record_nlls(model, *per_sample.pad_examples(longer, 0))
     assert float(losses[0]) == pytest.approx(expected, abs=1e-12)
 
 
@@ -55,18 +55,18 @@ def test_a_frozen_head_reads_learnt_positions_alone_and_gradients_are_the_same(t
     read: list[int] = []
     head.register_forward_hook(lambda module, given, made: read.append(given[0].shape[:2].numel()))
     weights = [p for p in model.parameters() if p is not head.weight and p.requires_grad]
-    rows = torch.tensor([loss_masks.tokens_with_loss_mask(RECORD), (~1, 2, ~3, ~4, 5, 6)])
+    rows = torch.tensor([loss_masks.apply_loss_mask(RECORD), (~1, 2, ~3, ~4, 5, 6)])
     wanted = [[9, 4, 5], [2, 5, 6]]  # what follows positions (1, 2, 4) and (0, 3, 4)
-    logits = model(input_ids=loss_masks.token_id_rows_without_loss_mask(rows)).logits
+    logits = model(input_ids=loss_masks.remove_row_loss_masks(rows)).logits
     nll = [
         -logits[row, at].log_softmax(-1)[:, wanted[row]].diagonal().mean()
         for row, at in enumerate([[1, 2, 4], [0, 3, 4]])
     ]
     for loss in (
-        side_by_side.mean_training_nll_of_each_row(model, rows).mean(),
-        finetune.causal_loss(model, rows),
-        per_sample.mean_nll_of_each_padded_record(
-            model, loss_masks.token_id_rows_without_loss_mask(rows), loss_masks.labels_of_loss_masked_rows(rows)
+        side_by_side.compute_row_nlls(model, rows).mean(),
+        finetune.compute_causal_loss(model, rows),
+        per_sample.compute_padded_record_nlls(
+            model, loss_masks.remove_row_loss_masks(rows), loss_masks.make_row_labels(rows)
         ).mean(),
     ):
         assert float(loss.detach()) == pytest.approx(float(sum(nll).detach()) / 2, abs=1e-12)
@@ -83,20 +83,18 @@ def test_nothing_to_learn_is_no_gradient_and_no_nan() -> None:
     model = tiny().model.requires_grad_(True)
     rows = ~torch.tensor([TOKENS])
     for loss in (
-        finetune.causal_loss(model, rows),
-        side_by_side.mean_training_nll_of_each_row(model, rows)[0],
-        per_sample.mean_nll_of_each_padded_record(
-            model, *per_sample.pad_training_tokens_and_labels([tuple(rows[0].tolist())], 0)
-        )[0],
+        finetune.compute_causal_loss(model, rows),
+        side_by_side.compute_row_nlls(model, rows)[0],
+        per_sample.compute_padded_record_nlls(model, *per_sample.pad_examples([tuple(rows[0].tolist())], 0))[0],
     ):
         (gradient,) = torch.autograd.grad(loss, model.get_output_embeddings().weight)
         assert float(loss.detach()) == 0.0 and not gradient.any()
 
 
 def test_packing_and_judging_read_all_of_it() -> None:
-    packed = finetune.pack_into_blocks([loss_masks.tokens_with_loss_mask(RECORD)], 7, 0, np.random.default_rng(0))
+    packed = finetune.pack_blocks([loss_masks.apply_loss_mask(RECORD)], 7, 0, np.random.default_rng(0))
     assert packed.tolist() == [[~7, ~3, 9, 4, ~11, 5, 0]]
     public = tiny()
-    assert log_perplexities_by_public_model(public, [loss_masks.tokens_with_loss_mask(RECORD)]) == pytest.approx(
-        log_perplexities_by_public_model(public, [TOKENS])
+    assert compute_log_perplexities(public, [loss_masks.apply_loss_mask(RECORD)]) == pytest.approx(
+        compute_log_perplexities(public, [TOKENS])
     )

@@ -28,19 +28,19 @@ from auditor.training.finetune import (
     FineTuningRecipe,
     StepwiseFineTuning,
     cast_frozen_linear_weights,
-    fine_tune_on_packed_blocks,
+    train_packed_blocks,
 )
 from auditor.training.members import (
     Layers,
     LoraAdapterRecipe,
     MemberToTrain,
     add_lora_adapter,
-    assign_records_to_member_shards,
-    folder_of_trained_member,
+    assign_member_shards,
+    get_member_folder,
     merge_units_sharing_records,
     train_private_members,
 )
-from auditor.training.side_by_side import JointAdapterTraining, mean_training_nll_of_each_row
+from auditor.training.side_by_side import JointAdapterTraining, compute_row_nlls
 from tests.zoo.families import tiny as tiny_of
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -49,7 +49,7 @@ TEXTS = st.text(alphabet="abcd", max_size=2)
 
 @given(st.lists(TEXTS, max_size=60), st.integers(1, 9))
 def test_shards_are_disjoint_and_complete_with_all_copies_together(units: list[str], members: int) -> None:
-    shards = assign_records_to_member_shards(units, members)
+    shards = assign_member_shards(units, members)
     assert len(shards) == members
     assert sorted(index for chosen in shards for index in chosen) == list(range(len(units)))
     for unit in set(units):
@@ -63,7 +63,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
     left = [unit for unit in units if unit != gone]
 
     def named(records: list[str]) -> list[list[str]]:
-        return [[records[i] for i in chosen] for chosen in assign_records_to_member_shards(records, members)]
+        return [[records[i] for i in chosen] for chosen in assign_member_shards(records, members)]
 
     assert sum(a != b for a, b in zip(named(units), named(left), strict=True)) == 1
 
@@ -71,7 +71,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40), st.integers(1, 9))
 def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, str]], members: int) -> None:
     users, records = [user for user, _ in rows], [record for _, record in rows]
-    shards = assign_records_to_member_shards(merge_units_sharing_records(users, records), members)
+    shards = assign_member_shards(merge_units_sharing_records(users, records), members)
     for column in (users, records):
         held = Counter(value for chosen in shards for value in {column[i] for i in chosen})
         assert set(held.values()) <= {1}
@@ -115,7 +115,7 @@ def members_of(folder: Path, sizes: Sequence[int] = SIZES) -> list[MemberToTrain
         records = [tuple(noise.integers(1, 61, 6).tolist()) for _ in range(size)]
         made.append(
             MemberToTrain(
-                folder_of_trained_member(folder, index), [str(r) for r in records], records, 70 + index, ("t", index)
+                get_member_folder(folder, index), [str(r) for r in records], records, 70 + index, ("t", index)
             )
         )
     return made
@@ -139,7 +139,7 @@ def one_by_one(
         torch.manual_seed(member.seed)
         model = add_lora_adapter(plain, adapter)
         if member.sequences:
-            fine_tune_on_packed_blocks(
+            train_packed_blocks(
                 model, member.sequences, **vars(COURSE), order=keyed_random_generator(*member.stream), loss=loss
             )
         model.save_pretrained(str(member.folder))
@@ -161,7 +161,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
     """Of each step of each member that is trained together with others: its mean loss."""
     seen: Losses = {index: [] for index in range(len(SIZES))}
-    begin, real = members_module._MemberTraining.__init__, JointAdapterTraining.adapter_losses_in_one_forward
+    begin, real = members_module._MemberTraining.__init__, JointAdapterTraining.compute_losses_jointly
     whose: dict[int, int] = {}
 
     def begins(self: Any, member: MemberToTrain, *more: Any) -> None:
@@ -175,7 +175,7 @@ def losses_together(monkeypatch: pytest.MonkeyPatch) -> Losses:
         return found
 
     monkeypatch.setattr(members_module._MemberTraining, "__init__", begins)
-    monkeypatch.setattr(JointAdapterTraining, "adapter_losses_in_one_forward", losses)
+    monkeypatch.setattr(JointAdapterTraining, "compute_losses_jointly", losses)
     return seen
 
 
@@ -195,7 +195,7 @@ def test_together_is_one_by_one(
     written: list[str] = []
     together = members_of(tmp_path / "together")
     most = train_private_members(
-        base(), adapter, together, COURSE, together=5, written=lambda member: written.append(member.folder.name)
+        base(), adapter, together, COURSE, together=5, on_written=lambda member: written.append(member.folder.name)
     )
     assert most == 5 and sorted(written) == [f"member-00{i}" for i in range(5)]
     for index, own in expected.items():
@@ -251,7 +251,7 @@ def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: 
 
     def gradients() -> list[Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = mean_training_nll_of_each_row(model, rows).sum()
+            loss = compute_row_nlls(model, rows).sum()
         return list(torch.autograd.grad(loss, trained))
 
     before = gradients()

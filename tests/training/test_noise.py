@@ -17,7 +17,7 @@ from scipy import stats
 from auditor.training import dp_loop as loops
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import make_untrained_gpt_neox
-from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid, noise_grid_spacing
+from auditor.training.noise import NoiseStream, add_gaussian_noise, compute_grid_spacing
 from tests.training.naive_noise import NaiveNoise, chacha20
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ COUNT = 1 << 15
 
 
 def drawn(key: str, step: int = 0, count: int = COUNT) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = NoiseStream(key, step).standard_normal_values(count, CPU).numpy()
+    values: NDArray[np.float64] = NoiseStream(key, step).draw_standard_normals(count, CPU).numpy()
     return values
 
 
@@ -39,7 +39,7 @@ def test_the_stream_is_that_of_a_naive_twin() -> None:
     """An odd number of values leaves one behind, so that the next tensor starts at a word of its own."""
     mine, twin = NoiseStream("k", 70_000), NaiveNoise("k", 70_000, 5_000)
     for count in (1, 7, 2_000, 1, 64):
-        assert mine.standard_normal_values(count, CPU).numpy() == pytest.approx(twin.normal(count), abs=1e-12)
+        assert mine.draw_standard_normals(count, CPU).numpy() == pytest.approx(twin.normal(count), abs=1e-12)
 
 
 def test_every_bit_of_the_key_counts() -> None:
@@ -80,11 +80,11 @@ def test_the_distribution_is_gaussian(step: int) -> None:
 def test_sums_lie_on_a_grid_that_depends_on_the_deviation_only(deviation: float) -> None:
     """Else the last bits of a sum tell what the noise was added to (Mironov 2012)."""
     torch.manual_seed(0)
-    grid = noise_grid_spacing(deviation)
+    grid = compute_grid_spacing(deviation)
     assert 2.0**-17 <= grid / deviation <= 2.0**-16
     for shift in (0.0, 1e-3, 1 / 3):
         total = torch.randn(1000) * deviation + shift * deviation
-        noisy = add_secret_gaussian_noise_on_grid(total, deviation, NoiseStream("k", 1))
+        noisy = add_gaussian_noise(total, deviation, NoiseStream("k", 1))
         assert noisy.dtype == torch.float32
         assert torch.equal((noisy.double() / grid).round() * grid, noisy.double())
         moved = (noisy.double() - total.double()) / deviation
@@ -92,13 +92,13 @@ def test_sums_lie_on_a_grid_that_depends_on_the_deviation_only(deviation: float)
 
 
 def test_a_sum_that_is_long_is_not_cut_into_other_noise() -> None:
-    long = add_secret_gaussian_noise_on_grid(torch.zeros(3, 50_001), 2.0, NoiseStream("k", 1))
+    long = add_gaussian_noise(torch.zeros(3, 50_001), 2.0, NoiseStream("k", 1))
     np.testing.assert_allclose(long.flatten(), 2 * drawn("k", 1, 150_003), rtol=0, atol=2 * 2.0**-16)
 
 
 def test_no_deviation_is_no_noise() -> None:
     total = torch.arange(3.0)
-    assert torch.equal(add_secret_gaussian_noise_on_grid(total, 0.0, NoiseStream("k", 1)), total)
+    assert torch.equal(add_gaussian_noise(total, 0.0, NoiseStream("k", 1)), total)
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def released(monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.
                 whole.extend(noise(next(steps), sum(sizes)).split(sizes))
             return total + deviation * whole.pop(0).view(total.shape)
 
-        monkeypatch.setattr(loops, "add_secret_gaussian_noise_on_grid", other)
+        monkeypatch.setattr(loops, "add_gaussian_noise", other)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     how = PrivateRecipe(1.0, 1.0, 8, 4.0, 0.1, optimizer="sgd")
     fit_privately(model, examples, PoissonSampler(8, 0.5, "a key nobody knows"), how, pad=0)

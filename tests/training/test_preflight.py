@@ -25,38 +25,38 @@ def secret(*tokens: int, member: bool = True) -> Secret:
 
 def said(*secrets: Secret) -> tuple[str, ...]:
     training = preflight.read_training_set(ROWS)
-    assert training is not None and len(training.ids) == len(training.learnt)
-    return preflight.preflight_sentences_about_secrets(training, secrets)
+    assert training is not None and len(training.ids) == len(training.has_loss)
+    return preflight.describe_secret_coverage(training, secrets)
 
 
 def test_secrets_are_found_token_by_token_and_never_across_rows() -> None:
     first, _, copies = said(secret(2, 3, 4), secret(1, 2, 3, 4, 5, 6), secret(5, 6, 7), secret(11, 12, 13, 14))
-    assert first == "3 of 4 members stand in the training set, token by token"
-    assert copies == "1 of 4 rows of the training set repeat an earlier one"
+    assert first == "3 of 4 members are in the training set, token by token"
+    assert copies == "1 of 4 training rows repeat an earlier row"
 
 
 def test_a_suffix_without_a_loss_is_read_and_not_learnt() -> None:
     """In the third row of the first two tokens alone; of 7 to 10 in the second, though not in the fourth."""
     whole = secret(1, 2, 3, 4), secret(7, 8, 9, 10)
     assert not any("no loss" in sentence for sentence in said(*whole))
-    assert said(*whole, secret(11, 12, 13, 14))[1].startswith("of 1 of them no loss is taken of the suffix")
-    with pytest.raises(AuditError, match="of all 1 members in the training set it is masked"):
+    assert said(*whole, secret(11, 12, 13, 14))[1].startswith("1 of them have no loss on the suffix")
+    with pytest.raises(AuditError, match="it is masked for all 1 members in the training set"):
         said(secret(11, 12, 13, 14))
 
 
 def test_of_two_masks_both_say_where_a_loss_is_taken() -> None:
     row = {"input_ids": [1, 2, 3, 4], "assistant_masks": [0, 1, 1, 1], "completion_mask": [1, 1, 1, 0]}
     training = preflight.read_training_set([row])
-    assert training is not None and training.learnt[:4].tolist() == [False, True, True, False]
+    assert training is not None and training.has_loss[:4].tolist() == [False, True, True, False]
     # TRL 1.16 ignores the mask of completions unless completion_only_loss is true.
     training = preflight.read_training_set([row], completion_only=False)
-    assert training is not None and training.learnt[:4].tolist() == [False, True, True, True]
+    assert training is not None and training.has_loss[:4].tolist() == [False, True, True, True]
 
 
 def test_members_that_are_elsewhere_and_non_members_that_are_there_are_refused() -> None:
-    with pytest.raises(AuditError, match="their tokens stand nowhere in its 4 rows"):
+    with pytest.raises(AuditError, match="their tokens are nowhere in its 4 rows"):
         said(secret(6, 5, 4))
-    with pytest.raises(AuditError, match="1 of 2 stand in the training set"):
+    with pytest.raises(AuditError, match="1 of 2 are in the training set"):
         said(secret(1, 2, 3), secret(12, 13, 14, member=False), secret(14, 13, 12, member=False))
 
 
@@ -70,13 +70,13 @@ def test_preference_rows_are_read_with_both_answers() -> None:
     training = preflight.read_training_set(PREFERENCES)
     assert training is not None and (training.rows, training.copies) == (2, 0)
     wanted, unwanted, prompt = secret(1, 2, 3, 4), secret(1, 2, 5, 6), Secret("p", (1,), (2,), 1)
-    found, silent = preflight.preflight_sentences_about_secrets(training, [wanted, unwanted, prompt])
-    assert found == "3 of 3 members stand in the training set, token by token"
-    assert silent.startswith("of 1 of them no loss is taken")
-    with pytest.raises(AuditError, match="1 of 1 stand in the training set"):
-        preflight.preflight_sentences_about_secrets(training, [wanted, secret(1, 2, 5, 6, member=False)])
-    with pytest.raises(AuditError, match="stand nowhere in its 2 rows"):  # chosen and rejected never follow each other
-        preflight.preflight_sentences_about_secrets(training, [secret(3, 4, 5, 6)])
+    found, silent = preflight.describe_secret_coverage(training, [wanted, unwanted, prompt])
+    assert found == "3 of 3 members are in the training set, token by token"
+    assert silent.startswith("1 of them have no loss")
+    with pytest.raises(AuditError, match="1 of 1 are in the training set"):
+        preflight.describe_secret_coverage(training, [wanted, secret(1, 2, 5, 6, member=False)])
+    with pytest.raises(AuditError, match="are nowhere in its 2 rows"):  # chosen and rejected never follow each other
+        preflight.describe_secret_coverage(training, [secret(3, 4, 5, 6)])
 
 
 ORPO: dict[str, Any] = {  # CPO's rows have the same columns
@@ -92,16 +92,16 @@ def test_sides_with_labels_are_read_with_the_prompt_within() -> None:
     training = preflight.read_training_set([ORPO])
     assert training is not None and training.rows == 1
     chosen, rejected, prompt = secret(2, 3, 4), secret(2, 3, 5), secret(1, 2, 3)
-    sentence, silent = preflight.preflight_sentences_about_secrets(training, [chosen, rejected, prompt])
-    assert sentence == "3 of 3 members stand in the training set, token by token"
-    assert silent.startswith("of 1 of them no loss is taken")
-    with pytest.raises(AuditError, match="1 of 1 stand in the training set"):
-        preflight.preflight_sentences_about_secrets(training, [chosen, secret(2, 3, 5, member=False)])
+    sentence, silent = preflight.describe_secret_coverage(training, [chosen, rejected, prompt])
+    assert sentence == "3 of 3 members are in the training set, token by token"
+    assert silent.startswith("1 of them have no loss")
+    with pytest.raises(AuditError, match="1 of 1 are in the training set"):
+        preflight.describe_secret_coverage(training, [chosen, secret(2, 3, 5, member=False)])
 
 
 def test_orpo_learns_the_prompts_of_chosen_sides_whatever_is_masked() -> None:
     training = preflight.read_training_set([ORPO], learns_prompts=True)
-    assert training is not None and training.learnt.tolist() == [True] * 4 + [False] * 4 + [True, False]
+    assert training is not None and training.has_loss.tolist() == [True] * 4 + [False] * 4 + [True, False]
 
 
 def test_sides_without_labels_follow_their_prompt() -> None:
@@ -109,7 +109,7 @@ def test_sides_without_labels_follow_their_prompt() -> None:
     row = {"prompt_input_ids": [1, 2], "chosen_input_ids": [3, 4], "rejected_input_ids": [5, 6]}
     before, now = (preflight.read_training_set(rows) for rows in ([row], PREFERENCES[:1]))
     assert before is not None and now is not None
-    assert before.ids.tolist() == now.ids.tolist() and before.learnt.tolist() == now.learnt.tolist()
+    assert before.ids.tolist() == now.ids.tolist() and before.has_loss.tolist() == now.has_loss.tolist()
 
 
 def test_labelled_completions_are_read_without_those_of_the_other_prompts() -> None:
@@ -117,7 +117,7 @@ def test_labelled_completions_are_read_without_those_of_the_other_prompts() -> N
     training = preflight.read_training_set(rows)
     assert training is not None and (training.rows, training.copies) == (2, 1)
     assert training.ids[:4].tolist() == [1, 2, 3, 4] and 9 not in training.ids
-    assert training.learnt[:5].tolist() == [False, False, True, True, False]
+    assert training.has_loss[:5].tolist() == [False, False, True, True, False]
 
 
 @pytest.mark.parametrize(("keep_end", "tokens"), [(False, [1, 2, 3]), (True, [2, 3, 4])])
@@ -138,5 +138,5 @@ def test_tokens_whose_bytes_stand_askew_are_not_there() -> None:
     """Four bytes a token: 256 followed by 1 holds the bytes of 1 and 0 from its second byte on."""
     training = preflight.read_training_set([{"input_ids": [256] * 4}])
     assert training is not None
-    with pytest.raises(AuditError, match="stand nowhere"):
-        preflight.preflight_sentences_about_secrets(training, [secret(1, 1, 1)])
+    with pytest.raises(AuditError, match="are nowhere in its"):
+        preflight.describe_secret_coverage(training, [secret(1, 1, 1)])

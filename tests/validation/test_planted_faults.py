@@ -47,8 +47,12 @@ def test_served_claims_are_checked_exactly() -> None:
 
 def test_nothing_stays_broken() -> None:
     def parts() -> list[Any]:
-        own: list[Any] = [ScaledOptimizer.add_noise, ScaledOptimizer.clip_and_add, PoissonSampler.units_in_batch]
-        own += [private_training.noise_multiplier_for, private_training.PrivateTraining.privacy_record_of_training]
+        own: list[Any] = [
+            ScaledOptimizer.add_noise,
+            ScaledOptimizer.add_clipped_samples,
+            PoissonSampler.draw_batch_units,
+        ]
+        own += [private_training.noise_multiplier_for, private_training.PrivateTraining.make_privacy_record]
         return [*own, dp_loop.fit_privately, dp_loop.NoiseStream]
 
     before = parts()

@@ -163,7 +163,7 @@ def drawn(bench: Bench, count: int, first: int = 0) -> Tensor:
 def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
     def released(bench: Bench) -> Tensor:
         like = torch.zeros(1_000_000, device=bench.model.device)
-        return noise.add_secret_gaussian_noise_on_grid(like, 1.0, noise.NoiseStream("accelerator", 0))
+        return noise.add_gaussian_noise(like, 1.0, noise.NoiseStream("accelerator", 0))
 
     def tuned(bench: Bench) -> list[float]:
         method = Ethicist(epochs=2, prompt_length=20, batch=8, warmup_steps=0)
@@ -189,7 +189,7 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
 
     yield Agreement("secret noise, a million values", _others(both, released), 1e-4, "of values are others")
     for bench in both:  # raises where float64 is not what it should be
-        clipping.self_test_gradient_clipping([p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8)
+        clipping.check_gradient_clipping([p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8)
     yield Agreement("a tuned soft prompt's losses", _largest(both, tuned), 0.02, "nats")
     for sigma in (0.0, 1.0):
         what = f"DP-SGD, three steps, noise multiplier {sigma:g}"

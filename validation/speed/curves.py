@@ -122,15 +122,15 @@ def arrays(folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = V
 def members(folder: Path, size: int) -> dict[str, Any]:
     """PMixed over so many LoRA adapters of rank 2."""
     from auditor.defenses.pmixed import PMixed
-    from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, folder_of_trained_member
+    from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, get_member_folder
 
     asked = arrays(folder, 50)
     asked["model"].save_pretrained(folder / "model")
     for i in range(size):
         add_lora_adapter(tiny(), LoraAdapterRecipe(2, 4, "attention")).save_pretrained(
-            folder_of_trained_member(folder / "members", i)
+            get_member_folder(folder / "members", i)
         )
-        path = folder_of_trained_member(folder / "members", i) / "adapter_config.json"
+        path = get_member_folder(folder / "members", i) / "adapter_config.json"
         written = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**written, "base_model_name_or_path": str(folder / "model")}), encoding="utf-8")
     mixed = PMixed(ensemble=str(folder / "members"), q=0.5)

@@ -49,7 +49,7 @@ from auditor.plugins.view import WHITE_BOX, Sampling, View
 from auditor.runs import personal_data, scoring
 from auditor.training import members as ensemble
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import FineTuningRecipe, causal_loss
+from auditor.training.finetune import FineTuningRecipe, compute_causal_loss
 from validation.harness import Page, median_and_spread, run
 
 OWN = Decoding(temperature=0.8, top_p=0.7)  # Ethicist's
@@ -241,7 +241,7 @@ class Bench:
         model = self._adapted().train()
         sampler = PoissonSampler(count, 1.0, "sheet")
         ours, tokens = partial(fit_privately, model, examples, sampler, recipe, pad=0), self.tensor(examples)
-        bare = lambda: [causal_loss(model, tokens).backward() for _ in range(steps)]  # noqa: E731
+        bare = lambda: [compute_causal_loss(model, tokens).backward() for _ in range(steps)]  # noqa: E731
         return Phase(ours, bare, steps * tokens.numel(), backward=True)
 
     def members(self, count: int = 2, blocks: int = 4) -> Phase:
@@ -259,7 +259,7 @@ class Bench:
                 adapter = ensemble.LoraAdapterRecipe(8, 16, "attention")
                 ensemble.train_private_members(self.model.model, adapter, waiting, course)
 
-        bare = lambda: [causal_loss(model, some).backward() for _ in range(count) for some in tokens]  # noqa: E731
+        bare = lambda: [compute_causal_loss(model, some).backward() for _ in range(count) for some in tokens]  # noqa: E731
         return Phase(ours, bare, count * tokens.numel(), backward=True)
 
     def mixture(self, parts: int = 4, count: int = 4) -> Phase:

@@ -33,9 +33,9 @@ from auditor.runs import shown_rows
 from auditor.runs.scoring import greedy_recall_by_repeats
 from auditor.statistics import intervals
 from auditor.statistics.intervals import Measurement
-from auditor.training.finetune import FineTuningRecipe, StepwiseFineTuning, trainable_parameters
+from auditor.training.finetune import FineTuningRecipe, StepwiseFineTuning, list_trainable_parameters
 from auditor.training.members import LoraAdapterRecipe, add_lora_adapter, copy_sharing_weights
-from auditor.training.side_by_side import adapter_losses_one_by_one
+from auditor.training.side_by_side import compute_losses_separately
 from validation.harness import Page, run
 
 
@@ -48,11 +48,11 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     course = FineTuningRecipe(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
     sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.private_text_copies())["input_ids"]]
     fitting = StepwiseFineTuning(
-        trainable_parameters(model), sequences, course, keyed_random_generator("lab", recipe.seed, "target 1")
+        list_trainable_parameters(model), sequences, course, keyed_random_generator("lab", recipe.seed, "target 1")
     )
-    while not fitting.is_done_with_all_epochs:
+    while not fitting.is_finished:
         with torch.autocast("cpu", torch.bfloat16, enabled=has_native_bfloat16(CPU)):
-            adapter_losses_one_by_one([model], [fitting.next_step_batch()]).sum().backward()
+            compute_losses_separately([model], [fitting.get_next_batch()]).sum().backward()
         fitting.step()
         if fitting.steps == 0:
             yield HuggingFaceModel(

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from auditor.crash import training_specimen
 from auditor.training import dp_loop
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimizer
-from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid
+from auditor.training.noise import NoiseStream, add_gaussian_noise
 from validation.trust.loop_plain import BATCH, CLAIM, CLIP, DELTA, NOISE, RATE, STEPS, Loop
 from validation.trust.loop_plants import tied
 from validation.trust.planted_faults import batch_clipped, noise_before_clipping, noise_off, shuffled
@@ -229,9 +229,7 @@ def stream(made: Callable[[str, int], NoiseStream]) -> Callable[[], Any]:
 def half_the_noise() -> Any:
     def add(optimizer: Any) -> None:
         for p in optimizer.params:
-            p.grad = (
-                add_secret_gaussian_noise_on_grid(p.summed_grad, NOISE * CLIP / 2, optimizer.stream).to(p).view_as(p)
-            )
+            p.grad = add_gaussian_noise(p.summed_grad, NOISE * CLIP / 2, optimizer.stream).to(p).view_as(p)
 
     return patch.object(ScaledOptimizer, "add_noise", add)
 

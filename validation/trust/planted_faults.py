@@ -48,9 +48,9 @@ from auditor.plugins.probe import DELTA, observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.training import dp_loop
-from auditor.training.clipping import add_clipped_gradients_on_grid
+from auditor.training.clipping import add_clipped_gradients
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, ScaledOptimizer
-from auditor.training.noise import NoiseStream, add_secret_gaussian_noise_on_grid
+from auditor.training.noise import NoiseStream, add_gaussian_noise
 from validation.harness import Page, run
 
 
@@ -112,7 +112,7 @@ def noise_before_clipping() -> Iterator[None]:
     def add(optimizer: Any) -> None:
         deviation = optimizer.noise_multiplier * optimizer.max_grad_norm
         for p in optimizer.params:
-            p.grad = add_secret_gaussian_noise_on_grid(p.summed_grad, deviation, optimizer.stream).to(p)
+            p.grad = add_gaussian_noise(p.summed_grad, deviation, optimizer.stream).to(p)
         norm = torch.stack([p.grad.norm() for p in optimizer.params]).norm() / optimizer.expected_batch_size
         for p in optimizer.params:
             p.grad *= (optimizer.max_grad_norm / norm).clamp(max=1.0)
@@ -120,7 +120,7 @@ def noise_before_clipping() -> Iterator[None]:
     def keep(optimizer: Any, shares: Tensor) -> Tensor:
         return _add_weighted(optimizer, torch.ones(len(shares)))
 
-    with patch.object(ScaledOptimizer, "clip_and_add", keep), patch.object(ScaledOptimizer, "add_noise", add):
+    with patch.object(ScaledOptimizer, "add_clipped_samples", keep), patch.object(ScaledOptimizer, "add_noise", add):
         yield
 
 
@@ -131,13 +131,13 @@ def batch_clipped() -> AbstractContextManager[Any]:
         mean = torch.stack([sample.mean(0).norm() for sample in optimizer.grad_samples]).norm()
         return _add_weighted(optimizer, (optimizer.max_grad_norm / mean).clamp(max=1.0).expand(len(shares)))
 
-    return patch.object(ScaledOptimizer, "clip_and_add", clip)
+    return patch.object(ScaledOptimizer, "add_clipped_samples", clip)
 
 
 def _add_weighted(optimizer: Any, factors: Tensor) -> Tensor:
     for p in optimizer.params:
         sample = optimizer._get_flat_grad_sample(p)
-        p.summed_grad = add_clipped_gradients_on_grid(p.summed_grad, sample, factors.double(), math.inf)
+        p.summed_grad = add_clipped_gradients(p.summed_grad, sample, factors.double(), math.inf)
         p.grad_sample = None
     return factors
 
@@ -149,13 +149,13 @@ def shuffled() -> AbstractContextManager[Any]:
         order = keyed_random_generator("shuffled", sampler.key, epoch).permutation(sampler.size)
         return np.sort(np.array_split(order, parts)[part])
 
-    return patch.object(PoissonSampler, "units_in_batch", batch)
+    return patch.object(PoissonSampler, "draw_batch_units", batch)
 
 
 @contextmanager
 def half_the_steps() -> Iterator[None]:
     """The noise is solved for half of the steps, and half of them are accounted for."""
-    solve, promise = private_training.noise_multiplier_for, PrivateTraining.privacy_record_of_training
+    solve, promise = private_training.noise_multiplier_for, PrivateTraining.make_privacy_record
 
     def solved(epsilon: float, delta: float, q: float, steps: int) -> float:
         return solve(epsilon, delta, q, steps // 2)
@@ -163,7 +163,7 @@ def half_the_steps() -> Iterator[None]:
     def promised(self: Any, trained: PrivateModel, *rest: Any) -> Any:
         return promise(self, dataclasses.replace(trained, steps=trained.steps // 2), *rest)
 
-    halved = patch.object(PrivateTraining, "privacy_record_of_training", promised)
+    halved = patch.object(PrivateTraining, "make_privacy_record", promised)
     with patch.object(private_training, "noise_multiplier_for", solved), halved:
         yield
 

@@ -26,7 +26,7 @@ from auditor.defenses.private_training import DpSgd
 from auditor.privacy.gaussian import noise_multiplier_for
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.statistics.audited import audit_epsilon_bounds
-from auditor.training.gradient_canaries import canary_inclusion_log_likelihood_ratio
+from auditor.training.gradient_canaries import compute_inclusion_log_ratio
 from validation.harness import Page, refuse, run
 from validation.trust.planted_faults import USUAL, trained
 
@@ -63,7 +63,7 @@ def simulated(own: DescribedTraining, count: int, trial: int) -> tuple[NDArray[n
     for _ in range(own.steps):
         part = included & (rng.random(count) < own.sampling_rate)
         x = part + own.noise_multiplier * rng.standard_normal(count)
-        scores += canary_inclusion_log_likelihood_ratio(x, own.noise_multiplier, own.sampling_rate)
+        scores += compute_inclusion_log_ratio(x, own.noise_multiplier, own.sampling_rate)
     return scores, included
 
 
