@@ -345,8 +345,8 @@ def suffix_extraction_log_probabilities(
     def of_rows(rows: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         ancestral = rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
         # By id, a tied token's rank would be no ceiling (formulas C6).
-        bits = decoding.ranks_with_ties_first(rows, tokens).double().log2()
-        return decoding.decoded_token_log_probs(rows, tokens), ancestral, bits
+        bits = decoding.rank_ties_first(rows, tokens).double().log2()
+        return decoding.score_decoded_tokens(rows, tokens), ancestral, bits
 
     parts = read_token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
     # Bits stay by token, (B, L): windows take sums of their own.

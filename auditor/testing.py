@@ -245,7 +245,7 @@ def _defense_contract_faults(defense: Defense) -> Iterator[str]:
 
 
 def _model_contract_faults(model: LanguageModel) -> Iterator[str]:
-    yield from consistency.distribution_inconsistency_sentences(model)
+    yield from consistency.find_inconsistencies(model)
     prefix = torch.tensor([[1, 2, 3]], device=model.device)
     if "draw" in model.capabilities:
         noise = secret_uniform_draws(20, 3, 0)[None]

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble
+from auditor.models.rows import Rows
 
 
 class FixedDistribution(LanguageModel):

@@ -1,4 +1,4 @@
-"""Models that are shown beside a defended one: the public model, and one adapter on all data."""
+"""Control rows for a defended model: the public model, and one adapter on all data."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import ClassVar
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
 
-CONTROL = "audit train pmixed -D control=true makes it"  # the one adapter, outside the lab
+# How to make the single adapter outside the lab.
+CONTROL = "audit train pmixed -D control=true makes it"
 
 
 @dataclass(frozen=True)
 class PublicModelControl(Defense):
-    """Serve the public model in the target's place: no private data at all, the end of every trade-off."""
+    """Serve the public model instead of the target: no private data at all, an end of all trade-offs."""
 
     name: ClassVar[str] = "public"
     title: ClassVar[str] = "Public model"
@@ -21,15 +22,16 @@ class PublicModelControl(Defense):
     claims: ClassVar[str] = "none: the control row at no private data"
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        assert scenario.public is not None  # the run has seen to what is needed
+        assert scenario.public is not None  # the run checks `needs`
         return scenario.public
 
 
 @dataclass(frozen=True)
 class OneAdapterControl(Defense):
-    """One adapter on all data, trained by the recipe of PMixED's members: nothing is split, nothing mixed. No claim.
+    """Serve one adapter on all data, trained like PMixED's members, without splitting. No claim.
 
-    ensemble: the folder of the members, where `audit train pmixed -D control=true` leaves it; the lab has its own.
+    ensemble: the folder of the members, where `audit train pmixed -D control=true` writes it; the
+    lab has its own.
     """
 
     name: ClassVar[str] = "one-adapter"
@@ -39,5 +41,5 @@ class OneAdapterControl(Defense):
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        assert scenario.whole is not None  # the run has seen to what is needed
+        assert scenario.whole is not None  # the run checks `needs`
         return scenario.whole

@@ -1,12 +1,14 @@
-"""CP-Δ (Vyas, Kakade and Barak 2023): what two models, trained on two halves of the data, both would say.
+"""CP-Δ (Vyas, Kakade and Barak 2023): sample what two models of two halves of the data agree on.
 
-The source's claim is near access-freeness (their Theorem 3.1), of a work that is in one half alone, against the model
-q that never saw it. With `max`, every text is at most exp(k) times as likely as under q, k = -log(1 - TV(q1, q2)) nats.
-With `kl`, only the mean over the model's own texts is bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A single
-text may be likelier by any factor (q1 = (1/2, 1/2), q2 = (1 - 1e-9, 1e-9): 10.36 nats where k is 0.693). TV and H are
-of the two distributions at this very prompt. We claim nothing of it. It is no differential privacy: k is as large as
-the two models are apart, which depends on the private data and has no bound beforehand; it is a number of each prompt
-and grows with each token; and it says nothing of who, or what, lies in both halves.
+The source claims near access-freeness (their Theorem 3.1) for a work that is in only one half,
+relative to the model q that never saw it. With `max`, every text is at most exp(k) times as likely
+as under q, k = -log(1 - TV(q1, q2)) nats. With `kl`, only the mean over the model's own texts is
+bounded: KL(p || q) <= k = 2 log 1/(1 - H^2(q1, q2)). A single text may be likelier by any factor
+(q1 = (1/2, 1/2), q2 = (1 - 1e-9, 1e-9): 10.36 nats although k is 0.693). TV and H compare the two
+distributions at the given prompt. We claim nothing, because this is not differential privacy: k is
+as large as the distance of the two models, which depends on the private data and has no bound in
+advance; it differs for each prompt and grows with each token; and it does not cover records that
+are in both halves.
 """
 
 from __future__ import annotations
@@ -18,24 +20,26 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble, ModelEnsemble
+from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import require_listed_options
 
-_HALVES = (1, 2)  # of the ensemble: part 0 is the public model, which has no say here
+_HALVES = (1, 2)  # parts of the ensemble; part 0, the public model, is not used here
 Distance = Literal["max", "kl"]
 
 
 @dataclass(frozen=True)
 class CpDelta(Defense):
-    """Sample what models of two halves of the data both find likely (CP-Δ, Vyas et al. 2023, Algorithm 3). No claim.
+    """Sample what models of two data halves both find likely (CP-Δ, Vyas et al. 2023). No claim.
 
-    distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds only
-    on average how much likelier texts become. ensemble: a folder of the two, where `audit train pmixed -D members=2`
-    leaves them; the lab trains its own. The source's claim is about a work in one half alone, and no privacy:
-    defenses/cp_delta.py says why it is none here.
+    Algorithm 3 of the source. distance: `max` mixes the two next-token distributions to
+    min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds only on average how much likelier texts
+    become. ensemble: a folder of the two models, where `audit train pmixed -D members=2` writes
+    them; the lab trains its own. The source's claim is about a work in only one half and is not
+    privacy: defenses/cp_delta.py says why we claim nothing.
     """
 
     name: ClassVar[str] = "cp-delta"
@@ -68,9 +72,10 @@ class CpDelta(Defense):
 class PublicCommon(Defense):
     """Sample what the target and the public model both find likely. No claim.
 
-    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How much more likely a
-    text is than under the public model, which saw no private data, depends on how little the two distributions overlap,
-    and so on that data; it grows with each token, and nothing bounds it beforehand.
+    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How
+    much likelier a text is than under the public model, which saw no private data, depends on the
+    overlap of the two distributions, and so on that data; it grows with each token, and has no
+    bound in advance.
     """
 
     name: ClassVar[str] = "public-common"
@@ -83,32 +88,45 @@ class PublicCommon(Defense):
         require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        assert scenario.public is not None  # the run has seen to what is needed
-        return CpDeltaModel(ModelEnsemble(scenario.public, [scenario.target]), self.distance, (0, 1))
+        assert scenario.public is not None  # the run checks `needs`
+        ensemble = ModelEnsemble(scenario.public, [scenario.target])
+        return CpDeltaModel(ensemble, self.distance, (0, 1))
 
 
 class CpDeltaModel(WrappingModel):
-    """Samples what two parts of an ensemble both find likely, by CP-Δ's rule. both: which parts."""
+    """Samples what two parts of an ensemble both find likely, by CP-Δ's rule."""
 
-    def __init__(self, ensemble: Ensemble, distance: Distance, both: tuple[int, int]) -> None:
+    def __init__(self, ensemble: Ensemble, distance: Distance, pair: tuple[int, int]) -> None:
         super().__init__(ensemble.public)
-        self.ensemble, self.distance, self.both = ensemble, distance, both
-        self.name, self.parts = f"CP-Δ's rule over {ensemble.public.name}", 1 + ensemble.size
+        self.ensemble = ensemble
+        self.distance = distance
+        self.pair = pair
+        self.name = f"CP-Δ's rule over {ensemble.public.name}"
+        self.parts = 1 + ensemble.size
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
-        return self.parts * self.ensemble.public.row_bytes(positions) + super().row_bytes(positions)
+        ensemble_bytes = self.parts * self.ensemble.public.row_bytes(positions)
+        return ensemble_bytes + super().row_bytes(positions)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
         return _CpDeltaRows(self, self.ensemble.start(prefixes, length, prompt=prompt))
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        parts = torch.tensor(self.both, device=self.device)
-        # (B, last, 2, V): the two parts alone are read.
-        return self.distribution_likely_under_both(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
+        parts = torch.tensor(self.pair, device=self.device)
+        # (B, last, 2, V)
+        distributions = self.ensemble.distributions(contexts, parts, last, prompt=prompt)
+        return self.mix_pair(distributions)
 
-    def distribution_likely_under_both(self, distributions: Tensor) -> Tensor:
-        """What both distributions find likely, (..., V) nats; distributions (..., 2, V)."""
-        # In logs: a mean is sqrt(q1 q2), and the softmax divides by Z.
+    def mix_pair(self, distributions: Tensor) -> Tensor:
+        """Mix the two distributions (..., 2, V) into what both find likely, (..., V) nats."""
+        # In logs, a mean is sqrt(q1 q2), and the softmax divides by Z.
         mixed = distributions.amin(-2) if self.distance == "max" else distributions.mean(-2)
         return mixed.log_softmax(-1)
 
@@ -119,5 +137,5 @@ class _CpDeltaRows(WrappingRows):
         self.model = model
 
     def log_probs(self) -> Tensor:
-        # (rows, 1 + N, V), of which two.
-        return self.model.distribution_likely_under_both(self.rows.log_probs()[:, list(self.model.both)])
+        # Two of (rows, 1 + N, V).
+        return self.model.mix_pair(self.rows.log_probs()[:, list(self.model.pair)])

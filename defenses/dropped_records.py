@@ -1,4 +1,4 @@
-"""Records left out of the training: copies beyond a limit, near-duplicates, those that are listed or come too often."""
+"""Drop records before training: surplus copies, near-duplicates, listed or frequent records."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from auditor.training.variants import DataVariant
 
 @dataclass(frozen=True)
 class CopyCap(DataVariant):
-    """Fine-tune on at most `most` copies of each record: what `audit advise` predicts; no claim.
+    """Fine-tune on at most `most` copies of each record, as `audit advise` predicts. No claim.
 
-    most: copies of one text that stay. Near-duplicates count as other texts: `dedup` finds those.
+    most: copies of a text to keep. Near-duplicates count as other texts: `dedup` finds these.
     """
 
     name: ClassVar[str] = "cap"
@@ -35,33 +35,35 @@ class CopyCap(DataVariant):
         require_options_at_least(self, 1, "most")
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
-        seen, left = Counter[str](), list[int]()
+        n_copies = Counter[str]()
+        indices = list[int]()
         for index, text in enumerate(texts):
-            seen[text] += 1
-            if seen[text] <= self.most:
-                left.append(index)
-        over = sum(count > self.most for count in seen.values())
-        return left, (
-            f"of {len(texts):,} records {len(texts) - len(left):,} were dropped, copies beyond the first {self.most:,} "
-            f"of {over:,} texts: {len(left):,} are left"
+            n_copies[text] += 1
+            if n_copies[text] <= self.most:
+                indices.append(index)
+        n_capped = sum(count > self.most for count in n_copies.values())
+        return indices, (
+            f"of {len(texts):,} records {len(texts) - len(indices):,} were dropped, copies beyond "
+            f"the first {self.most:,} of {n_capped:,} texts: {len(indices):,} are left"
         )
 
     def count_remaining_copies(self, copies: int) -> int:
         return min(copies, self.most)
 
 
-_SHINGLE = 5  # characters: as texts without spaces between words have them too
+_SHINGLE = 5  # characters, because some scripts have no spaces between words
 _PERMUTATIONS = 128  # hashes of a MinHash sketch
-_FOUND = 0.99  # of pairs at the threshold
+_MIN_RECALL = 0.99  # of pairs at the threshold
 
 
 @dataclass(frozen=True)
 class Dedup(DataVariant):
-    """Fine-tune on the data without their exact and near-duplicate copies: the first of each is kept; no claim.
+    """Fine-tune without exact and near-duplicate copies: keep the first of each. No claim.
 
-    threshold: the Jaccard similarity of two texts' 5-character shingles from which on the later one is a copy of the
-    earlier one (Lee et al. 2022 take 0.8, of 5-token shingles). MinHash finds candidate pairs, one at the threshold
-    with probability 0.99, and these are compared exactly: no text below the threshold goes. exact: equal texts only.
+    threshold: smallest Jaccard similarity of two texts' 5-character shingles at which the later
+    text is a copy of the earlier one (Lee et al. 2022 use 0.8, with 5-token shingles). MinHash finds
+    candidate pairs, a pair at the threshold with probability 0.99, and these are compared exactly:
+    no text below the threshold is dropped. exact: drop only equal texts.
     """
 
     name: ClassVar[str] = "dedup"
@@ -76,67 +78,79 @@ class Dedup(DataVariant):
             raise AuditError(f"expected threshold in (0, 1], got {self.threshold}")
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
-        first: dict[str, int] = {}
+        first_indices: dict[str, int] = {}
         for index, text in enumerate(texts):
-            first.setdefault(text, index)
-        left = list(first) if self.exact else drop_near_duplicate_texts(list(first), self.threshold)
-        exact, near = len(texts) - len(first), len(first) - len(left)
-        also = "" if self.exact else f" and {near:,} near-duplicates (similarity {self.threshold:g} or more)"
-        told = f"of {len(texts):,} records {exact:,} exact copies{also} were dropped: {len(left):,} are left"
-        return [first[text] for text in left], told
+            first_indices.setdefault(text, index)
+        remaining = list(first_indices)
+        dropped = f"{len(texts) - len(remaining):,} exact copies"
+        if not self.exact:
+            remaining = drop_near_duplicate_texts(remaining, self.threshold)
+            n_near = len(first_indices) - len(remaining)
+            dropped += f" and {n_near:,} near-duplicates (similarity {self.threshold:g} or more)"
+        note = f"of {len(texts):,} records {dropped} were dropped: {len(remaining):,} are left"
+        return [first_indices[text] for text in remaining], note
 
     def count_remaining_copies(self, copies: int) -> int:
         return min(copies, 1)
 
 
 def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[str]:
-    """The texts in order, without near-duplicates (Jaccard similarity >= threshold) of a text kept earlier."""
-    # Equal texts alone: different ones may have the same set of shingles, "aaaaaa" and "aaaaaaa".
+    """Return the texts in order, without near-duplicates of an earlier remaining text.
+
+    Near-duplicates have a Jaccard similarity >= threshold.
+    """
+    # Drop only equal texts: different texts may have the same shingles, "aaaaaa" and "aaaaaaa".
     if threshold == 1:
         return list(dict.fromkeys(texts))
-    # MinHash finds candidates alone: every pair is compared exactly below, so that none is dropped by chance.
-    index = MinHashLSH(num_perm=_PERMUTATIONS, params=_near_duplicate_lsh_bands_and_rows(threshold))
-    left, kept = list[str](), dict[int, frozenset[str]]()
+    # MinHash finds only candidates: every pair is compared exactly, so that no text is dropped by
+    # chance.
+    index = MinHashLSH(num_perm=_PERMUTATIONS, params=_choose_lsh_bands(threshold))
+    remaining = list[str]()
+    shingles_by_number = dict[int, frozenset[str]]()
     for number, text in enumerate(texts):
-        own = near_duplicate_shingles(text)
-        # The library seeds its hashes by a constant: the same texts stay in every run.
+        shingles = split_into_shingles(text)
+        # The library seeds its hashes with a constant: all runs keep the same texts.
         sketch = MinHash(num_perm=_PERMUTATIONS)
-        sketch.update_batch([shingle.encode() for shingle in own])
-        # Jaccard's similarity
-        if any(len(own & kept[other]) / len(own | kept[other]) >= threshold for other in index.query(sketch)):
+        sketch.update_batch([shingle.encode() for shingle in shingles])
+        candidates = [shingles_by_number[candidate] for candidate in index.query(sketch)]
+        if any(_jaccard_similarity(shingles, other) >= threshold for other in candidates):
             continue
         index.insert(number, sketch)
-        kept[number] = own
-        left.append(text)
-    return left
+        shingles_by_number[number] = shingles
+        remaining.append(text)
+    return remaining
 
 
-def _near_duplicate_lsh_bands_and_rows(threshold: float) -> tuple[int, int]:
-    """(bands, rows of a band), the fewest candidates with which pairs at the threshold are found.
+def _jaccard_similarity(left: frozenset[str], right: frozenset[str]) -> float:
+    return len(left & right) / len(left | right)
 
-    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. (The library's own choice for
-    a threshold finds half of the pairs at it, or fewer.)
+
+def _choose_lsh_bands(threshold: float) -> tuple[int, int]:
+    """Choose (bands, rows of a band) with the fewest candidates that still finds pairs.
+
+    Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. (The
+    library's own choice for a threshold finds half of the pairs at it, or fewer.)
     """
     for rows in range(_PERMUTATIONS // 2, 1, -1):
         bands = _PERMUTATIONS // rows
-        if 1 - (1 - threshold**rows) ** bands >= _FOUND:
+        if 1 - (1 - threshold**rows) ** bands >= _MIN_RECALL:
             return bands, rows
     return _PERMUTATIONS, 1
 
 
-def near_duplicate_shingles(text: str) -> frozenset[str]:
-    """Its runs of 5 characters; a shorter text is one of its own."""
+def split_into_shingles(text: str) -> frozenset[str]:
+    """Return all runs of 5 characters; a shorter text is a single shingle."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
 
 
 @dataclass(frozen=True)
 class DropRecords(DataVariant):
-    """Fine-tune without records seen `times` times or more, or `listed`; no claim.
+    """Fine-tune without records that are listed or have `times` copies or more. No claim.
 
-    times: of a record with so many copies or more none is kept (0: the number does not count). listed: a folder with
-    a shard.json that names the records to drop; `audit mitigate --by drop` lists those that the audit extracted.
-    Dropping what was extracted says nothing of what was not attacked, and may uncover other records (Carlini et al.
-    2022, the privacy onion effect).
+    times: drop all copies of a record with this many copies or more (0: ignore the number). listed:
+    a folder with a shard.json that names the records to drop; `audit mitigate --by drop` lists the
+    records that the audit extracted. Dropping extracted records does not protect records that were
+    not attacked, and may expose others (Carlini et al. 2022, the privacy onion effect).
     """
 
     name: ClassVar[str] = "drop"
@@ -153,38 +167,44 @@ class DropRecords(DataVariant):
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if not self.times and not self.listed:
-            raise AuditError("expected drop to be told which records, by -D times=N or -D listed=DIR, got neither")
+            raise AuditError(
+                "expected -D times=N or -D listed=DIR with drop, to choose records, got neither",
+            )
 
     def options(self) -> dict[str, Any]:
-        """`listed` as a digest of the names in the list: wherever the folder lies, the model is the same."""
+        """Replace `listed` by a digest of its names: the model does not depend on the folder's path."""
         if not self.listed:
             return super().options()
-        names = "".join(sorted(self._listed_record_names()))
+        names = "".join(sorted(self._read_listed_names()))
         return {**super().options(), "listed": hashlib.sha256(names.encode()).hexdigest()[:16]}
 
-    def _listed_record_names(self) -> frozenset[str]:
-        """Raises AuditError where there is no list."""
+    def _read_listed_names(self) -> frozenset[str]:
+        """Return the listed names; raise AuditError if `listed` has no list."""
         if not self.listed:
             return frozenset()
-        found = read_shard_record_list(Path(self.listed))
-        if not found:
-            raise AuditError(f"expected -D listed= as a folder whose shard.json names records, got {self.listed!r}")
-        return frozenset(found)
+        names = read_shard_record_list(Path(self.listed))
+        if not names:
+            raise AuditError(
+                f"expected -D listed= as a folder whose shard.json names records, got {self.listed!r}",
+            )
+        return frozenset(names)
 
     def choose_records(self, texts: Sequence[str]) -> tuple[list[int], str]:
-        # A shard.json names a record by the digest of its text.
-        names, copies = self._listed_record_names(), Counter(texts)
-        gone = {
-            text
-            for text, count in copies.items()
-            if (self.times and count >= self.times) or (names and names.issuperset(record_digests([text])))
-        }
-        left = [index for index, text in enumerate(texts) if text not in gone]
-        return left, (
-            f"of {len(texts):,} records {len(texts) - len(left):,} were dropped, all copies of {len(gone):,} texts: "
-            f"{len(left):,} are left"
+        listed_names = self._read_listed_names()
+        dropped_texts = set[str]()
+        for text, n_copies in Counter(texts).items():
+            is_frequent = self.times and n_copies >= self.times
+            # A shard.json names a record by the digest of its text.
+            if is_frequent or (listed_names and listed_names.issuperset(record_digests([text]))):
+                dropped_texts.add(text)
+        indices = [index for index, text in enumerate(texts) if text not in dropped_texts]
+        return indices, (
+            f"of {len(texts):,} records {len(texts) - len(indices):,} were dropped, all copies of "
+            f"{len(dropped_texts):,} texts: {len(indices):,} are left"
         )
 
     def count_remaining_copies(self, copies: int) -> int | None:
-        """None where single records are listed: they were chosen by what the audit found of them."""
-        return None if self.listed else (0 if copies >= self.times else copies)
+        """Return None if single records are listed: the audit chose them by its findings."""
+        if self.listed:
+            return None
+        return 0 if copies >= self.times else copies

@@ -1,4 +1,4 @@
-"""Early stopping: the model of the step at which held-out records are predicted best."""
+"""Early stopping: keep the model of the step with the lowest held-out loss."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class EarlyStop(Variant):
-    """Fine-tune and keep the step of the lowest held-out loss; no claim.
+    """Fine-tune and keep the step of the lowest held-out loss. No claim.
 
-    looks: how often an epoch the held-out loss is taken; patience: after so many looks without a lower one the training
-    ends (0: it runs through all epochs, then takes the best step). heldout: the share of `--data` that is left out to
-    look at where no `--heldout` file is named: those whose hash is lowest, whole users, and no copy of what is trained
-    on.
+    looks: evaluations of the held-out loss in each epoch; patience: end the training after this
+    many looks without a lower loss (0: run through all epochs, then take the best step). heldout:
+    share of `--data` to hold out if no `--heldout` file is given: the units with the lowest hashes,
+    whole users, and no copies of training records.
     """
 
     name: ClassVar[str] = "early-stop"
@@ -55,94 +55,132 @@ class EarlyStop(Variant):
 
     def check(self, job: TrainingJob) -> None:
         super().check(job)
-        if not job.heldout and len(units := set(name_inseparable_units(job.records))) < 2:
+        if job.heldout:
+            return
+        n_units = len(set(name_inseparable_units(job.records)))
+        if n_units < 2:
             raise AuditError(
-                f"expected records of two users or texts at least to leave one out, got {len(units)}: give --heldout"
+                f"expected records of two users or texts at least to leave one out, got {n_units}: give --heldout"
             )
 
-    def split_learnt_and_heldout(self, job: TrainingJob) -> tuple[list[TrainingRecord], list[TrainingRecord]]:
-        """(learnt, held out)."""
+    def split_heldout_records(
+        self,
+        job: TrainingJob,
+    ) -> tuple[list[TrainingRecord], list[TrainingRecord]]:
+        """Return the records to train on and the held-out records."""
         if job.heldout:
             return list(job.records), list(job.heldout)
         units = name_inseparable_units(job.records)
         # By hash, not by a draw: whether a unit is held out hardly depends on the others.
         by_hash = sorted(set(units), key=lambda unit: hashlib.sha256(unit.encode()).digest())
-        # At least one unit is left to learn.
-        out = set(by_hash[: min(math.ceil(self.heldout * len(by_hash)), len(by_hash) - 1)])
-        pairs = list(zip(units, job.records, strict=True))
-        return [r for unit, r in pairs if unit not in out], [r for unit, r in pairs if unit in out]
+        # At least one unit remains to train on.
+        n_heldout = min(math.ceil(self.heldout * len(by_hash)), len(by_hash) - 1)
+        heldout_units = set(by_hash[:n_heldout])
+        training_records = []
+        heldout_records = []
+        for unit, record in zip(units, job.records, strict=True):
+            records = heldout_records if unit in heldout_units else training_records
+            records.append(record)
+        return training_records, heldout_records
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        learnt, heldout = self.split_learnt_and_heldout(job)
-        left_out = f"left out of the {len(job.records):,} of the data by the hash of their text or user"
-        whose = "of a file of their own" if job.heldout else left_out
-        told = f"held out to choose by, and not trained on: {len(heldout):,} records, {whose}"
-        return [loss_masks.apply_loss_mask(record) for record in learnt], (told,)
+        records, heldout = self.split_heldout_records(job)
+        source = f"left out of the {len(job.records):,} of the data by a hash of text or user"
+        if job.heldout:
+            source = "from a separate file"
+        note = f"held out to choose the step, not trained on: {len(heldout):,} records, {source}"
+        return [loss_masks.apply_loss_mask(record) for record in records], (note,)
 
-    def fit_model(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
+    def fit_model(
+        self,
+        job: TrainingJob,
+        model: Any,
+        sequences: Sequence[Tokens],
+    ) -> tuple[str, ...]:
         parameters = list_trainable_parameters(model)
         course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end)
-        fitting = StepwiseFineTuning(parameters, sequences, course, keyed_random_generator("train", job.seed))
-        loss = make_autocast_loss(job.half)
-        heldout = [loss_masks.apply_loss_mask(record) for record in self.split_learnt_and_heldout(job)[1]]
-        look = _HeldoutLoss(model, heldout, job, self.batch)
+        order = keyed_random_generator("train", job.seed)
+        fitting = StepwiseFineTuning(parameters, sequences, course, order)
+        compute_loss = make_autocast_loss(job.half)
+        _, heldout_records = self.split_heldout_records(job)
+        heldout = [loss_masks.apply_loss_mask(record) for record in heldout_records]
+        heldout_loss = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
-        # A set: with more looks than steps several fall on one step.
-        at = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}  # steps of an epoch behind which it looks
+        # The steps of an epoch after which it looks. A set: with more looks than steps, several
+        # looks fall on one step.
+        look_steps = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}
         losses = list[float]()  # at each look
         best: dict[str, Any] = {"loss": math.inf}
         if (state := job.checkpoint.load()) is not None:
             fitting.restore(state)
-            losses, best = state["losses"], state["best"]
+            losses = state["losses"]
+            best = state["best"]
         device = next(iter(parameters.values())).device
         model.train()
         while not fitting.is_finished and not self._is_out_of_patience(losses):
-            loss(model, fitting.get_next_batch().to(device)).backward()
+            compute_loss(model, fitting.get_next_batch().to(device)).backward()
             fitting.step()
-            if (fitting.steps or steps) not in at:  # `step` sets steps back to 0 at the end of an epoch
+            # `step` resets the step count to 0 at the end of an epoch.
+            if (fitting.steps or steps) not in look_steps:
                 continue
             check_weights_finite(parameters.values(), job.checkpoint)
-            losses.append(look.loss())
+            losses.append(heldout_loss.evaluate())
             if losses[-1] < best["loss"]:
+                weights = {name: p.detach().clone() for name, p in parameters.items()}
                 step = fitting.epochs * steps + fitting.steps
-                best = {"loss": losses[-1], "step": step, "of": {n: p.detach().clone() for n, p in parameters.items()}}
+                best = {"loss": losses[-1], "step": step, "of": weights}
             if not fitting.steps:
                 job.checkpoint.save({**fitting.state(), "losses": losses, "best": best})
-            job.progress(f"training, held-out loss {losses[-1]:.3f}", len(losses), self.epochs * len(at))
+            n_looks = self.epochs * len(look_steps)
+            job.progress(f"training, held-out loss {losses[-1]:.3f}", len(losses), n_looks)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(best["of"][name])
         return (
-            f"stopped at step {best['step']:,} of {self.epochs * steps:,} (epoch {best['step'] / steps:.2f} of "
-            f"{self.epochs}), where the held-out loss was lowest of {len(losses)} looks: {best['loss']:.4g} nats a "
-            f"token, {losses[-1]:.4g} at the last look",
+            f"stopped at step {best['step']:,} of {self.epochs * steps:,} "
+            f"(epoch {best['step'] / steps:.2f} of {self.epochs}), which had the lowest held-out "
+            f"loss of {len(losses)} looks: {best['loss']:.4g} nats a token, {losses[-1]:.4g} at the "
+            "last look",
         )
 
     def _is_out_of_patience(self, losses: Sequence[float]) -> bool:
-        return bool(self.patience and losses) and len(losses) - 1 - losses.index(min(losses)) >= self.patience
+        if not self.patience or not losses:
+            return False
+        return len(losses) - 1 - losses.index(min(losses)) >= self.patience
 
 
 class _HeldoutLoss:
-    """The mean held-out loss, nats a token, of the model as it stands."""
+    """Evaluates the mean held-out loss of the current model, in nats a token."""
 
-    def __init__(self, model: Any, sequences: Sequence[Tokens], job: TrainingJob, batch: int) -> None:
-        self.model, self.of = model, make_autocast_loss(job.half)
-        blocks = pack_blocks(sequences, job.block, job.end, keyed_random_generator("held out", job.seed))
-        self.batches = blocks.split(batch)
-        # A block's first token is predicted by nothing.
+    def __init__(
+        self,
+        model: Any,
+        sequences: Sequence[Tokens],
+        job: TrainingJob,
+        batch: int,
+    ) -> None:
+        self.model = model
+        self.compute_loss = make_autocast_loss(job.half)
+        order = keyed_random_generator("held out", job.seed)
+        self.batches = pack_blocks(sequences, job.block, job.end, order).split(batch)
+        # The first token of a block is not predicted.
         labels = [loss_masks.make_row_labels(batch)[:, 1:] for batch in self.batches]
-        self.weights = [int((predicted != loss_masks.IGNORED).sum()) for predicted in labels]
+        self.weights = [int((targets != loss_masks.IGNORED).sum()) for targets in labels]
         if not sum(self.weights):
             raise AuditError("expected held-out records with tokens that have a loss, got none")
 
     @torch.no_grad()
-    def loss(self) -> float:
-        """Raises AuditError for one that is no number."""
+    def evaluate(self) -> float:
+        """Return the loss; raise AuditError if it is not finite."""
         self.model.eval()
-        found = [float(self.of(self.model, batch.to(self.model.device))) for batch in self.batches]
+        device = self.model.device
+        losses = [float(self.compute_loss(self.model, batch.to(device))) for batch in self.batches]
         self.model.train()
-        # Batches differ in how many tokens have a loss: the mean is over tokens.
-        mean = sum(x * n for x, n in zip(found, self.weights, strict=True)) / sum(self.weights)
+        # Batches differ in their number of tokens with a loss: the mean is over tokens.
+        total = sum(loss * weight for loss, weight in zip(losses, self.weights, strict=True))
+        mean = total / sum(self.weights)
         if not math.isfinite(mean):
-            raise AuditError("expected a training that converges, got no finite held-out loss: lower learning_rate")
+            raise AuditError(
+                "expected a training that converges, got no finite held-out loss: lower learning_rate",
+            )
         return mean

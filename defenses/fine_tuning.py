@@ -1,4 +1,4 @@
-"""Fine-tuning on the same data without any privacy: of all parameters, all but the embeddings, or an adapter."""
+"""Fine-tune on the same data without privacy: all weights, all but embeddings, or an adapter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from auditor.training.variants import FineTuning, Variant
 
 @dataclass(frozen=True)
 class NoDefense(FineTuning):
-    """Plain fine-tuning on packed blocks with AdamW: nothing is promised. learning_rate decays linearly to 0."""
+    """Fine-tune on packed blocks with AdamW, without any promise.
+
+    learning_rate decays linearly to 0.
+    """
 
     name: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
 class Full(Variant):
-    """Fine-tune every parameter on the same data: the control of `lora` and `freeze-embeddings`, and no claim."""
+    """Fine-tune every parameter: the control of `lora` and `freeze-embeddings`. No claim."""
 
     name: ClassVar[str] = "full"
     title: ClassVar[str] = "Full fine-tuning"
@@ -29,10 +32,10 @@ class Full(Variant):
 
 @dataclass(frozen=True)
 class FreezeEmbeddings(Variant):
-    """Fine-tune all but the embeddings on the same data, and no claim; `full` is its control.
+    """Fine-tune all but the embeddings on the same data; `full` is its control. No claim.
 
-    Where the model's head is tied to its embeddings they are one matrix, so that the head is frozen too, and it says
-    so. An adapter leaves embeddings frozen anyway: --lora is refused.
+    If the model's head is tied to its embeddings, they are one matrix, so the head is frozen too,
+    with a note. An adapter leaves embeddings frozen anyway, so --lora is rejected.
     """
 
     name: ClassVar[str] = "freeze-embeddings"
@@ -41,20 +44,22 @@ class FreezeEmbeddings(Variant):
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = job.load()
-        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+        embeddings = model.get_input_embeddings()
+        head = model.get_output_embeddings()
         embeddings.requires_grad_(False)
         # A tied matrix counts once, here and in `num_parameters`.
-        frozen = sum(p.numel() for p in embeddings.parameters())
-        tied = head is not None and head.weight is embeddings.weight
-        also = ", and with them the head, which is tied to them" if tied else ""
-        return model, (f"the embeddings are frozen{also}: {frozen:,} of {model.num_parameters():,} parameters",)
+        n_frozen = sum(p.numel() for p in embeddings.parameters())
+        layers = "the embeddings are frozen"
+        if head is not None and head.weight is embeddings.weight:
+            layers += ", and with them the head, which is tied to them"
+        return model, (f"{layers}: {n_frozen:,} of {model.num_parameters():,} parameters",)
 
 
 @dataclass(frozen=True)
 class Lora(Variant):
-    """Fine-tune a low-rank adapter on the same data, and no claim; `full` is its control (LoRA, Hu et al. 2022).
+    """Fine-tune a LoRA adapter (Hu et al. 2022) on the same data; `full` is its control. No claim.
 
-    rank, alpha: of the adapter; layers: on the `attention` projection, or on `all` linear layers.
+    rank, alpha: of the adapter; layers: the `attention` projection, or `all` linear layers.
     """
 
     name: ClassVar[str] = "lora"
@@ -71,6 +76,8 @@ class Lora(Variant):
 
     def prepare_model(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = add_lora_adapter(job.load(), LoraAdapterRecipe(self.rank, self.alpha, self.layers))
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        share = trained / (model.num_parameters() - trained)  # it counts the adapter's too
-        return model, (f"an adapter of rank {self.rank}: {trained:,} parameters, {share:.1%} of the model's",)
+        n_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        # `num_parameters` includes the adapter.
+        share = n_trained / (model.num_parameters() - n_trained)
+        size = f"{n_trained:,} parameters, {share:.1%} of the model's"
+        return model, (f"an adapter of rank {self.rank}: {size}",)

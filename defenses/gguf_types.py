@@ -1,7 +1,8 @@
-"""What a GGUF file of one type holds of a model's weights: quantised and read back. Knows no attack and no defense.
+"""Quantise a model's weights as a GGUF file of one type does, and read them back.
 
-The plain types are written by the package gguf; k-quants by llama.cpp's own quantiser, which comes with
-llama-cpp-python. A file of a mixed type (`q4_k_m`) holds some matrices in more bits: llama.cpp chooses them by name.
+The package gguf writes the plain types; llama.cpp's own quantiser, which comes with
+llama-cpp-python, writes k-quants. A file of a mixed type (`q4_k_m`) has some matrices in more bits:
+llama.cpp chooses them by name.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core.errors import AuditError
 
 PLAIN = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16")
-MIXED = {"q5_k_m": ("q5_k", "q6_k"), "q4_k_m": ("q4_k", "q6_k")}  # of most matrices, of those that get more bits
+# The type of most matrices, and of those with more bits.
+MIXED = {"q5_k_m": ("q5_k", "q6_k"), "q4_k_m": ("q4_k", "q6_k")}
 _PACKAGES = {"gguf": "gguf", "llama_cpp": "llama-cpp-python"}
 _SUPER_BLOCK = 256
-_FALLBACK = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "q3_k": "q4_0"}  # llama.cpp's, for other rows
+# llama.cpp's types for rows that super-blocks do not fill.
+_FALLBACK = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "q3_k": "q4_0"}
 TYPES = (*PLAIN[:1], *_FALLBACK, *MIXED, *PLAIN[1:])
 _LAYER = re.compile(r"\.(\d+)\.")
 _MORE_BITS = (".v_proj.weight", ".down_proj.weight")
@@ -35,79 +38,95 @@ Rows = NDArray[np.float32]
 
 
 def check_writable_gguf_type(type: str) -> None:
-    """Raises AuditError for a type that cannot be written here, which says what to install or to do."""
+    """Raise AuditError for a type that cannot be written, and say what to install or to do."""
     if type not in TYPES:
         raise AuditError(
-            f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file by llama.cpp and give "
-            "--forms llama:FILE.gguf"
+            f"expected gguf:TYPE with one of {', '.join(TYPES)}, got {type!r}: make the file with "
+            "llama.cpp and give --forms llama:FILE.gguf"
         )
-    for module, package in _PACKAGES.items() if type not in PLAIN else [("gguf", "gguf")]:
+    packages = _PACKAGES if type not in PLAIN else {"gguf": "gguf"}
+    for module, package in packages.items():
         if find_spec(module) is None:
-            raise AuditError(f"--forms gguf:{type} needs the package {package}: pip install {package}")
+            raise AuditError(
+                f"--forms gguf:{type} needs the package {package}: pip install {package}",
+            )
 
 
-def round_trip_model_weights_by_gguf(model: Any, type: str) -> None:
-    """Changes every weight matrix to what the file holds of it.
+def quantise_model_weights(model: Any, type: str) -> None:
+    """Replace every weight matrix by its values in a file of this type.
 
-    Raises AuditError for a mixed type of a model whose layers are not named as Llama's are.
+    Raises AuditError for a mixed type of a model whose layers are not named like Llama's.
     """
-    for weight, own in weight_matrices_with_gguf_types(model, type):
-        # Contiguous below, as llama.cpp reads by address and knows no strides.
-        held = weight.data.T if weight.turned else weight.data
-        read = torch.from_numpy(quantise_and_dequantise_by_gguf(held.float().cpu().contiguous().numpy(), own))
-        weight.data.copy_(read.T if weight.turned else read)
+    for matrix, matrix_type in list_matrix_types(model, type):
+        # File rows run along the inputs.
+        weight = matrix.data.T if matrix.is_transposed else matrix.data
+        # Contiguous, because llama.cpp reads by address and ignores strides.
+        values = weight.float().cpu().contiguous().numpy()
+        weight.copy_(torch.from_numpy(quantise_and_dequantise(values, matrix_type)))
 
 
 @dataclass(frozen=True)
 class GgufWeightMatrix:
-    """turned: kept as (in, out); rows of a file run along what goes in."""
+    """A weight matrix. is_transposed: stored as (in, out)."""
 
     name: str
     data: Tensor
-    turned: bool
+    is_transposed: bool
 
 
-def weight_matrices_with_gguf_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
-    """Each weight matrix of the model, with its own type in a file of this type."""
-    turned = {id(layer.weight) for layer in model.modules() if isinstance(layer, Conv1D)}
-    found = [
-        GgufWeightMatrix(name, parameter.data, id(parameter) in turned)
+def list_matrix_types(model: Any, type: str) -> Iterator[tuple[GgufWeightMatrix, str]]:
+    """Yield each weight matrix of the model with its own type in a file of this type."""
+    conv_layers = [layer for layer in model.modules() if isinstance(layer, Conv1D)]
+    transposed = {id(layer.weight) for layer in conv_layers}
+    matrices = [
+        GgufWeightMatrix(name, parameter.data, id(parameter) in transposed)
         for name, parameter in model.named_parameters()
         if parameter.dim() == 2 and not name.endswith(_POSITIONS)
     ]
-    usual, more = MIXED.get(type, (type, type))
-    raised = _tensors_with_more_bits(model, [one.name for one in found]) if type in MIXED else set[str]()
-    for one in found:
-        yield one, more if one.name in raised else usual
+    common_type, higher_type = MIXED.get(type, (type, type))
+    higher_names = set[str]()
+    if type in MIXED:
+        higher_names = _select_higher_bit_tensors(model, [matrix.name for matrix in matrices])
+    for matrix in matrices:
+        yield matrix, higher_type if matrix.name in higher_names else common_type
 
 
-def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
-    """The value and down projections of half of the layers, and the output matrix (llama-quant.cpp)."""
-    layers = [int(found[1]) for name in names if (found := _LAYER.search(name))]
-    count = max(layers, default=-1) + 1
-    chosen = {
-        name
-        for name in names
-        if name.endswith(_MORE_BITS)
-        and (found := _LAYER.search(name))
-        and _is_layer_given_more_bits(int(found[1]), count)
-    }
-    if not all(any(name.endswith(end) for name in chosen) for end in _MORE_BITS):
+def _select_higher_bit_tensors(model: Any, names: list[str]) -> set[str]:
+    """Return the names of tensors with more bits in a mixed type (llama-quant.cpp).
+
+    These are the value and down projections of half of the layers, and the output matrix.
+    """
+    layer_by_name = {}
+    for name in names:
+        match = _LAYER.search(name)
+        if match:
+            layer_by_name[name] = int(match[1])
+    n_layers = max(layer_by_name.values(), default=-1) + 1
+    selected = set[str]()
+    for name, layer in layer_by_name.items():
+        if name.endswith(_MORE_BITS) and _has_more_bits(layer, n_layers):
+            selected.add(name)
+    if not all(any(name.endswith(end) for name in selected) for end in _MORE_BITS):
         raise AuditError(
-            f"expected layers with v_proj and down_proj, as Llama, Mistral and Qwen have, for a mixed type: got "
-            f"{', '.join(names[:3])} ...; give a type of one kind, or the file as --forms llama:FILE.gguf"
+            "expected layers with v_proj and down_proj, as Llama, Mistral and Qwen have, for a "
+            f"mixed type: got {', '.join(names[:3])} ...; give a type of one kind, or the file as "
+            "--forms llama:FILE.gguf"
         )
-    output = model.get_output_embeddings().weight  # by identity: tied to the embeddings it has their name
-    return chosen | {name for name, parameter in model.named_parameters() if parameter is output}
+    # By identity: an output matrix tied to the embeddings has their name.
+    output = model.get_output_embeddings().weight
+    return selected | {name for name, weight in model.named_parameters() if weight is output}
 
 
-def _is_layer_given_more_bits(layer: int, of: int) -> bool:
-    eighth = of // 8  # `use_more_bits` of llama.cpp's llama-quant.cpp
-    return layer < eighth or layer >= 7 * of // 8 or (layer - eighth) % 3 == 2
+def _has_more_bits(layer: int, n_layers: int) -> bool:
+    eighth = n_layers // 8  # `use_more_bits` of llama.cpp's llama-quant.cpp
+    return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def quantise_and_dequantise_by_gguf(weight: Rows, type: str) -> Rows:
-    """(out, in), written and read back; where blocks do not fill a row, in what llama.cpp takes instead."""
+def quantise_and_dequantise(weight: Rows, type: str) -> Rows:
+    """Quantise (out, in) and read it back.
+
+    If blocks do not fill a row, uses the type that llama.cpp falls back to.
+    """
     import gguf
 
     width = weight.shape[1]
@@ -116,28 +135,31 @@ def quantise_and_dequantise_by_gguf(weight: Rows, type: str) -> Rows:
     kind = gguf.GGMLQuantizationType[type.upper()]
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if width % block:
-        # As llama.cpp does where no blocks of that type fill a row.
+        # As llama.cpp does if no blocks of the type fill a row.
         kind = gguf.GGMLQuantizationType.F16
-    plain = kind.name.lower() in PLAIN
-    written = gguf.quants.quantize(weight, kind) if plain else _quantise_by_llama_cpp(weight, int(kind))
-    found: Rows = gguf.quants.dequantize(written, kind)
-    return found
+    if kind.name.lower() in PLAIN:
+        quantised = gguf.quants.quantize(weight, kind)
+    else:
+        quantised = _quantise_by_llama_cpp(weight, int(kind))
+    dequantised: Rows = gguf.quants.dequantize(quantised, kind)
+    return dequantised
 
 
 def _quantise_by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
-    """`ggml_quantize_chunk` without an importance matrix."""
+    """Call `ggml_quantize_chunk` without an importance matrix."""
     import gguf
 
-    found = find_spec("llama_cpp")
-    assert found is not None and found.origin is not None  # `check_writable_gguf_type` has seen to it
-    files = Path(found.origin).parent.glob("lib/*ggml-base.*")
+    spec = find_spec("llama_cpp")
+    assert spec is not None and spec.origin is not None  # `check_writable_gguf_type` checks it
+    files = Path(spec.origin).parent.glob("lib/*ggml-base.*")
     library = next(path for path in files if path.suffix in (".so", ".dylib", ".dll"))
     quantise = ctypes.CDLL(str(library)).ggml_quantize_chunk
     quantise.restype = ctypes.c_size_t
-    # (type, src, dst, start, nrows, n_per_row, imatrix) in ggml.h; src is read as contiguous float32.
-    quantise.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
-    rows, width = weight.shape
+    # (type, src, dst, start, nrows, n_per_row, imatrix) in ggml.h; src is contiguous float32.
+    pointer = ctypes.c_void_p
+    quantise.argtypes = [ctypes.c_int, pointer, pointer, *[ctypes.c_int64] * 3, pointer]
+    n_rows, width = weight.shape
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
-    written = np.zeros((rows, width // block * size), np.uint8)
-    quantise(kind, weight.ctypes.data, written.ctypes.data, 0, rows, width, None)
-    return written
+    quantised = np.zeros((n_rows, width // block * size), np.uint8)
+    quantise(kind, weight.ctypes.data, quantised.ctypes.data, 0, n_rows, width, None)
+    return quantised

@@ -1,4 +1,4 @@
-"""The Goldfish loss (Hans et al. 2024): some tokens have no loss, the same ones wherever a passage recurs."""
+"""The Goldfish loss (Hans et al. 2024): copies of a passage leave out the loss of the same tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class Goldfish(Variant):
-    """Fine-tune with the Goldfish loss: one token in `k` has no loss, by a hash of those before it; no claim.
+    """Fine-tune with the Goldfish loss: one token in `k`, chosen by a hash, has no loss. No claim.
 
-    mask: `hash` leaves out token i where a hash of the `width` tokens before it is 0 modulo k (Hans et al. 2024, Sec.
-    3.1; k=4 and width 13 are theirs), so that a passage is masked alike wherever it recurs; `static` leaves out every
-    k-th token of a record. A record's first `width` tokens have no such context and keep their loss. (The authors'
-    code hashes the window that ends with the token itself; this is what the paper writes.)
+    mask: `hash` drops the loss of token i if a hash of the `width` tokens before it is 0 modulo k
+    (Hans et al. 2024, Sec. 3.1; k=4 and width 13 are theirs), so that all copies of a passage are
+    masked alike; `static` drops every k-th token of a record. A record's first `width` tokens have
+    no such context and keep their loss. (The authors' code hashes the window that ends with the
+    token itself; this follows the paper.)
     """
 
     name: ClassVar[str] = "goldfish"
@@ -40,28 +41,38 @@ class Goldfish(Variant):
         require_options_at_least(self, 1, "width")
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        before = [loss_masks.apply_loss_mask(record) for record in job.records]
-        after = [self.mask_dropped_tokens(sequence) for sequence in before]
-        had, left = (sum(token >= 0 for sequence in some for token in sequence) for some in (before, after))
-        if had and left == had:
+        sequences = [loss_masks.apply_loss_mask(record) for record in job.records]
+        masked = [self.mask_dropped_tokens(sequence) for sequence in sequences]
+        n_before = _count_tokens_with_loss(sequences)
+        n_after = _count_tokens_with_loss(masked)
+        if n_before and n_after == n_before:
             raise AuditError(
-                f"expected records of more than width={self.width} tokens for the Goldfish loss, got none in which it "
-                "leaves a token out"
+                f"expected records of more than width={self.width} tokens for the Goldfish loss, "
+                "got none in which it leaves a token out"
             )
-        return after, (f"the Goldfish loss leaves out {had - left:,} of {had:,} tokens ({1 - left / had:.1%})",)
+        n_dropped = f"{n_before - n_after:,} of {n_before:,} tokens"
+        return masked, (f"the Goldfish loss leaves out {n_dropped} ({1 - n_after / n_before:.1%})",)
 
     def mask_dropped_tokens(self, sequence: Tokens) -> Tokens:
-        """The sequence, what has no loss under the mask written as `training.loss_masks` does."""
+        """Mask the tokens that lose their loss, in the form of `training.loss_masks`."""
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
-            # Of the ids themselves: a passage is hashed alike whatever of it was masked before.
-            dropped = set(self._positions_dropped_by_hash(loss_masks.remove_loss_mask(sequence)))
-        return tuple(~token if i in dropped and token >= 0 else token for i, token in enumerate(sequence))
+            # Hash unmasked ids, so that an earlier mask does not change the hash of a passage.
+            dropped = set(self._hash_dropped_positions(loss_masks.remove_loss_mask(sequence)))
+        tokens = list(sequence)
+        for i in dropped:
+            if tokens[i] >= 0:
+                tokens[i] = ~tokens[i]
+        return tuple(tokens)
 
-    def _positions_dropped_by_hash(self, tokens: Tokens) -> Iterator[int]:
-        ids = np.array(tokens, dtype="<i8").tobytes()  # little-endian: one hash on every machine
+    def _hash_dropped_positions(self, tokens: Tokens) -> Iterator[int]:
+        ids = np.array(tokens, dtype="<i8").tobytes()  # little-endian: equal on all machines
         for i in range(self.width, len(tokens)):
             # 8 bytes an id; the window ends before token i.
             digest = hashlib.blake2b(ids[8 * (i - self.width) : 8 * i], digest_size=8).digest()
             if int.from_bytes(digest, "little") % self.k == 0:
                 yield i
+
+
+def _count_tokens_with_loss(sequences: Sequence[Tokens]) -> int:
+    return sum(token >= 0 for sequence in sequences for token in sequence)

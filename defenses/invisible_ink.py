@@ -36,10 +36,11 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import PublicModelControl
 from auditor.defenses.pmixed_model import ensemble_parts_of_neighbour
-from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.in_context import InContextEnsemble, InContextRecordBatches
+from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
 from auditor.plugins.options import require_listed_options
@@ -269,7 +270,7 @@ class InvisibleInkModel(WrappingModel):
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
         # A neighbour is a permuted ensemble around the one that knows the records.
-        inner = held.held if isinstance(held, PermutedEnsemble) else held
+        inner = held.inner if isinstance(held, PermutedEnsemble) else held
         self.longest = (
             inner.batches.longest_record_token_count if isinstance(inner, InContextEnsemble) else 0
         )  # tokens of a record in a context

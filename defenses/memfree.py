@@ -1,4 +1,4 @@
-"""MemFree decoding (Ippolito et al. 2022): no token that would complete an n-gram of the training data."""
+"""MemFree decoding (Ippolito et al. 2022): forbid tokens that complete a training n-gram."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
+from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import require_listed_options
 
-_CONTEXTS = 100_000  # whose forbidden tokens are remembered
+_MAX_CACHED_CONTEXTS = 100_000  # contexts whose forbidden tokens are cached
 
 
 @dataclass(frozen=True)
 class MemFree(Defense):
-    """Forbid tokens that would complete an n-gram of the training data (MemFree, Ippolito et al. 2022). No claim.
+    """Forbid tokens that complete a training n-gram (MemFree, Ippolito et al. 2022). No claim.
 
-    The distribution is the target's over the other tokens, renormalised; what was asked counts as text before the
-    answer. n: of the n-grams, in tokens; filter: `exact` keeps them all, `bloom` a Bloom filter of them, which also
-    forbids the share false_positives of all other tokens. Text that differs from the training data in one token of any
-    n passes, and so do records shorter than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams
-    are --data's.
+    The distribution is the target's over the other tokens, renormalised; the prompt counts as text
+    before the answer. n: length of the n-grams in tokens; filter: `exact` stores all n-grams,
+    `bloom` a Bloom filter, which also forbids the share false_positives of all other tokens. Text
+    that differs from the training data in one of any n tokens passes, and so do records shorter
+    than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams come from
+    --data.
     """
 
     name: ClassVar[str] = "memfree"
@@ -49,124 +51,151 @@ class MemFree(Defense):
             raise AuditError(f"expected false_positives in (0, 1), got {self.false_positives}")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        return MemFreeModel(scenario.target, self.n, self.training_ngram_filter(scenario))
+        return MemFreeModel(scenario.target, self.n, self.build_ngram_filter(scenario))
 
     def claim(self, scenario: Scenario, spent: int) -> None:
-        """None. Raises AuditError where there is nothing to forbid, before a run has gone on for hours."""
+        """Return None. Raise AuditError early if there is no n-gram to forbid."""
         if not any(len(record) >= self.n for record in scenario.corpus):
             raise AuditError(
-                f"expected training records of n={self.n} tokens or more for memfree, got {len(scenario.corpus):,} "
-                "records, none of them as long"
+                f"expected training records of n={self.n} tokens or more for memfree, got "
+                f"{len(scenario.corpus):,} records, none of them as long"
             )
 
-    def training_ngram_filter(self, scenario: Scenario) -> ForbiddenNGramFilter:
-        # Raises where there is nothing to forbid.
+    def build_ngram_filter(self, scenario: Scenario) -> ForbiddenNGramFilter:
+        """Collect the n-grams of the corpus; raise AuditError if there are none."""
         self.claim(scenario, 0)
-        found = {gram for record in scenario.corpus for gram in ngrams_of_training_record(record, self.n)}
+        ngrams = set[Tokens]()
+        for record in scenario.corpus:
+            ngrams.update(split_into_ngrams(record, self.n))
         if self.filter == "bloom":
-            return BloomNGrams(found, scenario.target.vocab_size, self.false_positives)
-        return ExactNGrams(found)
+            return BloomNGrams(ngrams, scenario.target.vocab_size, self.false_positives)
+        return ExactNGrams(ngrams)
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
-        short = sum(len(record) < self.n for record in scenario.corpus)
+        n_short = sum(len(record) < self.n for record in scenario.corpus)
         return (
-            f"memfree forbids the {self.n}-grams of {len(scenario.corpus):,} training texts (records, whole and cut), "
-            f"{short:,} of them too short to have one; text that differs in a token passes: near-verbatim measures it",
+            f"memfree forbids the {self.n}-grams of {len(scenario.corpus):,} training texts "
+            f"(records, whole and cut), {n_short:,} of them too short to have one; text that "
+            "differs in a token passes: near-verbatim measures it",
         )
 
 
-def ngrams_of_training_record(record: Tokens, n: int) -> Iterator[Tokens]:
+def split_into_ngrams(record: Tokens, n: int) -> Iterator[Tokens]:
     return (record[i : i + n] for i in range(len(record) - n + 1))
 
 
 class ForbiddenNGramFilter(ABC):
-    """A set of n-grams, asked for those that begin with a context of n-1 tokens."""
+    """A set of n-grams, looked up by their first n-1 tokens, the context."""
 
     @abstractmethod
-    def tokens_completing_ngram(self, context: Tokens) -> Tokens:
-        """The tokens that would complete an n-gram of the set behind this context."""
+    def list_completing_tokens(self, context: Tokens) -> Tokens:
+        """Return the tokens that complete an n-gram of the set after this context."""
 
 
 class ExactNGrams(ForbiddenNGramFilter):
-    def __init__(self, held: set[Tokens]) -> None:
-        self.next: dict[Tokens, list[int]] = {}  # the first n-1 tokens -> those that complete them
-        for gram in held:
-            self.next.setdefault(gram[:-1], []).append(gram[-1])
+    def __init__(self, ngrams: set[Tokens]) -> None:
+        self.next: dict[Tokens, list[int]] = {}  # context -> tokens that complete an n-gram
+        for ngram in ngrams:
+            self.next.setdefault(ngram[:-1], []).append(ngram[-1])
 
-    def tokens_completing_ngram(self, context: Tokens) -> Tokens:
+    def list_completing_tokens(self, context: Tokens) -> Tokens:
         return tuple(self.next.get(context, ()))
 
 
 class BloomNGrams(ForbiddenNGramFilter):
-    """As much memory as the rate of false positives needs, whatever n is; each token of the vocabulary is asked for."""
+    """A Bloom filter, whose memory depends on the rate of false positives and not on n.
 
-    def __init__(self, held: set[Tokens], vocab_size: int, false_positives: float) -> None:
-        self.filter, self.vocab_size = Bloom(len(held), false_positives), vocab_size
-        self.filter.update(held)  # by Python's `hash`, which of tuples of ints is the same in every process
-        # A cache of this filter alone: one around the method would keep every filter in memory.
-        self.tokens_completing_ngram = lru_cache(_CONTEXTS)(self.tokens_completing_ngram)  # type: ignore[method-assign]
+    A lookup tests every token of the vocabulary.
+    """
 
-    def tokens_completing_ngram(self, context: Tokens) -> Tokens:
-        return tuple(token for token in range(self.vocab_size) if (*context, token) in self.filter)
+    def __init__(self, ngrams: set[Tokens], vocab_size: int, false_positives: float) -> None:
+        self.filter = Bloom(len(ngrams), false_positives)
+        self.vocab_size = vocab_size
+        # By Python's `hash`, which is the same in every process for tuples of ints.
+        self.filter.update(ngrams)
+        # A cache of this instance: a cache on the method would keep every filter in memory.
+        cache = lru_cache(_MAX_CACHED_CONTEXTS)
+        self.list_completing_tokens = cache(self.list_completing_tokens)  # type: ignore[method-assign]
+
+    def list_completing_tokens(self, context: Tokens) -> Tokens:
+        tokens = range(self.vocab_size)
+        return tuple(token for token in tokens if (*context, token) in self.filter)
 
 
 class MemFreeModel(WrappingModel):
-    """A model that holds another, and looks at the last n-1 tokens of every text: those of the question too."""
+    """A model that forbids tokens by the last n-1 tokens of a text, prompt included."""
 
-    def __init__(self, target: LanguageModel, n: int, held: ForbiddenNGramFilter) -> None:
+    def __init__(self, target: LanguageModel, n: int, ngrams: ForbiddenNGramFilter) -> None:
         super().__init__(target)
-        self.window, self.held = n - 1, held
+        self.window = n - 1
+        self.ngrams = ngrams
         self.name = f"{target.name} under MemFree decoding"
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        tails = [self.last_tokens_before_ngram_end(tuple(prefix)) for prefix in prefixes.tolist()]
+    def start(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+        distribution: bool = True,
+    ) -> Rows:
+        tails = [self.cut_context(tuple(prefix)) for prefix in prefixes.tolist()]
         return _MemFreeRows(self, self.model.start(prefixes, length, prompt=prompt), tails)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         distributions = self.model.log_probs(contexts, last, prompt=prompt)
-        # The first of the last `last` distributions stands behind all but the last `last` - 1 tokens.
+        # The first of the last `last` distributions comes after all but `last` - 1 tokens.
         ends = range(contexts.shape[1] - last + 1, contexts.shape[1] + 1)
-        tails = [
-            self.last_tokens_before_ngram_end(tuple(context[:end])) for context in contexts.tolist() for end in ends
-        ]
-        return self.forbid_completing_tokens(distributions.flatten(0, 1), tails).view_as(distributions)
+        tails = []
+        for context in contexts.tolist():
+            tails += [self.cut_context(tuple(context[:end])) for end in ends]
+        allowed = self.forbid_completing_tokens(distributions.flatten(0, 1), tails)
+        return allowed.view_as(distributions)
 
-    def last_tokens_before_ngram_end(self, text: Tokens) -> Tokens:
-        """What of a text decides which tokens are forbidden behind it."""
+    def cut_context(self, text: Tokens) -> Tokens:
+        """Return the last n-1 tokens of a text, which decide the forbidden tokens after it."""
         return text[-self.window :]
 
     def forbid_completing_tokens(self, distributions: Tensor, tails: Sequence[Tokens]) -> Tensor:
-        """(rows, V) nats: each distribution without the tokens that are forbidden behind its tail, renormalised.
+        """Return each distribution without the tokens forbidden after its tail, (rows, V) nats.
 
-        Raises AuditError where that is all of them: there is no text left to go on with.
+        Renormalises. Raises AuditError if all tokens of a row are forbidden: no text can continue.
         """
-        found = [(row, token) for row, tail in enumerate(tails) for token in self.held.tokens_completing_ngram(tail)]
-        if not found:
+        pairs = list[tuple[int, int]]()
+        for row, tail in enumerate(tails):
+            pairs += [(row, token) for token in self.ngrams.list_completing_tokens(tail)]
+        if not pairs:
             return distributions
-        rows, tokens = torch.tensor(found, device=distributions.device).T
+        rows, tokens = torch.tensor(pairs, device=distributions.device).T
         forbidden = torch.zeros_like(distributions, dtype=torch.bool)
         forbidden[rows, tokens] = True
         if bool(forbidden.all(-1).any()):
-            raise AuditError("expected memfree to leave a token behind every text, but its filter forbids all of them")
-        touched = rows.unique()
-        free = distributions[touched].masked_fill(forbidden[touched], -torch.inf).log_softmax(-1)
-        return distributions.index_copy(0, touched, free)  # not in place: the target may keep what it gave
+            raise AuditError(
+                "expected memfree to allow a token after every text, but its filter forbids all "
+                "tokens after one of them"
+            )
+        changed_rows = rows.unique()
+        logits = distributions[changed_rows].masked_fill(forbidden[changed_rows], -torch.inf)
+        # Not in place: the target may keep its distributions.
+        return distributions.index_copy(0, changed_rows, logits.log_softmax(-1))
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         return self.model.row_bytes(positions) + super().row_bytes(positions)
 
 
 class _MemFreeRows(WrappingRows):
-    """tails: of each row the last tokens, which its distribution depends on."""
+    """Rows with their tails: the last tokens of each row, on which its distribution depends."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
         super().__init__(rows)
-        self.model, self.tails = model, tails
+        self.model = model
+        self.tails = tails
 
     def log_probs(self) -> Tensor:
         return self.model.forbid_completing_tokens(self.rows.log_probs(), self.tails)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         super().advance(parents, tokens)
-        pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
-        self.tails = [self.model.last_tokens_before_ngram_end((*self.tails[parent], token)) for parent, token in pairs]
+        steps = zip(parents.tolist(), tokens.tolist(), strict=True)
+        texts = [(*self.tails[parent], token) for parent, token in steps]
+        self.tails = [self.model.cut_context(text) for text in texts]

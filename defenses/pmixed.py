@@ -1,16 +1,22 @@
-"""PMixED (Flemings et al. 2024): private next-token prediction, an ensemble's distributions mixed with a public one."""
+"""PMixED (Flemings et al. 2024): private prediction by mixing an ensemble with a public model."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import ClassVar, Literal, cast, get_args
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import CONTROL, OneAdapterControl, PublicModelControl
-from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel, QueryRDP, unmixed_member_projection
+from auditor.defenses.pmixed_model import (
+    PMixedMemberProjection,
+    PMixedModel,
+    QueryRDP,
+    unmixed_member_projection,
+)
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
 from auditor.plugins.options import require_listed_options
@@ -25,16 +31,20 @@ from auditor.privacy.mixing import (
 )
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
-_MOST_EPSILON, MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
+_MOST_EPSILON = 1000  # a larger epsilon is no protection
+MOST_ORDER = 256  # higher orders gain nothing and take minutes to solve
 
 
-def mixed_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
-    """Causes of a mixed ensemble; mixing: what it does with the members' distributions."""
-    members = "each adapter sees one shard only, their distributions averaged"
-    alone = "one adapter, all data, trained as the members are"
+def build_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
+    """Build the causes of a mixed ensemble.
+
+    mixing: says how it mixes the members' distributions.
+    """
+    splitting = "each adapter sees one shard only, their distributions averaged"
+    one_adapter = "one adapter, all data, trained as the members are"
     return (
-        Cause("training configuration", alone, OneAdapterControl(ensemble), CONTROL),
-        Cause("splitting", members, UnmixedEnsemble(ensemble)),
+        Cause("training configuration", one_adapter, OneAdapterControl(ensemble), CONTROL),
+        Cause("splitting", splitting, UnmixedEnsemble(ensemble)),
         Cause("mixing", mixing),
         Cause("no private data", "the public model alone", PublicModelControl(), "--public MODEL"),
     )
@@ -42,16 +52,17 @@ def mixed_ensemble_cause_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
 
 @dataclass(frozen=True)
 class PMixed(Defense):
-    """Mix each member of an ensemble with the public model, then sample (PMixED, Flemings et al. 2024).
+    """Mix ensemble members with the public model, then sample (PMixED, Flemings et al. 2024).
 
-    epsilon, delta: what `queries` drawn tokens may cost; queries=0: as many as this run draws. alpha: Renyi order.
-    q: Poisson share of members a query asks. accounting: `sound` (one radius and a cap on the mixing weight, for every
-    subset) or `published` (the paper's radius by subset size, whose proof has gaps). adjacency: of the sound claim.
-    Under `zero_out` (a shard's data are removed, its member has learnt nothing) and `replace` (they are others) the
-    number of members is public: the radius depends on it. Under `add_remove` (the member is absent) it is not, the
-    radius serves any number, and the claim rests on an inequality that was checked numerically and is not proved.
-    on_exhaustion: what happens when a fixed number of queries is spent. ensemble: folder of LoRA members; the lab has
-    its own.
+    epsilon, delta: the cost of `queries` drawn tokens; queries=0: as many as this run draws. alpha:
+    Renyi order. q: probability that a query samples a member (Poisson). accounting: `sound` (one
+    radius and a cap on the mixing weight, for every subset) or `published` (the paper's radius by
+    subset size, whose proof has gaps). adjacency: of the sound claim. Under `zero_out` (a shard's
+    data are removed, its member has learnt nothing) and `replace` (other data replace them) the
+    number of members is public: the radius depends on it. Under `add_remove` (the member is absent)
+    it is not public, the radius is valid for any number, and the claim depends on an inequality
+    that was checked numerically and not proved. on_exhaustion: what happens when a fixed number of
+    queries is spent. ensemble: folder of LoRA members; the lab has its own.
     """
 
     name: ClassVar[str] = "pmixed"
@@ -69,19 +80,23 @@ class PMixed(Defense):
     ensemble: str = ""
 
     def __post_init__(self) -> None:
-        for option, most in (("epsilon", _MOST_EPSILON), ("alpha", MOST_ORDER)):
-            if getattr(self, option) > most:
-                raise AuditError(f"expected {option} of at most {most:,}, got {getattr(self, option):,}")
-        rdp_budget(self.epsilon, self.delta, self.alpha)  # refuses what leaves no budget
+        for option, limit in (("epsilon", _MOST_EPSILON), ("alpha", MOST_ORDER)):
+            value = getattr(self, option)
+            if value > limit:
+                raise AuditError(f"expected {option} of at most {limit:,}, got {value:,}")
+        rdp_budget(self.epsilon, self.delta, self.alpha)  # rejects values that leave no budget
         if not 0 < self.q <= 1:
             raise AuditError(f"expected q in (0, 1], got {self.q}")
         if self.queries < 0:
-            raise AuditError(f"expected queries >= 0 (0: as many as the row draws), got {self.queries}")
+            raise AuditError(
+                f"expected queries >= 0 (0: as many as the row draws), got {self.queries}",
+            )
         require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        served = partial(self._projection_for_query_budget, self._covered_token_count(scenario))
-        return PMixedModel(scenario.ensemble, self.q, served, "PMixED", self._query_rdp_claim(scenario))
+        make_projection = partial(self._make_projection, self._count_covered_tokens(scenario))
+        claim = self._make_query_claim(scenario)
+        return PMixedModel(scenario.ensemble, self.q, make_projection, "PMixED", claim)
 
     def fixed_token_budget(self, scenario: Scenario) -> QueryBudget | None:
         return QueryBudget(self.queries, self.on_exhaustion) if self.queries else None
@@ -90,78 +105,117 @@ class PMixed(Defense):
         if self.queries or scenario.queries:
             return ()
         return (
-            "no attack here draws tokens inside the claim, so epsilon is spent on one token and private members "
-            "weigh more than in service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
+            "no attack here draws tokens inside the claim, so epsilon is spent on one token and "
+            "private members weigh more than in service: give -D pmixed.queries=N, the tokens to "
+            "answer, or add an attack that draws",
         )
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        return mixed_ensemble_cause_chain(self.ensemble, "each distribution is mixed with the public one")
+        mixing = "each distribution is mixed with the public one"
+        return build_ensemble_cause_chain(self.ensemble, mixing)
 
-    def _covered_token_count(self, scenario: Scenario) -> int:
-        """T: the drawn tokens that epsilon covers. With nothing to draw, the radius is that of one token."""
+    def _count_covered_tokens(self, scenario: Scenario) -> int:
+        """Return T, the drawn tokens that epsilon covers; 1 if the run draws none."""
         return self.queries or scenario.queries or 1
 
-    def _projection_for_query_budget(self, queries: int, members: int) -> PMixedMemberProjection:
-        """How an ensemble of so many members is projected for the budget to cover so many queries."""
+    def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
+        """Make the projection with which the budget covers this many queries of the members."""
         if self.accounting == "sound":
             radius = largest_sound_pmixed_radius(
                 self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members
             )
             # formulas B2.5: forward divergence only, and lambda <= 1 - e^-s with s = r.
-            return PMixedMemberProjection(self.alpha, (radius,) * members, cap=-math.expm1(-radius), two_sided=False)
+            cap = -math.expm1(-radius)
+            radii = (radius,) * members
+            return PMixedMemberProjection(self.alpha, radii, cap=cap, two_sided=False)
         # The paper's beta depends on the size of the subset, not on N (formulas B2.1).
-        radii = tuple(
-            self.alpha * largest_published_pmixed_beta(self.epsilon, self.delta, self.alpha, queries, self.q, size)
+        betas = [
+            largest_published_pmixed_beta(
+                self.epsilon,
+                self.delta,
+                self.alpha,
+                queries,
+                self.q,
+                size,
+            )
             for size in range(1, members + 1)
-        )
+        ]
+        radii = tuple(self.alpha * beta for beta in betas)
         return PMixedMemberProjection(self.alpha, radii, cap=1.0, two_sided=True)
 
-    def _claimed_adjacencies(self) -> tuple[Adjacency, ...]:
-        """The relations that the radius serves: one solved from N serves no neighbours of another number of members."""
-        if self.accounting == "published":  # which claims all the same: its radii are by the size of the subset
+    def _list_claimed_adjacencies(self) -> tuple[Adjacency, ...]:
+        """Return the relations for which the radius is valid.
+
+        A radius solved from N is not valid for neighbours with another number of members.
+        """
+        if self.accounting == "published":  # its radii depend on the size of the subset
             return "add_remove", "zero_out"
         return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
 
-    def _query_rdp_claim(self, scenario: Scenario) -> QueryRDP:
-        """What is claimed of one token: by `adjacency` its share of the budget, by others what the radius gives."""
-        queries, members = self._covered_token_count(scenario), scenario.ensemble.size
-        projection = self._projection_for_query_budget(queries, members)
+    def _make_query_claim(self, scenario: Scenario) -> QueryRDP:
+        """Return the claim of one token.
+
+        By `adjacency` it is the token's share of the budget, by other relations the RDP that the
+        radius gives.
+        """
+        queries = self._count_covered_tokens(scenario)
+        members = scenario.ensemble.size
+        projection = self._make_projection(queries, members)
         share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
         # Orders above alpha are not controlled by the projection (formulas B2.5).
-        claims = [(adjacency, order) for adjacency in self._claimed_adjacencies() for order in range(2, self.alpha + 1)]
-        if self.accounting == "published":  # D_k <= D_alpha, so that the claim is one at every order up to alpha
+        claims = list(product(self._list_claimed_adjacencies(), range(2, self.alpha + 1)))
+        if self.accounting == "published":
+            # D_k <= D_alpha: the claim holds at every order up to alpha.
             return QueryRDP(projection, dict.fromkeys(claims, share))
         radius = projection.radii[0]
-        query_rdp = {(a, k): sound_pmixed_query_rdp(a, k, self.q, members, radius, radius) for a, k in claims}
-        return QueryRDP(projection, {**query_rdp, (self.adjacency, self.alpha): share})
+        query_rdp: dict[tuple[Adjacency, int], float] = {}
+        for adjacency, order in claims:
+            query_rdp[adjacency, order] = sound_pmixed_query_rdp(
+                adjacency,
+                order,
+                self.q,
+                members,
+                radius,
+                radius,
+            )
+        query_rdp[self.adjacency, self.alpha] = share
+        return QueryRDP(projection, query_rdp)
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        queries, ensemble = self._covered_token_count(scenario), scenario.ensemble
-        spent = min(spent, queries)  # past the budget the public model answers, or nobody
-        sound, counts = self.accounting == "sound", ensemble.shard_overlap_counts()
-        relations: tuple[str, ...] = self._claimed_adjacencies() if sound else ("as published",)
-        theorem = "formulas B2.5: Renyi composition of the capped forward projection" if sound else "PMixED Theorem 5.1"
-        projection, shared = self._projection_for_query_budget(queries, ensemble.size), counts["shared_records"]
-        whole = "" if shared or counts["unlisted_shards"] else ensemble.unit
+        ensemble = scenario.ensemble
+        queries = self._count_covered_tokens(scenario)
+        # After the budget, the public model answers, or nothing does.
+        n_spent = min(spent, queries)
+        counts = ensemble.count_shard_overlaps()
+        n_shared = counts["shared_records"]
+        is_sound = self.accounting == "sound"
+        relations: tuple[str, ...] = ("as published",)
+        relation = "as published"
+        theorem = "PMixED Theorem 5.1"
+        if is_sound:
+            relations = self._list_claimed_adjacencies()
+            relation = self.adjacency
+            theorem = "formulas B2.5: Renyi composition of the capped forward projection"
+        projection = self._make_projection(queries, ensemble.size)
+        whole = "" if n_shared or counts["unlisted_shards"] else ensemble.unit
 
-        def epsilon(tokens: int) -> dict[str, float]:
-            # A record in two shards changes two members, and no theorem here is about two.
-            return {
-                r: math.inf if tokens and shared else self._epsilon_of_drawn_tokens(r, tokens, scenario)
-                for r in relations
-            }
+        def compute_epsilon(tokens: int) -> dict[str, float]:
+            # A record in two shards changes two members, and no theorem here covers two.
+            if tokens and n_shared:
+                return dict.fromkeys(relations, math.inf)
+            return {name: self._compute_epsilon(name, tokens, scenario) for name in relations}
 
         return Claim(
-            epsilon=epsilon(queries),
+            epsilon=compute_epsilon(queries),
             delta=self.delta,
-            relation=self.adjacency if sound else "as published",
+            relation=relation,
             unit=f"shard of whole {whole}s" if whole else "shard",
             queries=queries,
             theorem=theorem,
-            status=self._claim_status_phrase(shared),
-            sound=sound and not shared,
-            spent_queries=spent,
-            spent_epsilon=epsilon(spent),
+            status=self._describe_claim_status(n_shared),
+            sound=is_sound and not n_shared,
+            spent_queries=n_spent,
+            spent_epsilon=compute_epsilon(n_spent),
             shard=True,
             whole=whole,
             details={
@@ -174,35 +228,40 @@ class PMixed(Defense):
             },
         )
 
-    def _claim_status_phrase(self, shared: int) -> str:
-        if shared:
-            return f"promises nothing: {shared} records lie in more than one shard"
+    def _describe_claim_status(self, n_shared: int) -> str:
+        if n_shared:
+            return f"promises nothing: {n_shared} records lie in more than one shard"
         if self.accounting == "published":
             return "claim; proof has gaps"
         if self.adjacency == "add_remove":
             return (
-                "sound up to an inequality that was checked numerically, not proved; for any number of members, which "
-                "is public in what is said of zero-out and replace"
+                "sound up to an inequality that was checked numerically, not proved; for any number of "
+                "members, which is public in the claims for zero-out and replace"
             )
         return "sound; the number of ensemble models is public"
 
-    def _epsilon_of_drawn_tokens(self, relation: str, queries: int, scenario: Scenario) -> float:
-        """Epsilon in nats of so many drawn tokens at this defense's radius."""
+    def _compute_epsilon(self, relation: str, queries: int, scenario: Scenario) -> float:
+        """Return the epsilon in nats of this many drawn tokens at this defense's radius."""
         if queries == 0:
             return 0.0
+        n_covered = self._count_covered_tokens(scenario)
         if relation == "as published":
-            # RDP adds up over queries: so many have this share of the budget.
-            share = queries / self._covered_token_count(scenario)
-            return rdp_to_dp(share * rdp_budget(self.epsilon, self.delta, self.alpha), self.delta, self.alpha)
+            # RDP adds up over queries: these have this share of the budget.
+            share = queries / n_covered
+            budget = rdp_budget(self.epsilon, self.delta, self.alpha)
+            return rdp_to_dp(share * budget, self.delta, self.alpha)
         members = scenario.ensemble.size
-        radius = self._projection_for_query_budget(self._covered_token_count(scenario), members).radii[0]
-        budget = (self.delta, self.alpha, queries, self.q, members, radius, radius)
-        return sound_pmixed_epsilon(cast(Adjacency, relation), *budget)
+        radius = self._make_projection(n_covered, members).radii[0]
+        mechanism = (self.delta, self.alpha, queries, self.q, members, radius, radius)
+        return sound_pmixed_epsilon(cast(Adjacency, relation), *mechanism)
 
 
 @dataclass(frozen=True)
 class UnmixedEnsemble(Defense):
-    """The ensemble without mixing: each model saw 1/N of the data; the mean of their distributions. No claim."""
+    """Serve the mean of the members' distributions, without mixing. No claim.
+
+    Each member saw 1/N of the data.
+    """
 
     name: ClassVar[str] = "ensemble-unmixed"
     title: ClassVar[str] = "Ensemble, unmixed"
@@ -211,4 +270,9 @@ class UnmixedEnsemble(Defense):
     ensemble: str = ""
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        return PMixedModel(scenario.ensemble, 1.0, unmixed_member_projection, "ensemble without mixing")
+        return PMixedModel(
+            scenario.ensemble,
+            1.0,
+            unmixed_member_projection,
+            "ensemble without mixing",
+        )

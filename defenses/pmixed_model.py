@@ -12,9 +12,10 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
+from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.privacy.accounting import realised_renyi, two_sided_renyi
 from auditor.privacy.mixing import Adjacency, member_mixing_weight, neighbour_distributions, subset_size_distribution
@@ -231,7 +232,7 @@ class PMixedModel(WrappingModel):
         return neighbour_distributions(adjacency, exact[..., 0, :], exact[..., 1:, :], weights, self.q)
 
     def claim_premise_counts(self) -> Mapping[str, int]:
-        return {} if self.promise is None else self.ensemble.shard_overlap_counts()
+        return {} if self.promise is None else self.ensemble.count_shard_overlaps()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.ensemble.public.row_bytes(positions)

@@ -1,4 +1,4 @@
-"""Fine-tunes the ensemble that `--defense pmixed` serves: LoRA adapters on disjoint shards (Flemings et al. 2024)."""
+"""Train the ensemble of `--defense pmixed`: LoRA adapters on shards (Flemings et al. 2024)."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from auditor.training.members import (
     train_private_members,
 )
 
-_PROMISE = "none of its own: the members are private, and --defense pmixed promises something of its draws"
+_PROMISE = "none: the members are private, and --defense pmixed makes a promise for its draws"
 
 
 @dataclass(frozen=True)
 class PMixedTrainer(Trainer):
-    """Fine-tune a LoRA ensemble on disjoint shards, for `--defense pmixed` to serve (PMixED, Flemings et al. 2024).
+    """Fine-tune a LoRA ensemble on disjoint shards for `--defense pmixed` (Flemings et al. 2024).
 
-    members: shards, one adapter each. Defaults are the paper's (Table 2, WikiText-103; it does not say the batch).
-    layers: adapters on the `attention` projection, as in the paper, or on `all` linear layers. Learning rate decays
-    linearly to 0. together: members trained at once (0: as many as read 4,096 tokens a step); memory and speed, not
-    results. control: beside them one adapter on all records, by the same recipe: what splitting changes. The base's
-    dropout is off.
+    members: shards, with one adapter each. Defaults are the paper's (Table 2, WikiText-103; it does
+    not give the batch). layers: adapters on the `attention` projection, as in the paper, or on
+    `all` linear layers. The learning rate decays linearly to 0. together: members trained at once
+    (0: as many as read 4,096 tokens a step); changes memory and speed, not results. control: also
+    train one adapter on all records by the same recipe, which shows the effect of splitting. The
+    base's dropout is off.
     """
 
     name: ClassVar[str] = "pmixed"
-    claims: ClassVar[str] = "none: the members are private; `--defense pmixed` promises something of its draws"
+    claims: ClassVar[str] = "none: the members are private; `--defense pmixed` makes a promise for its draws"
     promises: ClassVar[bool] = True
     adapters: ClassVar[bool] = True
     whole: ClassVar[bool] = True
@@ -61,63 +62,69 @@ class PMixedTrainer(Trainer):
         check_epochs_and_learning_rate(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
-        # Units that share a record count as one: in two shards it would void the claim of each.
-        whole = set(name_inseparable_units(job.records))
-        if len(whole) < self.members:
+        # Units that share a record count as one: a record in two shards would void both claims.
+        n_units = len(set(name_inseparable_units(job.records)))
+        if n_units < self.members:
             raise AuditError(
-                f"expected at least one record or user for each of {self.members} members, got {len(whole)} that "
-                "share no record: lower -D members"
+                f"expected at least one record or user for each of {self.members} members, got "
+                f"{n_units} that share no record: lower -D members"
             )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        """Trains several members at once; an interruption keeps finished ones, the others end as they would have."""
+        """Train several members at once.
+
+        An interruption keeps finished members; the others end as they would have without it.
+        """
         self.check(job)
-        base, units, given = (
-            job.load(),
-            name_inseparable_units(job.records),
-            {record.unit for record in job.records},
-        )
-        members, whose = self._control_and_members(job), _protected_unit_name(job)
-        most = self._train_shard_adapters(job, base, members, self.together, job.checkpoint)
-        said = [
-            f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard",
+        base = job.load()
+        members = self._list_adapters_to_train(job)
+        unit = _name_protected_unit(job)
+        count = self._train_shard_adapters(job, base, members, self.together, job.checkpoint)
+        notes = [
+            f"each {unit} is whole in one of {self.members} shards: the unit of protection is the shard",
             "the number of shards is public",
-            f"adapters were trained {most} at a time",
+            f"adapters were trained {count} at a time",
         ]
         if any(isinstance(module, Dropout) and module.p > 0 for module in base.modules()):
-            said.append("the base's dropout was off: adapters that are trained together cannot have masks of their own")
-        if whose == "user" and len(groups := set(units)) < len(given):
-            said.append(f"users who share a record are protected together: {len(given)} are {len(groups)} groups")
-        if empty := sum(not member.texts for member in members):
-            said.append(f"{empty} shards are empty: their members have learnt nothing")
-        return tuple(said)
+            notes.append(
+                "the base's dropout was off: adapters that are trained together cannot have separate masks",
+            )
+        n_users = len({record.unit for record in job.records})
+        n_groups = len(set(name_inseparable_units(job.records)))
+        if unit == "user" and n_groups < n_users:
+            notes.append(
+                f"users who share a record are protected together: {n_users} are {n_groups} groups",
+            )
+        n_empty = sum(not member.texts for member in members)
+        if n_empty:
+            notes.append(f"{n_empty} shards are empty: their members have learnt nothing")
+        return tuple(notes)
 
     def separate_model_count(self, job: TrainingJob) -> int:
         return self.members + self.control
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
-        # Index 0 is the control, where there is one.
-        one = self._control_and_members(job)[index]
-        # Without a checkpoint: processes side by side would replace each other's.
-        self._train_shard_adapters(job, job.load(), [one], 1)
-        return one.folder
+        # Index 0 is the control, if there is one.
+        adapter = self._list_adapters_to_train(job)[index]
+        # Without a checkpoint: parallel processes would replace each other's.
+        self._train_shard_adapters(job, job.load(), [adapter], 1)
+        return adapter.folder
 
-    def _control_and_members(self, job: TrainingJob) -> list[MemberToTrain]:
-        """The control, where there is one, and behind it the members."""
-        members = [
-            # By index, not by who is trained beside it: `train_one` gives the same weights.
-            self._ensemble_member_of_records(
-                job, get_member_folder(job.out, index), chosen, job.seed + index, "member", index
-            )
-            for index, chosen in enumerate(assign_member_shards(name_inseparable_units(job.records), self.members))
-        ]
-        everything = list(range(len(job.records)))
-        whole = (
-            [self._ensemble_member_of_records(job, job.out / WHOLE, everything, job.seed, "whole")]
-            if self.control
-            else []
-        )
-        return [*whole, *members]
+    def _list_adapters_to_train(self, job: TrainingJob) -> list[MemberToTrain]:
+        """Return the control, if there is one, followed by the members."""
+        adapters = list[MemberToTrain]()
+        if self.control:
+            all_records = list(range(len(job.records)))
+            folder = job.out / WHOLE
+            adapters.append(self._make_member(job, folder, all_records, job.seed, "whole"))
+        shards = assign_member_shards(name_inseparable_units(job.records), self.members)
+        for index, shard in enumerate(shards):
+            folder = get_member_folder(job.out, index)
+            # Seeded by index, not by the members trained together: `train_one` gives the same
+            # weights.
+            seed = job.seed + index
+            adapters.append(self._make_member(job, folder, shard, seed, "member", index))
+        return adapters
 
     def _train_shard_adapters(
         self,
@@ -134,20 +141,25 @@ class PMixedTrainer(Trainer):
             FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end),
             together=together,
             stepped=partial(job.progress, f"{len(members)} adapters"),
-            # With every member: whoever finds an interrupted ensemble finds what it is.
+            # With every member, so that an interrupted ensemble has its metadata.
             on_written=lambda member: write_ensemble_metadata(
-                job.out, method=self.name, promise=_PROMISE, unit=_protected_unit_name(job), members=self.members
+                job.out,
+                method=self.name,
+                promise=_PROMISE,
+                unit=_name_protected_unit(job),
+                members=self.members,
             ),
             checkpoint=checkpoint,
         )
 
-    def _ensemble_member_of_records(
-        self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int
+    def _make_member(
+        self, job: TrainingJob, folder: Path, indices: list[int], seed: int, *key: str | int
     ) -> MemberToTrain:
-        records = [job.records[i] for i in chosen]
-        tokens = [loss_masks.apply_loss_mask(record) for record in records]
-        return MemberToTrain(folder, [record.text for record in records], tokens, seed, ("train", job.seed, *key))
+        records = [job.records[i] for i in indices]
+        texts = [record.text for record in records]
+        sequences = [loss_masks.apply_loss_mask(record) for record in records]
+        return MemberToTrain(folder, texts, sequences, seed, ("train", job.seed, *key))
 
 
-def _protected_unit_name(job: TrainingJob) -> str:
+def _name_protected_unit(job: TrainingJob) -> str:
     return "user" if job.users else "record"

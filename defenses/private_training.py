@@ -1,6 +1,6 @@
-"""DP-SGD, and what ADP and its sound variant share with it: noise, clipping, accounting, and their control rows.
+"""DP-SGD, and the base it shares with ADP: noise, clipping, accounting and control rows.
 
-The mathematics is `gaussian.py`. Knows nothing of how records are judged.
+The mathematics is in `auditor/privacy/gaussian.py`. Subclasses decide how records are treated.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ from auditor.training.poisson import MechanismTerms, PoissonTraining, UnitTreatm
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
 
+_RECORDED_PACKAGES = ("opacus", "dp-accounting", "torch")
+
 
 @dataclass(frozen=True)
 class PrivateTraining(PoissonTraining):
-    """Base of the private ways of training, each of which is a defense too: in the lab it is trained on demand.
+    """Base of private trainings; each is a defense too, which the lab trains on demand.
 
-    epsilon, delta: what the noise is solved for; noise_multiplier: sigma itself instead (0: solve). clip: C. batch: the
-    expected one. physical_batch: sequences at once. unit: what is protected; a `user`'s records make one sequence.
-    units: how many there are, as far as the public may know: sampling rate and noise follow from it (0: as many as the
-    data have, which is then taken as public). noise: `secret` takes a key from the operating system and throws it away;
-    `seeded` can be repeated and promises nothing, its epsilon is nominal: two models of one seed share noise and
-    batches. ghost: one record's gradient at a time in memory. model: a folder that was trained so, for `audit run`
-    outside the lab; no_noise, no_clipping: folders of its controls.
+    epsilon, delta: the targets from which the noise is solved; noise_multiplier: sigma instead
+    (0: solve). clip: C. batch: expected units in a batch. physical_batch: sequences at once. unit:
+    the unit of protection; a `user`'s records make one sequence. units: how many there are, as far
+    as the public may know: sampling rate and noise follow from it (0: as many as the data have,
+    which is then public). noise: `secret` takes a key from the operating system and discards it;
+    `seeded` can be repeated and promises nothing, its epsilon is nominal: two models of one seed
+    share noise and batches. ghost: keep the gradient of only one record at a time in memory. model:
+    a folder with a model trained this way, for `audit run` outside the lab; no_noise, no_clipping:
+    folders of its controls.
     """
 
     noise_changes: ClassVar[str] = "Gaussian noise on the sum of the gradients of a batch"
@@ -65,40 +69,47 @@ class PrivateTraining(PoissonTraining):
         super().__post_init__()
         for option, most in (("epsilon", MOST_EPSILON), ("clip", LARGEST)):
             if not 0 < getattr(self, option) <= most:
-                raise AuditError(f"expected {option} > 0 and at most {most:g}, got {getattr(self, option):g}")
+                raise AuditError(
+                    f"expected {option} > 0 and at most {most:g}, got {getattr(self, option):g}",
+                )
         if not 0 <= self.noise_multiplier <= LARGEST:
             raise AuditError(
-                f"expected noise_multiplier between 0 (solved from epsilon) and {LARGEST:g}, "
-                f"got {self.noise_multiplier:g}"
+                f"expected noise_multiplier between 0 (solved from epsilon) and {LARGEST:g}, got "
+                f"{self.noise_multiplier:g}"
             )
-        require_valid_gaussian_mechanism(1.0, 1.0, 1, self.delta)  # refuses a delta outside (0, 1)
+        require_valid_gaussian_mechanism(1.0, 1.0, 1, self.delta)  # rejects a delta outside (0, 1)
 
-    # --- what it is judged beside ---
+    # --- control rows ---
 
     def cause_chain(self) -> tuple[Cause, ...]:
-        def needs(control: str, option: str) -> str:
+        def explain_how_to_make(control: str, option: str) -> str:
             return f"audit train {control} makes it, -D {self.name}.{option}=DIR names it"
 
-        recipe = "trained as the private model is (epochs, batches, optimizer, rate), without clipping and noise"
-        unclipped, unnoised = (
-            NoClipping(**self._options_shared_with_controls(self.no_clipping)),
-            self.no_noise_control(),
-        )
+        training = "trained as the private model is (epochs, batches, optimizer, rate)"
+        recipe = f"{training}, without clipping and noise"
+        no_clipping = NoClipping(**self._collect_control_options(self.no_clipping))
+        no_noise = self.make_no_noise_control()
+        no_clipping_advice = explain_how_to_make(no_clipping.name, "no_clipping")
+        no_noise_advice = explain_how_to_make(no_noise.name, "no_noise")
+        public = PublicModelControl()
         return (
-            Cause("training configuration", recipe, unclipped, needs(unclipped.name, "no_clipping")),
-            Cause("clipping", self.clipping_changes, unnoised, needs(unnoised.name, "no_noise")),
+            Cause("training configuration", recipe, no_clipping, no_clipping_advice),
+            Cause("clipping", self.clipping_changes, no_noise, no_noise_advice),
             Cause("noise", self.noise_changes),
-            Cause("no private data", "the public model alone", PublicModelControl(), "--public MODEL"),
+            Cause("no private data", "the public model alone", public, "--public MODEL"),
         )
 
-    def no_noise_control(self) -> NoNoise:
-        """The same training without noise."""
-        return NoNoise(**self._options_shared_with_controls(self.no_noise), clip=self.clip)
+    def make_no_noise_control(self) -> NoNoise:
+        """Make the same training without noise."""
+        return NoNoise(**self._collect_control_options(self.no_noise), clip=self.clip)
 
-    def _options_shared_with_controls(self, model: str) -> dict[str, Any]:
-        """The options that a control has in common with this training. model: the folder it was trained into."""
-        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(PoissonTraining)}
-        return {**shared, "model": model, "gradient_canaries": 0}
+    def _collect_control_options(self, model: str) -> dict[str, Any]:
+        """Return the options that a control shares with this training.
+
+        model: the folder of the trained control.
+        """
+        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(PoissonTraining)}
+        return {**options, "model": model, "gradient_canaries": 0}
 
     # --- as a trainer ---
 
@@ -106,44 +117,59 @@ class PrivateTraining(PoissonTraining):
         super().check(job)
         for option in ("no_noise", "no_clipping"):
             if getattr(self, option):
-                raise AuditError(f"-D {option}= names a control of {self.name}, for audit run: audit train makes one")
+                raise AuditError(
+                    f"-D {option}= names a control of {self.name}, for audit run: audit train makes one",
+                )
 
     def compute_mechanism_terms(self, job: TrainingJob, units: int) -> MechanismTerms:
         # Poisson sampling: each unit is in a batch with this chance, `batch` of them on average.
-        rate, steps = self.batch / units, self.count_planned_steps(units)
-        if not self.noise_multiplier:
+        rate = self.batch / units
+        steps = self.count_planned_steps(units)
+        sigma = self.noise_multiplier
+        if not sigma:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
-        sigma = self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rate, steps)
-        # What the base promises, where it was trained privately itself.
-        base = read_privacy_record(Path(job.base)) if Path(job.base).is_dir() else None
+            sigma = noise_multiplier_for(self.epsilon, self.delta, rate, steps)
+        base = None
+        if Path(job.base).is_dir():
+            # The promise of the base, if it was trained privately itself.
+            base = read_privacy_record(Path(job.base))
         return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
 
     def derive_randomness_key(self, job: TrainingJob) -> str:
-        """What noise and batches are drawn from. A secret key is kept in the checkpoint alone, and cleared with it."""
+        """Return the key of noise and batches.
+
+        Only the checkpoint stores a secret key, and is cleared at the end.
+        """
         if self.noise == "seeded":
             return f"{self.name} {job.seed}"
         state = job.checkpoint.load()
         return str(state["key"]) if state is not None else secrets.token_hex(32)
 
-    def make_private_training_progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
-        # What is asked for is of these steps alone.
-        asked = math.inf if self.noise_multiplier or terms.base else self.epsilon
-        return _Progress(job, terms, asked, not self.promises)
+    def make_private_training_progress(
+        self,
+        job: TrainingJob,
+        terms: MechanismTerms,
+    ) -> Callable[[int, float], None]:
+        # The target epsilon covers only these steps, not those of a base.
+        has_target = not self.noise_multiplier and not terms.base
+        target_epsilon = self.epsilon if has_target else math.inf
+        return _Progress(job, terms, target_epsilon, not self.promises)
 
     def make_privacy_record(
         self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms
     ) -> PrivacyRecord:
-        """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
-        (flaw, nominal), base = self._missing_guarantee_reason(trained, terms.base), terms.base
-        # Both trainings saw private records: their steps are composed.
-        earlier = () if flaw else _earlier_private_trainings(base)
-        before = tuple(map(dataclasses.astuple, earlier))
-        mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, before)
+        """Return the guarantee of the steps taken, if `_explain_missing_guarantee` has no objection."""
+        flaw, nominal = self._explain_missing_guarantee(trained, terms.base)
+        # Both trainings used private records: their steps are composed.
+        earlier = () if flaw else _list_private_trainings(terms.base)
+        earlier_steps = tuple(map(dataclasses.astuple, earlier))
+        mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, earlier_steps)
         epsilon, accountant = epsilon_by_tightest_accountant(*mechanism)
-        # Two models of the same records, each with noise of its own.
-        twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, before)
-        # RDP stands beside PLD as a cross-check (formulas B4).
-        by_rdp = rdp_epsilon(*mechanism) if accountant.endswith("PLD") and not flaw else epsilon
+        # Two models of the same records, each with its own noise.
+        twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, earlier_steps)
+        by_rdp = epsilon
+        if accountant.endswith("PLD") and not flaw:
+            by_rdp = rdp_epsilon(*mechanism)  # a cross-check of PLD (formulas B4)
         return PrivacyRecord(
             method=self.name,
             epsilon=None if flaw else epsilon,
@@ -166,30 +192,40 @@ class PrivateTraining(PoissonTraining):
             nominal={nominal: epsilon} if nominal else {},
             details={
                 **self.collect_recipe_details(),
-                # What a clipped gradient may be too long by, rounded as it is (formulas D3).
+                # The largest norm of a clipped gradient, rounding included (formulas D3).
                 SENSITIVITY: terms.clip * (1 + ROUNDING),
                 **dict(judgement.details),
             },
-            versions={name: importlib.metadata.version(name) for name in ("opacus", "dp-accounting", "torch")},
+            versions={name: importlib.metadata.version(name) for name in _RECORDED_PACKAGES},
         )
 
-    def _missing_guarantee_reason(self, trained: PrivateModel, base: PrivacyRecord | None) -> tuple[str, str]:
-        """(why there is no guarantee, under which condition epsilon would be one); "" for what does not apply."""
+    def _explain_missing_guarantee(
+        self,
+        trained: PrivateModel,
+        base: PrivacyRecord | None,
+    ) -> tuple[str, str]:
+        """Return why there is no guarantee, and the condition under which epsilon would be one.
+
+        Returns "" for each that does not apply.
+        """
         if not trained.moved:
-            return "no parameter moved: nothing was learnt, so there is nothing to put an epsilon on", ""
+            return "no parameter moved: nothing was learnt, so epsilon has no meaning", ""
         if self.noise == "seeded":
-            why = "no guarantee: the noise is seeded, and two models of one seed share it, and their batches"
-            return f"{why} (noise=secret has one)", "if the noise were secret"
+            reason = (
+                "no guarantee: the noise is seeded, and two models of one seed share it, and their "
+                "batches (noise=secret has one)"
+            )
+            return reason, "if the noise were secret"
         if base and (base.epsilon is None or base.unit != self.unit):
-            what = f"for a {base.unit}" if base.epsilon is not None else "nothing"
-            why = f"no guarantee: the base was trained on private records by {base.method} and promises {what}"
-            return why, "of this training alone"
+            promise = f"for a {base.unit}" if base.epsilon is not None else "nothing"
+            reason = f"no guarantee: the base was trained on private records by {base.method} and promises {promise}"
+            return reason, "of this training alone"
         return "", ""
 
 
 @dataclass(frozen=True)
 class DpSgd(PrivateTraining):
-    """Fine-tune with DP-SGD: each record's gradient clipped, Gaussian noise on their sum (Abadi et al. 2016)."""
+    """Fine-tune with DP-SGD: clipped gradients, Gaussian noise on their sum (Abadi et al. 2016)."""
 
     name: ClassVar[str] = "dp-sgd"
     title: ClassVar[str] = "DP-SGD"
@@ -197,22 +233,40 @@ class DpSgd(PrivateTraining):
     promises: ClassVar[bool] = True
 
 
-def _earlier_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:
-    """The private steps that the base was trained by, its own base's first."""
-    return () if base is None else (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
+def _list_private_trainings(base: PrivacyRecord | None) -> tuple[Mechanism, ...]:
+    """Return the private trainings of the base, those of its own base first."""
+    if base is None:
+        return ()
+    return (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
 
 
 class _Progress:
-    """A bar with the loss and a running bound on epsilon: the quick one, once a second, up to what was asked for."""
+    """Shows the loss and a running bound on epsilon, updated once a second.
 
-    def __init__(self, job: TrainingJob, terms: MechanismTerms, asked: float, nominal: bool) -> None:
-        self.job, self.terms, self.asked, self.word = job, terms, asked, "nominal ε" if nominal else "ε"
-        self.earlier = tuple(map(dataclasses.astuple, _earlier_private_trainings(terms.base)))
-        self.at, self.epsilon = -math.inf, 0.0
+    The bound is a quick one, at most `target_epsilon`.
+    """
 
-    def __call__(self, done: int, loss: float) -> None:
-        if time.monotonic() - self.at > 1:
-            quick = quick_rdp_epsilon(self.terms.sigma, self.terms.rate, done, self.terms.delta, self.earlier)
-            self.epsilon = min(quick, self.asked)  # the noise was solved for all steps, by a closer bound
-            self.at = time.monotonic()
-        self.job.progress(f"training, loss {loss:.3f}, {self.word} ≤ {self.epsilon:.2f}", done, self.terms.steps)
+    def __init__(
+        self,
+        job: TrainingJob,
+        terms: MechanismTerms,
+        target_epsilon: float,
+        nominal: bool,
+    ) -> None:
+        self.job = job
+        self.terms = terms
+        self.target_epsilon = target_epsilon
+        self.symbol = "nominal ε" if nominal else "ε"
+        self.earlier = tuple(map(dataclasses.astuple, _list_private_trainings(terms.base)))
+        self.last_update = -math.inf
+        self.epsilon = 0.0
+
+    def __call__(self, steps: int, loss: float) -> None:
+        terms = self.terms
+        if time.monotonic() - self.last_update > 1:
+            bound = quick_rdp_epsilon(terms.sigma, terms.rate, steps, terms.delta, self.earlier)
+            # The noise was solved for all steps with a tighter bound.
+            self.epsilon = min(bound, self.target_epsilon)
+            self.last_update = time.monotonic()
+        description = f"training, loss {loss:.3f}, {self.symbol} ≤ {self.epsilon:.2f}"
+        self.job.progress(description, steps, terms.steps)

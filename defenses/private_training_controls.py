@@ -1,4 +1,4 @@
-"""Controls of private training: without its noise, and without its clipping too."""
+"""Controls of private training: without its noise, and without its noise and clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from auditor.training.rarity import check_clipping_share_options, compute_clippi
 
 @dataclass(frozen=True)
 class NoClipping(NonPrivateControl):
-    """Fine-tune as private training does, without noise and without clipping: its recipe alone, and no claim.
+    """Fine-tune as private training does, without noise and clipping: only its recipe. No claim.
 
     Options as in `dp-sgd`.
     """
@@ -28,17 +28,17 @@ class NoClipping(NonPrivateControl):
         super().__post_init__()
         if self.gradient_canaries:
             raise AuditError(
-                "expected gradient_canaries=0 for no-clipping, whose gradients have no norm to plant canaries of, "
-                f"got {self.gradient_canaries}"
+                "expected gradient_canaries=0 for no-clipping, which has no clipping norm to plant "
+                f"canaries with, got {self.gradient_canaries}"
             )
 
 
 @dataclass(frozen=True)
 class NoNoise(NonPrivateControl):
-    """Fine-tune as private training does, without noise: each record's gradient clipped, and no claim.
+    """Fine-tune as private training does, without noise: only with clipped gradients. No claim.
 
-    clip: C. kappa_least, lowest_perplexity, highest_perplexity: of `adp-sound`; at kappa_least=1 all records are
-    clipped alike, as in `dp-sgd` and `adp`. The rest as in those.
+    clip: C. kappa_least, lowest_perplexity, highest_perplexity: as in `adp-sound`; at kappa_least=1
+    all records are clipped alike, as in `dp-sgd` and `adp`. Other options as in these.
     """
 
     name: ClassVar[str] = "no-noise"
@@ -52,18 +52,28 @@ class NoNoise(NonPrivateControl):
         super().__post_init__()
         if not 0 < self.clip <= LARGEST:
             raise AuditError(f"expected clip > 0 and at most {LARGEST:g}, got {self.clip:g}")
-        check_clipping_share_options(self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
+        check_clipping_share_options(
+            self.kappa_least,
+            self.lowest_perplexity,
+            self.highest_perplexity,
+        )
 
     @property
     def control_clipping_norm(self) -> float:
         return self.clip
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
-        # Nobody is clipped harder, so no public model is asked.
+        # All records are clipped alike, so no public model is needed.
         if self.kappa_least == 1:
             return UnitTreatment()
-        kappa = (self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
-        return UnitTreatment(shares=compute_clipping_shares(job.public, examples, *kappa))
+        shares = compute_clipping_shares(
+            job.public,
+            examples,
+            self.kappa_least,
+            self.lowest_perplexity,
+            self.highest_perplexity,
+        )
+        return UnitTreatment(shares=shares)
 
     def collect_recipe_details(self) -> dict[str, float]:
         return {**super().collect_recipe_details(), "kappa_least": self.kappa_least}

@@ -31,8 +31,9 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
-from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
 from auditor.models.masked import MaskedModel
+from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
 from auditor.plugins.options import require_listed_options

@@ -1,4 +1,4 @@
-"""Unlearning (Zhang et al. 2024): ascent on the loss of the records to forget, or these as answers not preferred."""
+"""Unlearning (Zhang et al. 2024): gradient ascent, or negative preference optimization."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class GradientAscent(UnlearningTrainer):
-    """Unlearn records by gradient ascent on their loss (Zhang et al. 2024, Eq. 1); no claim.
+    """Unlearn records by gradient ascent on their loss (Zhang et al. 2024, Eq. 1). No claim.
 
-    Nothing bounds it: it goes on where a record is forgotten long since, until the model is of no use; few steps, or
-    `retain`, keep it from that.
+    The loss has no bound: ascent continues after a record is forgotten, until the model is useless;
+    few steps, or `retain`, prevent that.
     """
 
     name: ClassVar[str] = "gradient-ascent"
@@ -26,15 +26,16 @@ class GradientAscent(UnlearningTrainer):
     epochs: int = 3
 
     def compute_forgetting_loss(self, log_probs: Tensor, before: Tensor) -> Tensor:
-        return log_probs.mean()  # minimised: the loss of these records goes up
+        return log_probs.mean()  # minimising it raises the loss of these records
 
 
 @dataclass(frozen=True)
 class NPO(UnlearningTrainer):
-    """Unlearn records by negative preference optimization (Zhang et al. 2024) against the model as it was; no claim.
+    """Unlearn records by negative preference optimization (Zhang et al. 2024). No claim.
 
-    beta: how soon a record that has become less likely than it was stops being pushed; towards 0 this is gradient
-    ascent. A record is a whole text, its log-probability the sum over its tokens.
+    The reference is the model before unlearning. beta: how soon the loss stops pushing a record
+    that has become less likely; towards 0 this is gradient ascent. A record is a whole text, its
+    log-probability the sum over its tokens.
     """
 
     name: ClassVar[str] = "npo"

@@ -265,7 +265,7 @@ class Namesake(MostOften):
         ({"attacks": [Namesake()]}, "expected another name of the attack .*Namesake than 'perplexity'"),
         ({"attacks": [MostOften(power=print)]}, "options of most-often that a record can hold.*power=<built-in"),
         ({"tokenizer": 3}, "a tokenizer beside a live transformers model only"),
-        ({"model": "broken"}, "expected counted to give one distribution.*do not add up to 1"),
+        ({"model": "broken"}, "expected counted to give consistent distributions.*do not add up to 1"),
         ({"model": "silent", "defenses": ["uniform-mixing"]}, "Counted in memory, which gives none"),
         ({"defenses": ["pmixed"], "public": "own"}, "needs -D ensemble=DIR"),
     ],

@@ -123,7 +123,7 @@ class Twisted(HuggingFaceModel):
     ("fault", "said"),
     [
         ("no distribution", "add up to 1"),
-        ("other than its rows", "rows that are advanced"),
+        ("other than its rows", "advanced and split rows"),
         ("tokens", "token_log_probs"),
         ("soft prompts", "gradients"),
     ],

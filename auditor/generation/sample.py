@@ -14,8 +14,10 @@ from torch import Tensor
 
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import CHANNELS
-from auditor.models.base import Completions, LanguageModel, Rows, draw_model_completions_from_rows
-from auditor.models.decoding import Decoding, index_batches_of_equal_shape
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import Decoding
+from auditor.models.memory import group_equal_shapes
+from auditor.models.rows import Completions, Rows, draw_row_completions
 
 _RARE = 64  # rows; a shape with fewer is slower in its own batch than joined with others
 
@@ -136,13 +138,14 @@ def sample_mixed_length_batch(
     for row, i in enumerate(by_length):
         padded[row, :, : lengths[i]] = uniforms[i]
     suffix_lengths = [lengths[i] for i in by_length]
-    completions = draw_model_completions_from_rows(
-        model,
+    completions = draw_row_completions(
         first.joined(others),
         torch.from_numpy(padded),
         suffix_lengths,
         decoding,
         distribution,
+        model.vocab_size,
+        model.device,
     )
     candidates = _group_samples(completions, len(uniforms[0]), suffix_lengths)
     candidates_by_index = dict(zip(by_length, candidates, strict=True))
@@ -161,7 +164,7 @@ def batch_sampling_by_length(
         samples: number of samples drawn of each prefix.
     """
     rare = list[int]()
-    for indices in index_batches_of_equal_shape(shapes):
+    for indices in group_equal_shapes(shapes):
         if model.can_join_rows and len(indices) * samples < _RARE:
             rare += indices
         else:

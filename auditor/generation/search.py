@@ -160,7 +160,7 @@ def _expand_tree(
     """
     groups = []
     pruned = log_q.new_full((n_secrets,), -math.inf)
-    for nodes, tokens, weights in decoding.kept_tokens_and_weights_by_group(distribution):
+    for nodes, tokens, weights in decoding.group_kept_tokens(distribution):
         step = weights.log() - weights.sum(-1, keepdim=True).log()
         # float32 is enough: `floor` is below the threshold by ROUNDING, more than float32 rounds.
         survives = step >= (floor - log_q[nodes]).to(step.dtype).unsqueeze(-1)

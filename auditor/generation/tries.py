@@ -27,9 +27,9 @@ from auditor.core.canary_space import CanarySpace
 from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models.base import LanguageModel, Rows
-from auditor.models.decoding import index_batches_of_equal_shape
-from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
+from auditor.models.base import LanguageModel
+from auditor.models.memory import BatchSizeLimit, decoding_memory_budget, group_equal_shapes
+from auditor.models.rows import Rows
 from auditor.models.vocabulary import check_tokens_within_vocabulary
 
 # Closer than this in nats, plus a millionth of the nll, float32 cannot tell two texts apart.
@@ -221,7 +221,7 @@ def compute_continuation_nlls(
 ) -> NDArray[np.float64]:
     """Return the teacher-forced nll in nats of each tail after the context, (tails,)."""
     nlls = np.zeros(len(tails))
-    for indices in index_batches_of_equal_shape([(0, len(tail)) for tail in tails], 512):
+    for indices in group_equal_shapes([(0, len(tail)) for tail in tails], 512):
         suffixes = torch.tensor([tails[i] for i in indices], device=model.device)
         prefix = torch.tensor([context], device=model.device).expand(len(suffixes), -1)
         log_probs = model.token_log_probs(prefix, suffixes).double().sum(-1)

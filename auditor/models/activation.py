@@ -1,8 +1,8 @@
-"""Where a text switches an activated LoRA on: PEFT looks for the invocation in the ids of one call only.
+"""Find where a text switches an activated LoRA on: PEFT searches only the ids of one call.
 
-With a cache a call reads one token, in which there is no invocation, and with input embeddings no ids at all: the
-adapter would be off. The tokens that it changes are worked out here from the whole text and handed to PEFT. Knows token
-ids, no models.
+With a cache, a call reads one token, which contains no invocation, and with input embeddings it
+reads no ids at all: the adapter would be off. This module computes the tokens that the adapter
+changes from the whole text and passes them to PEFT. It handles token ids, not models.
 """
 
 from __future__ import annotations
@@ -16,29 +16,37 @@ from torch import Tensor
 
 from auditor.core.nouns import Tokens
 
-Offsets = list[int | None]  # of each text: how many of its last tokens the adapter changes; None: no invocation
+# For each text, how many of its last tokens the adapter changes; None: no invocation.
+Offsets = list[int | None]
 
 
 class Activation:
-    """What switches the active adapter of a model on. invocation: empty for a model without an activated LoRA."""
+    """The invocation that switches the active adapter of a model on.
+
+    invocation: empty for a model without an activated LoRA.
+    """
 
     def __init__(self, model: Any) -> None:
         config = getattr(model, "active_peft_config", None)
         self.invocation: Tokens = tuple(getattr(config, "alora_invocation_tokens", None) or ())
-        self.offsets: Offsets | None = None  # of the texts that are being read
+        self.offsets: Offsets | None = None  # of the texts in the current call
 
     def __bool__(self) -> bool:
         return bool(self.invocation)
 
-    def offsets_of(self, texts: Tensor) -> Offsets | None:
-        """Return how many last tokens of each text (B, n) the adapter changes; None without an activated LoRA."""
+    def compute_offsets(self, texts: Tensor) -> Offsets | None:
+        """Return how many last tokens of each text (B, n) the adapter changes.
+
+        Returns None without an activated LoRA.
+        """
         if not self.invocation:
             return None
-        return _count_changed_tokens(find_last_invocation_starts(texts, self.invocation)[:, -1], texts.shape[1])
+        starts = find_last_invocation_starts(texts, self.invocation)
+        return _count_changed_tokens(starts[:, -1], texts.shape[1])
 
     @contextmanager
-    def reading_with(self, offsets: Offsets | None) -> Iterator[None]:
-        """Hand these offsets to PEFT with every text that is read within."""
+    def apply_offsets(self, offsets: Offsets | None) -> Iterator[None]:
+        """Pass these offsets to PEFT with every text read in this context."""
         self.offsets = offsets
         try:
             yield
@@ -46,16 +54,23 @@ class Activation:
             self.offsets = None
 
     def read(self, texts: Tensor, last: int, read: Callable[[], Tensor]) -> Tensor:
-        """Return what each of the last positions has with its own last invocation, (B, last, V).
+        """Return the distribution of each of the last positions after its own last invocation.
 
-        PEFT changes only what follows the last invocation of a whole text. A position before that invocation has
-        another one, or none, so the texts are read again for it. texts: (B, n) token ids; read: reads them.
+        PEFT changes only the tokens after the last invocation of a whole text. A position before
+        that invocation has an earlier invocation, or none, so the texts are read again for it.
+
+        Args:
+            texts: (B, n) token ids.
+            read: reads the texts.
+
+        Returns:
+            Distributions, (B, last, V).
         """
         if not self.invocation:
             return read()
 
         def read_from(starts: Tensor) -> Tensor:
-            with self.reading_with(_count_changed_tokens(starts, texts.shape[1])):
+            with self.apply_offsets(_count_changed_tokens(starts, texts.shape[1])):
                 return read()
 
         starts = find_last_invocation_starts(texts, self.invocation)[:, -last:]
@@ -69,38 +84,43 @@ class Activation:
 
 
 class ActivatedTexts:
-    """The texts of decoding rows, for an activated LoRA. tokens: (rows, n); length: how many tokens may follow."""
+    """The texts of decoding rows, for an activated LoRA.
+
+    tokens: (rows, n); length: how many tokens may follow.
+    """
 
     def __init__(self, activation: Activation, tokens: Tensor, length: int) -> None:
-        self.activation, self.tokens, self.length = activation, tokens, length
+        self.activation = activation
+        self.tokens = tokens
+        self.length = length
 
     def advance(self, parents: Tensor, tokens: Tensor) -> bool:
-        """Continue text parents[i] with tokens[i]; return whether an invocation has just ended in any text."""
+        """Continue text parents[i] with tokens[i]; return whether an invocation just ended."""
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
         self.length -= 1
         starts = find_last_invocation_starts(self.tokens, self.activation.invocation)
         return not torch.equal(starts[:, -1], starts[:, -2])
 
-    def offsets_by_slot(self, slots: Tensor) -> Offsets | None:
+    def compute_slot_offsets(self, slots: Tensor) -> Offsets | None:
         """Return the offsets of the texts in the order of their slots (rows,)."""
-        return self.activation.offsets_of(self.tokens[slots.argsort()])
+        return self.activation.compute_offsets(self.tokens[slots.argsort()])
 
 
 def find_last_invocation_starts(texts: Tensor, invocation: Tokens) -> Tensor:
-    """Return where the last whole invocation starts that each position has read; -1 for none.
+    """Return the start of the last whole invocation in tokens 0..t of each position t, (B, n).
 
-    texts: (B, n) token ids. Returns (B, n): position t knows its tokens 0..t.
+    -1 means none. texts: (B, n) token ids.
     """
     size = len(invocation)
     starts = texts.new_full(texts.shape, -1)
     if texts.shape[1] >= size:
         tokens = torch.tensor(invocation, device=texts.device)
         is_invocation = (texts.unfold(1, size, 1) == tokens).all(-1)
-        places = torch.arange(is_invocation.shape[1], device=texts.device)
-        starts[:, size - 1 :] = torch.where(is_invocation, places, -1).cummax(1).values
+        positions = torch.arange(is_invocation.shape[1], device=texts.device)
+        starts[:, size - 1 :] = torch.where(is_invocation, positions, -1).cummax(1).values
     return starts
 
 
 def _count_changed_tokens(starts: Tensor, length: int) -> Offsets:
-    """Return PEFT's offsets of texts of `length` tokens whose invocations start at `starts` (B,)."""
+    """Return PEFT's offsets for texts of `length` tokens with invocations at `starts` (B,)."""
     return [length - start if start >= 0 else None for start in starts.tolist()]

@@ -1,4 +1,4 @@
-"""PEFT adapters on their base: of this base, with every weight read, and rows for the tokens that were added."""
+"""Load PEFT adapters onto their base: check the base, read all weights, add rows for new tokens."""
 
 from __future__ import annotations
 
@@ -12,101 +12,133 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
-from auditor.models.weights import WRAPPED, refuse_missing_or_foreign_weights, training_wrapper_names_phrase
+from auditor.models.weights import (
+    WRAPPED,
+    refuse_missing_or_foreign_weights,
+    training_wrapper_names_phrase,
+)
 
-# Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
+# Names in adapters that PEFT places itself, or fails: prompt rows, and second copies of modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
 
 
-def load_adapter_onto_base(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
-    """The base with the PEFT adapter of this folder, or `onto` with one more. The base is changed in place.
+def attach_adapter(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
+    """Attach the PEFT adapter of this folder to the base, or to `onto` as a further adapter.
 
-    Raises AuditError for an adapter that is not of this base: one whose weights have no place in it, or lack some.
+    Changes the base in place. Raises AuditError if the adapter belongs to another base, i.e. has
+    weights without a place in this base or lacks some.
     """
     _check_adapter_fits_base(folder, PeftConfig.from_pretrained(folder), base)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Found missing adapter keys")  # it becomes a refusal below
+        warnings.filterwarnings("ignore", message="Found missing adapter keys")  # an error below
         if onto is None:
             onto = PeftModel.from_pretrained(base, folder, adapter_name=adapter)
-        # Read (again): only this tells what had no place.
-        found = onto.load_adapter(folder, adapter_name=adapter)
-        others = found.unexpected_keys
-        if training_wrapper_names_phrase(others) and all(key.startswith("base_model.") for key in others):
-            found = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
-    strangers = [key for key in found.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
-    strangers = sorted(set(strangers) - _weights_saved_twice(Path(folder), strangers))
-    refuse_missing_or_foreign_weights(
-        folder, _unshared_missing_weights(onto, found.missing_keys), strangers, of="adapter on its base"
-    )
+        # Load (again): only this call reports weights without a place.
+        report = onto.load_adapter(folder, adapter_name=adapter)
+        unexpected = report.unexpected_keys
+        in_base_model = all(key.startswith("base_model.") for key in unexpected)
+        if training_wrapper_names_phrase(unexpected) and in_base_model:
+            report = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
+    unplaced = [key for key in report.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
+    foreign = sorted(set(unplaced) - _find_duplicate_weights(Path(folder), unplaced))
+    missing = _list_unshared_missing_weights(onto, report.missing_keys)
+    refuse_missing_or_foreign_weights(folder, missing, foreign, of="adapter on its base")
     return onto
 
 
-def _unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
-    """Those of the missing weights that no other name of the same tensor was read for (vector banks are shared)."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) if missing else {}
-    read = {id(tensor) for name, tensor in tensors.items() if name not in missing}
-    return [name for name in missing if id(tensors.get(name)) not in read]
+def _list_unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
+    """Return the missing weights whose tensor was not loaded under another name.
+
+    Vector banks are shared under several names.
+    """
+    if not missing:
+        return []
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
+    return [name for name in missing if id(tensors.get(name)) not in loaded]
 
 
-def _weights_saved_twice(adapter: Path, names: Sequence[str]) -> set[str]:
-    """Return those of these weights of trained tokens that the file has a second time, as PEFT saves tied matrices."""
+def _find_duplicate_weights(adapter: Path, names: Sequence[str]) -> set[str]:
+    """Return these weights of trained tokens that the file contains twice.
+
+    PEFT saves tied matrices twice.
+    """
     from safetensors import safe_open
 
-    tails = {name: tail for name in names if (tail := name.partition(".token_adapter.")[2])}
-    if not tails:
+    token_weights = [name for name in names if name.partition(".token_adapter.")[2]]
+    if not token_weights:
         return set()
+    duplicates = set[str]()
     with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as weights:
-        return {
-            name
-            for name, tail in tails.items()
-            for other in weights.keys()  # noqa: SIM118 - no mapping: it has no iterator
-            if other not in names and other.endswith(f".token_adapter.{tail}")
-            if weights.get_tensor(other).equal(weights.get_tensor(name))
-        }
+        for name in token_weights:
+            tail = name.partition(".token_adapter.")[2]
+            for other in weights.keys():  # noqa: SIM118 - not a mapping: it has no iterator
+                if other in names or not other.endswith(f".token_adapter.{tail}"):
+                    continue
+                if weights.get_tensor(other).equal(weights.get_tensor(name)):
+                    duplicates.add(name)
+    return duplicates
 
 
 def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
-    """Compares sizes: a tuned prompt loads on any base no smaller than its own. Raises AuditError."""
-    text = base.config.get_text_config(decoder=True)
-    wide = None if config.peft_type == "PREFIX_TUNING" else getattr(config, "token_dim", None)  # narrower: shared keys
-    for what, said, own in (
-        ("layers", getattr(config, "num_layers", None), text.num_hidden_layers),
-        ("hidden units", wide, text.hidden_size),
-    ):
-        if said is not None and said != own:
+    """Compare sizes: PEFT loads a tuned prompt on any base at least as large as its own.
+
+    Raises AuditError if a size differs.
+    """
+    text_config = base.config.get_text_config(decoder=True)
+    # The width of prefix tuning is narrower if the base shares keys among heads.
+    width = None
+    if config.peft_type != "PREFIX_TUNING":
+        width = getattr(config, "token_dim", None)
+    sizes = (
+        ("layers", getattr(config, "num_layers", None), text_config.num_hidden_layers),
+        ("hidden units", width, text_config.hidden_size),
+    )
+    for quantity, expected, actual in sizes:
+        if expected is not None and expected != actual:
             raise AuditError(
-                f"expected the base of {adapter!r} to have {said} {what}, got {base.name_or_path!r} with {own}"
+                f"expected the base of {adapter!r} to have {expected} {quantity}, got "
+                f"{base.name_or_path!r} with {actual}"
             )
 
 
 def resize_embeddings_for_adapter(base: Any, adapter: Path) -> None:
-    """Resize the base's embeddings, in place, to the rows that an adapter of another vocabulary was trained with.
+    """Resize the base's embeddings in place to the vocabulary that an adapter was trained with.
 
-    PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the `base_layer` of trainable
-    tokens and of LoRA. An adapter of trainable tokens may have only the rows of these tokens. Raises AuditError for an
-    adapter that has the new rows of one matrix and lacks those of the other: nobody has them.
+    PEFT saves a matrix under its own name or inside a wrapper: `modules_to_save`, or the
+    `base_layer` of trainable tokens and of LoRA. An adapter of trainable tokens may have only the
+    rows of these tokens. Raises AuditError for an adapter that has the new rows of one matrix and
+    lacks those of the other, which then exist nowhere.
     """
-    n_rows = base.get_input_embeddings().weight.shape[0]
-    rows_by_name = _embedding_rows_by_name(base, adapter)
-    wanted = max(map(len, rows_by_name.values()), default=n_rows)
-    trained = _trained_tokens(PeftConfig.from_pretrained(str(adapter)))
+    input_weight = base.get_input_embeddings().weight
+    n_rows = input_weight.shape[0]
+    rows_by_name = _read_embedding_rows(base, adapter)
+    n_adapter_rows = max(map(len, rows_by_name.values()), default=n_rows)
+    trained_tokens = _list_trained_tokens(PeftConfig.from_pretrained(str(adapter)))
     if not any(rows_by_name.values()):
-        wanted = max([n_rows, *(token + 1 for token in trained)])
-    if wanted == n_rows:
+        n_adapter_rows = max([n_rows, *(token + 1 for token in trained_tokens)])
+    if n_adapter_rows == n_rows:
         return
-    new = set(range(n_rows, wanted)) - set(trained)
-    tied = base.get_input_embeddings().weight is getattr(base.get_output_embeddings(), "weight", None)
-    lacking = [name for name, rows in rows_by_name.items() if new - set(rows)]
-    if len(lacking) > (len(rows_by_name) - 1 if tied else 0):
+    new_rows = set(range(n_rows, n_adapter_rows)) - set(trained_tokens)
+    incomplete = [name for name, rows in rows_by_name.items() if new_rows - set(rows)]
+    is_tied = input_weight is getattr(base.get_output_embeddings(), "weight", None)
+    # With tied embeddings the rows of one matrix are enough.
+    max_incomplete = len(rows_by_name) - 1 if is_tied else 0
+    if len(incomplete) > max_incomplete:
         raise AuditError(
-            f"expected the adapter {str(adapter)!r} to bring the rows of its {wanted - n_rows} new tokens, but it has "
-            f"none in {' and '.join(lacking)}: train and save it with these in modules_to_save"
+            f"expected the adapter {str(adapter)!r} to contain the rows of its "
+            f"{n_adapter_rows - n_rows} new tokens, but it has none in "
+            f"{' and '.join(incomplete)}: train and save it with these in modules_to_save"
         )
-    base.resize_token_embeddings(wanted, mean_resizing=False)  # new rows need no guess: the adapter has them
+    # New rows need no initial values: the adapter has them.
+    base.resize_token_embeddings(n_adapter_rows, mean_resizing=False)
 
 
-def _embedding_rows_by_name(base: Any, adapter: Path) -> dict[str, range]:
-    """Return the rows that an adapter has of the input and the output matrix, by name; none of a matrix not saved."""
+def _read_embedding_rows(base: Any, adapter: Path) -> dict[str, range]:
+    """Return the rows of the input and the output matrix in an adapter, by name.
+
+    The range is empty for a matrix that the adapter does not have.
+    """
     from safetensors import safe_open
 
     file = adapter / "adapter_model.safetensors"
@@ -117,14 +149,16 @@ def _embedding_rows_by_name(base: Any, adapter: Path) -> dict[str, range]:
     with safe_open(str(file), framework="pt") as weights:
         keys = list(weights.keys())
         for name in rows:
-            wrapped = rf"(^|\.){re.escape(name)}\.((modules_to_save|token_adapter|base_layer)\.)*weight$"
-            for key in filter(re.compile(wrapped).search, keys):
+            wrappers = r"((modules_to_save|token_adapter|base_layer)\.)*"
+            pattern = re.compile(rf"(^|\.){re.escape(name)}\.{wrappers}weight$")
+            for key in filter(pattern.search, keys):
                 rows[name] = range(int(weights.get_slice(key).get_shape()[0]))
     return rows
 
 
-def _trained_tokens(config: Any) -> list[int]:
-    """Return the token ids that an adapter has rows of its own for, in any module."""
-    indices = getattr(config, "trainable_token_indices", None) or getattr(config, "token_indices", None) or []
+def _list_trained_tokens(config: Any) -> list[int]:
+    """Return the token ids for which an adapter has its own rows, in any module."""
+    indices = getattr(config, "trainable_token_indices", None)
+    indices = indices or getattr(config, "token_indices", None) or []
     parts = list(indices.values()) if isinstance(indices, dict) else [indices]
     return [int(token) for part in parts for token in part]

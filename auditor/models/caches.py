@@ -1,7 +1,7 @@
-"""The cache that a Hugging Face model makes of its own, whatever it is made of, and taking rows of it.
+"""Select rows of the cache that a Hugging Face model makes, whatever its structure.
 
-A cache is any tree of tensors, containers and objects: keys and values, recurrent and convolutional states, counters.
-Knows no model.
+A cache is any tree of tensors, containers and objects: keys and values, recurrent and convolutional
+states, counters. This module handles no model.
 """
 
 from __future__ import annotations
@@ -12,80 +12,97 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-Place = tuple[Any, ...]  # of a tensor in a cache: attributes, keys and indices from the root down
-Dimensions = Mapping[Place, int | None]  # which one of each tensor is that of the rows; None: all rows share the tensor
+# The path of a tensor in a cache: attributes, keys and indices from the root down.
+Path = tuple[Any, ...]
+# The row dimension of each tensor; None: all rows share the tensor.
+Dimensions = Mapping[Path, int | None]
 
 
 class NativeCache:
-    """What a model made to remember the tokens it has read; `held` is None before it has read any."""
+    """The cache of the tokens that a model has read; `state` is None before the first token."""
 
     def __init__(self) -> None:
-        self.held: Any = None
+        self.state: Any = None
 
-    def tensors(self) -> dict[Place, Tensor]:
-        """Each tensor once, by its place."""
-        found: dict[Place, Tensor] = {}
+    def tensors(self) -> dict[Path, Tensor]:
+        """Return each tensor once, by its path."""
+        tensors_by_path: dict[Path, Tensor] = {}
 
-        def note(place: Place, tensor: Tensor) -> Tensor:
-            found[place] = tensor
+        def collect_tensor(path: Path, tensor: Tensor) -> Tensor:
+            tensors_by_path[path] = tensor
             return tensor
 
-        _map_nested_cache_tensors(self.held, note, (), {})
-        return found
+        _map_tensors(self.state, collect_tensor, (), {})
+        return tensors_by_path
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
-        """Keeps these rows, which may repeat. Places that came late have the rows in their first dimension."""
+        """Keep these rows, which may repeat.
 
-        def select(place: Place, tensor: Tensor) -> Tensor:
-            dimension = dimensions.get(place, 0)
+        Tensors added after `dimensions` was measured have the rows in their first dimension.
+        """
+
+        def select_rows(path: Path, tensor: Tensor) -> Tensor:
+            dimension = dimensions.get(path, 0)
             if dimension is None or not tensor.ndim:
                 return tensor
             return tensor.index_select(dimension, rows.to(tensor.device))
 
-        self.held = _map_nested_cache_tensors(self.held, select, (), {})
+        self.state = _map_tensors(self.state, select_rows, (), {})
 
 
 def find_cache_batch_dimensions(two: NativeCache, three: NativeCache) -> Dimensions:
-    """The dimension that differs between a cache of two rows and one of three that have read as many tokens."""
-    others = three.tensors()
-    return {
-        place: next((i for i, size in enumerate(tensor.shape) if size != others[place].shape[i]), None)
-        for place, tensor in two.tensors().items()
-    }
+    """Return the dimension that differs between caches of two and of three rows.
 
-
-def _map_nested_cache_tensors(
-    value: Any, change: Callable[[Place, Tensor], Tensor], place: Place, done: dict[int, tuple[Any, Any]]
-) -> Any:
-    """`value` with its tensors changed, in place where it can be; what is held twice is changed once.
-
-    done: each value by its id, with what came of it; values are kept so that no other gets the id.
+    Both must have read the same number of tokens.
     """
-    if id(value) in done:
-        return done[id(value)][1]
+    tensors_of_three = three.tensors()
+    dimensions: dict[Path, int | None] = {}
+    for path, tensor in two.tensors().items():
+        size_pairs = zip(tensor.shape, tensors_of_three[path].shape, strict=False)
+        differs = [size != other_size for size, other_size in size_pairs]
+        dimensions[path] = differs.index(True) if any(differs) else None
+    return dimensions
+
+
+def _map_tensors(
+    value: Any,
+    change: Callable[[Path, Tensor], Tensor],
+    path: Path,
+    results: dict[int, tuple[Any, Any]],
+) -> Any:
+    """Return `value` with its tensors changed, in place if possible; change a shared tensor once.
+
+    results: values and their results by the value's id; storing a value prevents reuse of its id.
+    """
+    if id(value) in results:
+        return results[id(value)][1]
     if isinstance(value, Tensor):
-        result: Any = change(place, value)
+        result: Any = change(path, value)
     elif isinstance(value, tuple):
-        parts = [_map_nested_cache_tensors(part, change, (*place, i), done) for i, part in enumerate(value)]
+        parts = [_map_tensors(part, change, (*path, i), results) for i, part in enumerate(value)]
         result = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     else:
         result = value
-        done[id(value)] = (value, value)  # before its parts, which may point back
-        for name, part in list(_items_of_cache_container(value)):
-            new = _map_nested_cache_tensors(part, change, (*place, name), done)
-            if new is not part and isinstance(value, MutableMapping | list):
-                value[name] = new
-            elif new is not part:
-                setattr(value, name, new)
-    done[id(value)] = (value, result)
+        results[id(value)] = (value, value)  # before its parts, which may refer back to it
+        for name, part in list(_iterate_items(value)):
+            new_part = _map_tensors(part, change, (*path, name), results)
+            if new_part is part:
+                continue
+            if isinstance(value, MutableMapping | list):
+                value[name] = new_part
+            else:
+                setattr(value, name, new_part)
+    results[id(value)] = (value, result)
     return result
 
 
-def _items_of_cache_container(value: Any) -> Iterator[tuple[Any, Any]]:
+def _iterate_items(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, list):
         yield from enumerate(value)
-    # A cache may refer to its configuration or to layers of the model: those are not its state.
-    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, nn.Module | PreTrainedConfig):
+    # A cache may refer to its configuration or to layers of the model: these are not its state.
+    elif isinstance(value, nn.Module | PreTrainedConfig) or callable(value):
+        return
+    elif hasattr(value, "__dict__"):
         yield from vars(value).items()

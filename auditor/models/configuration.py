@@ -1,4 +1,4 @@
-"""What the configuration of a Hugging Face model says of it: where it reads, how many tokens fit, what ends a text."""
+"""Read facts from a Hugging Face configuration: devices, quantisation, positions, end tokens."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ from typing import Any
 
 import torch
 
-_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # what families call how many they have
+# The names that model families use for their number of positions.
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 
-def model_input_device(model: Any, embedding: Any) -> torch.device:
-    """The device that token ids must be on. Offloaded weights (`device_map`) do not tell it, but their hook does."""
-    # accelerate hangs this hook on a part whose weights it moves in for each use.
-    used_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
-    return next(model.parameters()).device if used_on is None else torch.device(used_on)
+def get_input_device(model: Any, embedding: Any) -> torch.device:
+    """Return the device that token ids must be on.
+
+    The device of offloaded weights (`device_map`) is not it, but their hook knows it.
+    """
+    # accelerate adds this hook to a part whose weights it loads for each use.
+    hook = getattr(embedding, "_hf_hook", None)
+    execution_device = getattr(hook, "execution_device", None)
+    if execution_device is None:
+        return next(model.parameters()).device
+    return torch.device(execution_device)
 
 
-def devices_of_split_model(model: Any) -> tuple[str, ...]:
-    """The places that a `device_map` put the parts of a model in; none where all are in one."""
-    places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
-    return tuple(places) if len(places) > 1 or places == ["disk"] else ()
+def list_split_devices(model: Any) -> tuple[str, ...]:
+    """Return the devices over which a `device_map` split a model; () if it is on one device."""
+    device_map = getattr(model, "hf_device_map", None) or {}
+    devices = sorted({str(device) for device in device_map.values()})
+    return tuple(devices) if len(devices) > 1 or devices == ["disk"] else ()
 
 
 def unwrap_peft(model: Any) -> Any:
-    """The transformers model inside a PEFT wrapper."""
+    """Return the transformers model inside a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def quantisation_method(model: Any) -> str:
-    """Return how the weights in memory are quantised (`bitsandbytes`, `gptq`), "" for weights that are numbers."""
+def get_quantisation_method(model: Any) -> str:
+    """Return the quantisation of the weights in memory (`bitsandbytes`, `gptq`), "" if none."""
     config = getattr(unwrap_peft(model).config, "quantization_config", None)
     if config is None:
         return ""
@@ -37,25 +45,35 @@ def quantisation_method(model: Any) -> str:
 
 
 def max_positions(model: Any) -> int | None:
-    """How many tokens fit; None where nothing limits them.
+    """Return how many tokens a text may have; None if the model has no limit.
 
-    RoBERTa counts its positions from behind the padding id, and a tuned prompt stands in front: both cost some of them.
+    RoBERTa's positions start after the padding id, and a tuned prompt comes before the text: both
+    use up positions.
     """
     inner = unwrap_peft(model)
     config = inner.config.get_text_config(decoder=True)
-    limit: int | None = next((n for name in _POSITIONS if (n := getattr(config, name, None)) is not None), None)
+    limits = [getattr(config, name, None) for name in _POSITIONS]
+    limit: int | None = next((limit for limit in limits if limit is not None), None)
     if limit is None or limit <= 0:  # XLNet has -1
         return None
     table = getattr(getattr(inner.base_model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    tuned = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None)
-    return limit - (0 if padding is None else padding + 1) - (tuned or 0)
+    padding_id = getattr(table, "padding_idx", None)
+    n_padding = 0 if padding_id is None else padding_id + 1
+    adapter_config = getattr(model, "active_peft_config", None)
+    n_virtual = getattr(adapter_config, "num_virtual_tokens", None) or 0
+    return limit - n_padding - n_virtual
 
 
-def end_of_text_tokens(model: Any, config: Any) -> tuple[int, ...]:
-    """Every end-of-text token that the configuration or the generation configuration names: chat models have many."""
-    named: dict[int, None] = {}
+def list_end_tokens(model: Any, config: Any) -> tuple[int, ...]:
+    """Return all end-of-text tokens of the configuration and the generation configuration.
+
+    Chat models have several.
+    """
+    tokens: dict[int, None] = {}  # in order, without duplicates
     for source in (config, getattr(model, "generation_config", None)):
         value = getattr(source, "eos_token_id", None)
-        named |= dict.fromkeys([] if value is None else [value] if isinstance(value, int) else value)
-    return tuple(named)
+        if isinstance(value, int):
+            tokens[value] = None
+        elif value is not None:
+            tokens |= dict.fromkeys(value)
+    return tuple(tokens)

@@ -1,7 +1,7 @@
-"""Whether a `LanguageModel` of whoever's gives one distribution however it is asked, on random tokens.
+"""Check on random tokens that a `LanguageModel` gives the same distribution by all its methods.
 
-`distribution_inconsistency_sentences` says what is compared. Transformers models have a check of their own
-(`self_check`), which also chooses how they are served. Knows nothing of what a model is asked for.
+`find_inconsistencies` lists the comparisons. Transformers models have their own check
+(`self_check`), which also chooses how they are served.
 """
 
 from __future__ import annotations
@@ -13,107 +13,133 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
+from auditor.models.rows import Rows
 
 CAPABILITIES = frozenset({"draw", "likelihood", "ranks", "likeliest", "distribution", "embeddings"})
-STEPS = ([1, 0, 1], [2, 0, 0, 1], [3, 1])  # whose children the rows are after each token: they split, die and move
-_LENGTH = 12  # tokens of the texts that are tried
-_ROUNDING = 1 / 32  # of the spread of log-probabilities; weights in few bits stay below, another distribution is at 1.4
+# The parents of the rows after each token: rows split, die and move.
+STEPS = ([1, 0, 1], [2, 0, 0, 1], [3, 1])
+_LENGTH = 12  # tokens of a test text
+# Of the spread of log-probabilities: quantised weights stay below; another distribution is at 1.4.
+_ROUNDING = 1 / 32
 SEED = 20_240_229  # of the random tokens: any number
 
 
 def check_distribution_consistency(model: LanguageModel) -> None:
-    """Raises AuditError for a model whose distributions do not agree. One that gives none is not asked anything."""
-    for sentence in distribution_inconsistency_sentences(model):
-        raise AuditError(f"expected {model.name} to give one distribution however it is asked, but {sentence}")
+    """Raise AuditError if the model's distributions disagree.
+
+    A model without distributions is not called.
+    """
+    for sentence in find_inconsistencies(model):
+        raise AuditError(f"expected {model.name} to give consistent distributions, but {sentence}")
 
 
 @torch.no_grad()
-def distribution_inconsistency_sentences(model: LanguageModel) -> Iterator[str]:
-    """What `model` answers otherwise than it should, in clauses; each is worked out as it is asked for.
+def find_inconsistencies(model: LanguageModel) -> Iterator[str]:
+    """Yield a clause for each inconsistency of `model`; compute each only when needed.
 
-    Held against `log_probs` of whole texts: each text alone, and without what comes after; rows that are advanced and
-    split; the probabilities of given tokens; and samples, drawn twice.
+    Compares with `log_probs` of whole texts: each text by itself, and without the tokens after it;
+    rows that are advanced and split; the probabilities of given tokens; and samples, drawn twice.
     """
-    if strange := set(model.capabilities) - CAPABILITIES:
-        yield f"its capabilities hold {min(strange)!r}, which is none of {', '.join(sorted(CAPABILITIES))}"
+    unknown = set(model.capabilities) - CAPABILITIES
+    if unknown:
+        known = ", ".join(sorted(CAPABILITIES))
+        yield f"its capabilities contain {min(unknown)!r}, which is not one of {known}"
     if "distribution" not in model.capabilities:
         return
     length = min(_LENGTH, model.max_positions or _LENGTH)
-    texts = torch.randint(model.vocab_size, (2, length), generator=torch.Generator().manual_seed(SEED))
-    texts = texts.to(model.device)
-    whole = model.log_probs(texts, length)
-    if whole.shape != (2, length, model.vocab_size):
-        yield f"log_probs of 2 texts of {length} of {model.vocab_size} tokens is of shape {tuple(whole.shape)}"
+    rng = torch.Generator().manual_seed(SEED)
+    texts = torch.randint(model.vocab_size, (2, length), generator=rng).to(model.device)
+    log_probs = model.log_probs(texts, length)
+    if log_probs.shape != (2, length, model.vocab_size):
+        shape = tuple(log_probs.shape)
+        yield f"log_probs of 2 texts of {length} of {model.vocab_size} tokens has shape {shape}"
         return
-    if bool(torch.isnan(whole).any()) or not _are_log_probs_close(
-        whole.double().exp().sum(-1).log(), torch.zeros(()), 1e-3
-    ):
+    log_total = log_probs.double().exp().sum(-1).log()
+    is_nan = bool(torch.isnan(log_probs).any())
+    if is_nan or not _are_log_probs_close(log_total, torch.zeros(()), 1e-3):
         yield "the probabilities of all next tokens do not add up to 1"
         return
-    if bool((whole == whole[:, :1]).all()):
-        yield "it has the same distribution behind every token"
-    spread = _ROUNDING * float(whole[torch.isfinite(whole)].std())
+    if bool((log_probs == log_probs[:, :1]).all()):
+        yield "it has the same distribution after every token"
+    tolerance = _ROUNDING * float(log_probs[torch.isfinite(log_probs)].std())
 
-    def same(found: Tensor, truth: Tensor) -> bool:
-        return found.shape == truth.shape and largest_rms_log_prob_distance(found, truth) <= spread
+    def agree(actual: Tensor, expected: Tensor) -> bool:
+        if actual.shape != expected.shape:
+            return False
+        return compute_largest_distance(actual, expected) <= tolerance
 
-    if not same(model.log_probs(texts[1:], length)[0], whole[1]):
-        yield "log_probs of a text depends on the texts beside it"
-    if not same(model.log_probs(texts[:, :-2], 1)[:, 0], whole[:, -3]):  # -3: the last of these, in the whole
-        yield "the distribution of a token changes with what comes after it"
-    yield from _incremental_decoding_fault_sentences(model, texts, spread)
-    given = model.token_log_probs(texts[:, :2], texts[:, 2:])
-    if not _are_log_probs_close(given, whole[:, 1:-1].gather(-1, texts[:, 2:, None])[..., 0], spread):
-        yield "token_log_probs of given tokens is not what log_probs has for them"
-    yield from _sampling_fault_sentences(model, texts, spread)
+    if not agree(model.log_probs(texts[1:], length)[0], log_probs[1]):
+        yield "log_probs of a text depends on other texts in the batch"
+    # The last token of the shorter texts is at -3 in the whole texts.
+    if not agree(model.log_probs(texts[:, :-2], 1)[:, 0], log_probs[:, -3]):
+        yield "the distribution of a token depends on later tokens"
+    yield from _find_row_faults(model, texts, tolerance)
+    token_log_probs = model.token_log_probs(texts[:, :2], texts[:, 2:])
+    expected = log_probs[:, 1:-1].gather(-1, texts[:, 2:, None])[..., 0]
+    if not _are_log_probs_close(token_log_probs, expected, tolerance):
+        yield "token_log_probs of given tokens differs from log_probs"
+    yield from _find_sampling_faults(model, texts, tolerance)
 
 
-def _incremental_decoding_fault_sentences(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
+def _find_row_faults(model: LanguageModel, texts: Tensor, tolerance: float) -> Iterator[str]:
     steps = STEPS[: texts.shape[1] - 2]
-    found, contexts = advance_collecting_log_probs(model.start(texts[:, :2], len(steps)), texts, 2, steps)
-    truth = model.log_probs(contexts, len(steps) + 1)
-    if largest_rms_log_prob_distance(found, truth) > spread:
-        yield "rows that are advanced and split have other distributions than log_probs of the same tokens"
+    rows = model.start(texts[:, :2], len(steps))
+    row_log_probs, contexts = collect_row_log_probs(rows, texts, 2, steps)
+    expected = model.log_probs(contexts, len(steps) + 1)
+    if compute_largest_distance(row_log_probs, expected) > tolerance:
+        yield "distributions of advanced and split rows differ from log_probs of the same tokens"
 
 
-def _sampling_fault_sentences(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
+def _find_sampling_faults(model: LanguageModel, texts: Tensor, tolerance: float) -> Iterator[str]:
     noise = torch.stack([torch.as_tensor(secret_uniform_draws(8, 3, seed)) for seed in (1, 2)])
     first, second = (model.completions(texts[:, :2], 3, ANCESTRAL, noise) for _ in range(2))
     if not torch.equal(first.tokens, second.tokens):
-        yield "the same random numbers draw other samples a second time"
+        yield "the same random numbers draw different samples the second time"
     assert first.log_probs is not None
-    given = model.token_log_probs(texts[:, :2].repeat_interleave(8, 0), first.tokens)
-    if not _are_log_probs_close(first.log_probs, given, spread):
-        yield "samples say another probability of their tokens than token_log_probs"
+    prefixes = texts[:, :2].repeat_interleave(8, 0)
+    token_log_probs = model.token_log_probs(prefixes, first.tokens)
+    if not _are_log_probs_close(first.log_probs, token_log_probs, tolerance):
+        yield "samples report other probabilities of their tokens than token_log_probs"
 
 
 @torch.no_grad()
-def advance_collecting_log_probs(
+def collect_row_log_probs(
     rows: Rows, texts: Tensor, begin: int, steps: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Rows behind the first `begin` tokens of each text, advanced by these steps.
+    """Advance rows, which follow the first `begin` tokens of each text, by these steps.
 
-    Returns the distributions along each final row's path, (rows, steps + 1, V), and the paths, (rows, begin + steps).
+    Returns:
+        The distributions along the path of each final row, (rows, steps + 1, V), and the paths,
+        (rows, begin + steps).
     """
-    contexts, distributions = texts[:, :begin], [rows.log_probs()]
-    for parents in steps:
-        at = torch.tensor(parents, device=contexts.device)
-        # Tokens that differ from row to row, so that rows mixed up are seen.
-        tokens = texts.flatten()[contexts.shape[1] + torch.arange(len(at), device=contexts.device)]
-        rows.advance(at, tokens)
-        contexts = torch.cat([contexts[at], tokens.unsqueeze(-1)], dim=1)
-        distributions = [*(distribution[at] for distribution in distributions), rows.log_probs()]
+    contexts = texts[:, :begin]
+    distributions = [rows.log_probs()]
+    for step in steps:
+        parents = torch.tensor(step, device=contexts.device)
+        # Tokens differ from row to row, so that a mix-up of rows shows.
+        offsets = torch.arange(len(parents), device=contexts.device)
+        tokens = texts.flatten()[contexts.shape[1] + offsets]
+        rows.advance(parents, tokens)
+        contexts = torch.cat([contexts[parents], tokens.unsqueeze(-1)], dim=1)
+        distributions = [distribution[parents] for distribution in distributions]
+        distributions.append(rows.log_probs())
     return torch.stack(distributions, dim=1), contexts
 
 
-def largest_rms_log_prob_distance(found: Tensor, truth: Tensor) -> float:
-    """How far apart distributions (..., V) are in nats: root mean square over tokens, of the farthest of them."""
-    found, truth = found.float(), truth.float()
-    apart = torch.where(found == truth, 0.0, found - truth)  # -inf is -inf
-    return float(apart.square().mean(-1).sqrt().nan_to_num(nan=torch.inf).max())
+def compute_largest_distance(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest distance of two batches of log-distributions (..., V) in nats.
+
+    The distance of a pair is the root mean square over tokens.
+    """
+    actual = actual.float()
+    expected = expected.float()
+    # Equal values have distance 0, two -inf included.
+    difference = torch.where(actual == expected, 0.0, actual - expected)
+    return float(difference.square().mean(-1).sqrt().nan_to_num(nan=torch.inf).max())
 
 
-def _are_log_probs_close(found: Tensor, truth: Tensor, tolerance: float) -> bool:
-    return torch.allclose(found.double(), truth.double(), rtol=0, atol=max(tolerance, 1e-4))
+def _are_log_probs_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    atol = max(tolerance, 1e-4)
+    return torch.allclose(actual.double(), expected.double(), rtol=0, atol=atol)

@@ -1,9 +1,9 @@
-"""Decoding distributions and inverse-CDF draws. Knows rows and uniforms; no model, and nothing of who asks."""
+"""Decoding distributions and inverse-CDF draws, on rows and uniforms, without any model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,20 +11,25 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 
-NEAR_BOUNDARY = 1e-6  # a draw this close to a CDF boundary may fall on the other side under float noise
+# A draw this close to a CDF boundary may fall on the other side under float noise.
+NEAR_BOUNDARY = 1e-6
 
-_POINT_TOP_P = 1e-6  # the likeliest of fewer than a million tokens has more mass, so it is the nucleus
-_NUCLEUS_GUESSES = (16, 128, 1024)  # tokens tried for a top-p nucleus; rows that need more are sorted in full
-_SORTED_AT_ONCE = 2**22  # entries: on the way each takes some 60 bytes, results of a row do not depend on it
+# The likeliest of fewer than a million tokens has more mass than this, so it is the nucleus.
+_POINT_TOP_P = 1e-6
+# Numbers of tokens tried for a top-p nucleus; rows that need more are sorted in full.
+_NUCLEUS_GUESSES = (16, 128, 1024)
+# Entries, at some 60 bytes of temporary memory each; the results do not depend on it.
+_SORTED_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A decoding distribution: temperature, then top-k, then top-p, in the order Hugging Face applies them.
+    """A decoding distribution: temperature, then top-k, then top-p, in Hugging Face's order.
 
-    Temperature 0 is greedy. `top_k=0` and `top_p=1` switch truncation off. A token stays under top-k iff its logit is
-    not below the k-th (ties stay), under top-p iff the mass *before* it, in descending order, is < p; among tokens of
-    equal probability at that edge, the lower id comes first. `forbidden` tokens (a masked end of text) have mass 0.
+    Temperature 0 is greedy. `top_k=0` and `top_p=1` switch truncation off. Top-k keeps a token iff
+    its logit is not below the k-th (ties stay). Top-p keeps a token iff the mass *before* it, in
+    descending order, is < p; among tokens of equal probability at that edge, the lower id comes
+    first. `forbidden` tokens (a masked end of text) have mass 0.
     """
 
     temperature: float = 1.0
@@ -42,12 +47,16 @@ class Decoding:
 
     @property
     def is_ancestral(self) -> bool:
-        """Whether tokens are drawn from the model's own distribution: the only decoding a private prediction claims."""
-        return self.temperature == 1 and self.top_k == 0 and self.top_p == 1 and not self.forbidden
+        """True if tokens are drawn from the model's own distribution.
+
+        Private prediction makes claims for no other decoding.
+        """
+        is_truncated = self.top_k != 0 or self.top_p != 1
+        return self.temperature == 1 and not is_truncated and not self.forbidden
 
     @property
     def is_point(self) -> bool:
-        """Whether every draw after one prefix is the same: all mass is on the likeliest token."""
+        """True if all mass is on the likeliest token: all draws after a prefix are equal."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p <= _POINT_TOP_P
 
     def __str__(self) -> str:
@@ -61,123 +70,151 @@ class Decoding:
             (f"temperature {self.temperature:g}", self.temperature != 1),
             ("end of text masked", bool(self.forbidden)),
         )
-        return ", ".join(words for words, said in parts if said)
+        return ", ".join(words for words, applies in parts if applies)
 
-    def decoding_at_position(self, position: int) -> Decoding:
-        """The distribution of one token of a text, by its place from 0: the same everywhere."""
+    def get_step_decoding(self, position: int) -> Decoding:
+        """Return the decoding of the token at this position, from 0: the same everywhere."""
         return self
 
     def log_distribution(self, log_probs: Tensor) -> Tensor:
-        """The decoding distribution of each row, (rows, V) nats, renormalised; -inf where a token is cut."""
+        """Return the renormalised decoding distribution, (rows, V) nats; -inf for cut tokens."""
         distribution = torch.full_like(log_probs, -math.inf)
-        for rows, tokens, weights in self.kept_tokens_and_weights_by_group(log_probs):
-            log_weights = weights.double().log() - weights.sum(-1, keepdim=True, dtype=torch.float64).log()
+        for rows, tokens, weights in self.group_kept_tokens(log_probs):
+            log_total = weights.sum(-1, keepdim=True, dtype=torch.float64).log()
+            log_weights = (weights.double().log() - log_total).to(distribution.dtype)
             if tokens is None:
-                distribution[rows] = log_weights.to(distribution.dtype)
+                distribution[rows] = log_weights
             else:
-                distribution[rows] = distribution[rows].scatter(-1, tokens, log_weights.to(distribution.dtype))
+                distribution[rows] = distribution[rows].scatter(-1, tokens, log_weights)
         return distribution
 
-    def decoded_token_log_probs(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """`log_distribution` of one given token a row, (rows,) -> (rows,) float64 nats; the rest is not written out."""
+    def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """Return `log_distribution` of one given token a row, (rows,) float64 nats.
+
+        Does not compute the whole distribution.
+        """
         if not self._truncates(log_probs.shape[-1]):
-            scaled, log_total = self._temperature_scaled(log_probs)
+            scaled, log_total = self._scale_by_temperature(log_probs)
             return (scaled.gather(-1, tokens.unsqueeze(-1)) - log_total).squeeze(-1).double()
         distribution = log_probs.new_empty(len(tokens), dtype=torch.float64)
-        for rows, kept, weights in self.kept_tokens_and_weights_by_group(log_probs):
-            assert kept is not None  # a truncated distribution always names its tokens
-            mine = torch.where(kept == tokens[rows].unsqueeze(-1), weights, 0.0).sum(-1)
-            distribution[rows] = mine.log() - weights.sum(-1).log()  # log 0: a token that is cut has -inf
+        for rows, kept_tokens, weights in self.group_kept_tokens(log_probs):
+            assert kept_tokens is not None  # a truncated distribution always lists its tokens
+            is_token = kept_tokens == tokens[rows].unsqueeze(-1)
+            token_weights = torch.where(is_token, weights, 0.0).sum(-1)
+            # The log of 0: a cut token has -inf.
+            distribution[rows] = token_weights.log() - weights.sum(-1).log()
         return distribution
 
     def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """(rows,) place of a given token a row, from 1, in the order in which truncation keeps tokens.
+        """Return the rank of a given token a row, from 1, in the order of truncation, (rows,).
 
-        No temperature, top-k or top-p changes this order, and whatever is kept stands before what is not: so a token
-        of rank r has at most 1/r of the mass (formulas.md A4).
+        No temperature, top-k or top-p changes this order, and kept tokens come before cut ones. So
+        a token of rank r has at most 1/r of the mass (formulas.md A4).
         """
-        place = self.ranks_with_ties_first(log_probs, tokens)
+        ranks = self.rank_ties_first(log_probs, tokens)
         log_probs = self._mask_forbidden_tokens(log_probs)
-        own = log_probs.gather(-1, tokens.unsqueeze(-1))
-        ties = ((log_probs == own).count_nonzero(-1) > 1).nonzero().squeeze(-1)
+        token_log_probs = log_probs.gather(-1, tokens.unsqueeze(-1))
+        tied_rows = ((log_probs == token_log_probs).count_nonzero(-1) > 1).nonzero().squeeze(-1)
         ids = torch.arange(log_probs.shape[-1], device=log_probs.device)
-        place[ties] += ((log_probs[ties] == own[ties]) & (ids < tokens[ties].unsqueeze(-1))).count_nonzero(-1)
-        return place
+        is_tie = log_probs[tied_rows] == token_log_probs[tied_rows]
+        comes_first = ids < tokens[tied_rows].unsqueeze(-1)
+        ranks[tied_rows] += (is_tie & comes_first).count_nonzero(-1)
+        return ranks
 
-    def ranks_with_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """(rows,) as `ranks`, of equal tokens the given one first: another decoder may put it before all of them."""
+    def rank_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """Return `ranks` with the given token before all ties, as other decoders may do."""
         log_probs = self._mask_forbidden_tokens(log_probs)
-        return 1 + (log_probs > log_probs.gather(-1, tokens.unsqueeze(-1))).count_nonzero(-1)
+        token_log_probs = log_probs.gather(-1, tokens.unsqueeze(-1))
+        return 1 + (log_probs > token_log_probs).count_nonzero(-1)
 
     def draw(
-        self, log_probs: Tensor, row_of_draw: Tensor, uniforms: Tensor, log_total: Tensor | None = None
+        self,
+        log_probs: Tensor,
+        row_of_draw: Tensor,
+        uniforms: Tensor,
+        log_total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One token a draw, by inverse CDF in the order of token ids.
+        """Draw one token for each draw, by inverse CDF in the order of token ids.
 
-        log_probs: (rows, V), with `log_total` as in `kept_tokens_and_weights_by_group`; row_of_draw: (draws,), which
-        row each draw reads; uniforms: (draws,) float64 in [0, 1).
-        Returns the tokens (draws,) and whether each draw lay within NEAR_BOUNDARY of a CDF boundary (draws,).
+        Args:
+            log_probs: (rows, V), with `log_total` as in `group_kept_tokens`.
+            row_of_draw: (draws,) the row that each draw reads.
+            uniforms: (draws,) float64 in [0, 1).
+
+        Returns:
+            The tokens, (draws,), and whether each draw was within NEAR_BOUNDARY of a CDF boundary,
+            (draws,).
         """
-        drawn = torch.empty_like(row_of_draw)
+        draw_tokens = torch.empty_like(row_of_draw)
         near = torch.zeros_like(row_of_draw, dtype=torch.bool)
-        for rows, tokens, weights in self.kept_tokens_and_weights_by_group(log_probs, log_total):
-            place = torch.full((len(log_probs),), -1, dtype=torch.long, device=rows.device)
-            place[rows] = torch.arange(len(rows), device=rows.device)
-            mine = (place[row_of_draw] >= 0).nonzero().squeeze(-1)
-            if not len(mine):
+        for rows, tokens, weights in self.group_kept_tokens(log_probs, log_total):
+            row_in_group = torch.full((len(log_probs),), -1, dtype=torch.long, device=rows.device)
+            row_in_group[rows] = torch.arange(len(rows), device=rows.device)
+            draws = (row_in_group[row_of_draw] >= 0).nonzero().squeeze(-1)
+            if not len(draws):
                 continue
-            at = place[row_of_draw[mine]]
-            column, near[mine] = draw_token_columns_by_inverse_cdf(weights, at, uniforms[mine])
-            drawn[mine] = column if tokens is None else tokens[at, column]
-        return drawn, near
+            group_rows = row_in_group[row_of_draw[draws]]
+            columns, near[draws] = draw_columns(weights, group_rows, uniforms[draws])
+            draw_tokens[draws] = columns if tokens is None else tokens[group_rows, columns]
+        return draw_tokens, near
 
-    def kept_tokens_and_weights_by_group(
+    def group_kept_tokens(
         self, log_probs: Tensor, log_total: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Groups of rows with the tokens that stay, ascending by id, and their weights (not normalised).
+        """Yield groups of rows with their kept tokens, ascending by id, and weights.
 
-        log_total: (rows,) what exp of each row sums to, as a log, where rows are logits; None: 0.
-        Yields (rows, tokens (len(rows), k) or None for the whole vocabulary, weights (len(rows), k)); cut tokens that
-        pad a group have weight 0. Grouped so that a narrow nucleus pays neither for a sort of the vocabulary nor for a
-        copy of the distribution.
+        Groups spare a narrow nucleus a sort of the vocabulary and a copy of the distribution.
+
+        Args:
+            log_probs: (rows, V) log-probabilities, or logits with `log_total`.
+            log_total: (rows,) log of the sum of exp over each row of logits; None: 0.
+
+        Yields:
+            rows, tokens (len(rows), k) or None for the whole vocabulary, and unnormalised weights
+            (len(rows), k); cut tokens that pad a group have weight 0.
         """
-        left = torch.arange(len(log_probs), device=log_probs.device)
-        vocab_size, distribution = log_probs.shape[-1], self._mask_forbidden_tokens(log_probs)
+        pending = torch.arange(len(log_probs), device=log_probs.device)
+        vocab_size = log_probs.shape[-1]
+        distribution = self._mask_forbidden_tokens(log_probs)
         if self.temperature == 0:
             best = distribution.argmax(-1, keepdim=True)
-            yield left, best, torch.ones_like(best, dtype=torch.float64)
+            yield pending, best, torch.ones_like(best, dtype=torch.float64)
             return
         if not self._truncates(vocab_size):
-            scaled, scaled_total = self._temperature_scaled(log_probs, log_total)
-            yield left, None, (scaled - scaled_total).exp()
+            scaled, scaled_total = self._scale_by_temperature(log_probs, log_total)
+            yield pending, None, (scaled - scaled_total).exp()
             return
         if self.top_p < 1 and not self.top_k and self.temperature <= 1:
-            # The likeliest token fills the nucleus alone where its share does: a temperature below 1 only raises it,
-            # and above one half it ties with no other.
-            best, token = (x.squeeze(-1) for x in top_k_by_blocks(distribution, 1))
-            sure = (best if log_total is None else best - log_total).exp() > max(self.top_p, 0.5)
-            if sure.any():
-                ones = torch.ones(int(sure.sum()), 1, dtype=torch.float64, device=distribution.device)
-                yield left[sure], token[sure].unsqueeze(-1), ones
-                left = left[~sure]
-        scaled_total = self._tempered_log_normaliser(distribution, left, log_total)
-        # Twice top_k: among so many, what ties with the k-th has mostly been seen.
-        for width in (*(n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size), vocab_size):
-            if not len(left):
+            # The likeliest token is the whole nucleus if its share is above p. A temperature below
+            # 1 only raises the share, and above one half no other token ties with it.
+            best, token = (column.squeeze(-1) for column in select_top_k(distribution, 1))
+            log_share = best if log_total is None else best - log_total
+            is_nucleus = log_share.exp() > max(self.top_p, 0.5)
+            if is_nucleus.any():
+                n_rows = int(is_nucleus.sum())
+                ones = torch.ones(n_rows, 1, dtype=torch.float64, device=distribution.device)
+                yield pending[is_nucleus], token[is_nucleus].unsqueeze(-1), ones
+                pending = pending[~is_nucleus]
+        scaled_total = self._compute_log_normaliser(distribution, pending, log_total)
+        # Among twice top_k tokens, mostly all ties with the k-th are included.
+        widths = [n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size]
+        for width in (*widths, vocab_size):
+            if not len(pending):
                 return
-            whole = len(left) == len(distribution)  # then indexing would only copy
-            open_rows, at_once = list[Tensor](), max(1, _SORTED_AT_ONCE // width)
-            for start in range(0, len(left), at_once):
-                some = slice(start, start + at_once)
-                settled, tokens, weights = self._truncate(
-                    distribution[some] if whole else distribution[left[some]], scaled_total[some], width
-                )
-                open_rows.append(~settled)
+            all_pending = len(pending) == len(distribution)  # then indexing would only copy
+            unsettled_parts = list[Tensor]()
+            batch_size = max(1, _SORTED_AT_ONCE // width)
+            for start in range(0, len(pending), batch_size):
+                part = slice(start, start + batch_size)
+                part_rows = distribution[part] if all_pending else distribution[pending[part]]
+                settled, tokens, weights = self._truncate(part_rows, scaled_total[part], width)
+                unsettled_parts.append(~settled)
                 rows = settled.nonzero().squeeze(-1)
                 if len(rows):
-                    yield left[some][rows], tokens[rows], weights[rows]
-            unsettled = torch.cat(open_rows)
-            left, scaled_total = left[unsettled], scaled_total[unsettled]
+                    yield pending[part][rows], tokens[rows], weights[rows]
+            unsettled = torch.cat(unsettled_parts)
+            pending = pending[unsettled]
+            scaled_total = scaled_total[unsettled]
 
     def _mask_forbidden_tokens(self, log_probs: Tensor) -> Tensor:
         if not self.forbidden:
@@ -186,31 +223,51 @@ class Decoding:
         log_probs[:, list(self.forbidden)] = -math.inf
         return log_probs
 
-    def _temperature_scaled(self, log_probs: Tensor, log_total: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """After temperature, before truncation: (rows, V), and (rows, 1), the log of what exp of it sums to."""
+    def _scale_by_temperature(
+        self,
+        log_probs: Tensor,
+        log_total: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rows after temperature, (rows, V), and their log-normalisers, (rows, 1)."""
         distribution = self._mask_forbidden_tokens(log_probs)
         scaled = distribution if self.temperature == 1 else distribution / self.temperature
-        every = torch.arange(len(distribution), device=distribution.device)
-        return scaled, self._tempered_log_normaliser(distribution, every, log_total).unsqueeze(-1)
+        all_rows = torch.arange(len(distribution), device=distribution.device)
+        log_normaliser = self._compute_log_normaliser(distribution, all_rows, log_total)
+        return scaled, log_normaliser.unsqueeze(-1)
 
-    def _tempered_log_normaliser(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
-        """(len(rows),): the log of what exp of these rows of `allowed` sums to after temperature."""
+    def _compute_log_normaliser(
+        self,
+        distribution: Tensor,
+        rows: Tensor,
+        log_total: Tensor | None,
+    ) -> Tensor:
+        """Return the log of the sum of exp over these rows after temperature, (len(rows),)."""
         if self.temperature != 1 or self.forbidden:
-            return log_sum_exp_of_logit_rows(allowed, rows, 1 / self.temperature)
-        return allowed.new_zeros(len(rows)) if log_total is None else log_total[rows]
+            return compute_log_sum_exp(distribution, rows, 1 / self.temperature)
+        return distribution.new_zeros(len(rows)) if log_total is None else log_total[rows]
 
     def _truncates(self, vocab_size: int) -> bool:
         return self.temperature == 0 or self.top_p < 1 or 0 < self.top_k < vocab_size
 
-    def _truncate(self, distribution: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Top-k then top-p among the `width` likeliest tokens of each row, (rows, V) with forbidden ones masked.
+    def _truncate(
+        self,
+        distribution: Tensor,
+        scaled_total: Tensor,
+        width: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply top-k, then top-p, to the `width` likeliest tokens of each row.
 
-        Returns where no more tokens were needed, (rows,), and tokens and weights as `kept_tokens_and_weights_by_group`.
-        scaled_total: (rows,).
+        Args:
+            distribution: (rows, V), forbidden tokens masked.
+            scaled_total: (rows,) log-normalisers after temperature.
+
+        Returns:
+            Whether these tokens were enough, (rows,), and tokens and weights as `group_kept_tokens`
+            yields them.
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:
-            values, tokens = _sort_tied_tokens_by_id(*top_k_by_blocks(distribution, width))
+            values, tokens = _sort_tied_tokens(*select_top_k(distribution, width))
         else:  # a stable sort puts the lower id first among equals
             values, tokens = distribution.sort(dim=-1, descending=True, stable=True)
         values = values / self.temperature
@@ -218,33 +275,39 @@ class Decoding:
         if 0 < self.top_k < vocab_size:
             kth = values[:, self.top_k - 1 : self.top_k]
             weights = torch.where(values >= kth, weights, 0.0)
-            # top_p is of the mass that top-k left, as Hugging Face renormalises between them (formulas.md A4).
-            total, unseen = weights.sum(-1, keepdim=True), weights[:, -1] > 0
+            # top_p is a share of the mass after top-k: Hugging Face renormalises between them
+            # (formulas.md A4).
+            total = weights.sum(-1, keepdim=True)
+            may_have_more_ties = weights[:, -1] > 0
         else:  # the distribution is normalised over the whole vocabulary
-            total, unseen = torch.ones_like(weights[:, :1]), torch.zeros_like(weights[:, 0], dtype=torch.bool)
-        before = weights.cumsum(-1) - weights
-        keep = (weights > 0) & (before < self.top_p * total if self.top_p < 1 else True)
-        keep[:, 0] = True  # whatever rounding says: top_p > 0
+            total = torch.ones_like(weights[:, :1])
+            may_have_more_ties = torch.zeros_like(weights[:, 0], dtype=torch.bool)
+        keep = weights > 0
+        if self.top_p < 1:
+            mass_before = weights.cumsum(-1) - weights
+            keep &= mass_before < self.top_p * total
+        keep[:, 0] = True  # in spite of rounding: top_p > 0
         weights = torch.where(keep, weights, 0.0)
-        last = keep.sum(-1)  # the kept tokens come first
-        edge = values.gather(-1, (last - 1).unsqueeze(-1)).squeeze(-1)
-        # Settled: a token less likely than the last kept one was seen, so all were that tie with it, and ids have
-        # decided between them; under top-k, every token that ties with the k-th was seen too.
-        settled = (values[:, -1] < edge) & ~unseen
+        n_kept = keep.sum(-1)  # the kept tokens come first
+        edge = values.gather(-1, (n_kept - 1).unsqueeze(-1)).squeeze(-1)
+        # A row is settled if it includes a token less likely than the last kept one: then it
+        # includes all ties with that one, and ids have decided among them. Under top-k it must
+        # include all ties with the k-th, too.
+        settled = (values[:, -1] < edge) & ~may_have_more_ties
         if width == vocab_size:
             settled = torch.ones_like(settled)
-        # By id, as draws read the CDF; cut tokens get an id behind all others, and are dropped or pad.
-        order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(last.max())]
+        # Draws read the CDF by id. Cut tokens get an id after all others: dropped, or padding.
+        order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(n_kept.max())]
         return settled, tokens.gather(-1, order), weights.gather(-1, order)
 
 
 @dataclass(frozen=True)
 class Cooling(Decoding):
-    """A distribution that begins hot: the temperature falls in equal steps from `hot` to `temperature` over `steps`
-    tokens.
+    """A decoding whose temperature falls in equal steps from `hot` to `temperature`.
 
-    Carlini et al. 2021, Section 5.1.1: texts begin in many ways, and go on as the model is sure of. Every token has a
-    distribution of its own, so there is none of the whole: `decoding_at_position` says which.
+    It falls over `steps` tokens (Carlini et al. 2021, Section 5.1.1): texts begin diversely and
+    continue with confident tokens. Each position has its own distribution: `get_step_decoding`
+    returns it.
     """
 
     hot: float = 10.0
@@ -253,7 +316,9 @@ class Cooling(Decoding):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.hot) and self.hot > 0 and self.temperature > 0):
-            raise AuditError(f"expected temperatures > 0 to fall, got {self.hot} and {self.temperature}")
+            raise AuditError(
+                f"expected temperatures > 0 to fall, got {self.hot} and {self.temperature}",
+            )
         if self.steps < 1:
             raise AuditError(f"expected steps >= 1 of a falling temperature, got {self.steps}")
 
@@ -265,15 +330,16 @@ class Cooling(Decoding):
         last = str(Decoding(self.temperature, self.top_k, self.top_p, self.forbidden))
         return f"temperature {self.hot:g} falling over {self.steps} tokens, then {last}"
 
-    def decoding_at_position(self, position: int) -> Decoding:
-        left = max(0.0, 1 - position / self.steps)
-        return Decoding(self.temperature + left * (self.hot - self.temperature), self.top_k, self.top_p, self.forbidden)
+    def get_step_decoding(self, position: int) -> Decoding:
+        remaining = max(0.0, 1 - position / self.steps)
+        temperature = self.temperature + remaining * (self.hot - self.temperature)
+        return Decoding(temperature, self.top_k, self.top_p, self.forbidden)
 
-    def kept_tokens_and_weights_by_group(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        raise TypeError("the distribution differs from token to token: ask `decoding_at_position`")
+    def group_kept_tokens(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        raise TypeError("the distribution depends on the position: use `get_step_decoding`")
 
-    def decoded_token_log_probs(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        raise TypeError("the distribution differs from token to token: ask `decoding_at_position`")
+    def score_decoded_tokens(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        raise TypeError("the distribution depends on the position: use `get_step_decoding`")
 
 
 ANCESTRAL = Decoding()
@@ -281,29 +347,34 @@ ANCESTRAL = Decoding()
 GREEDY = Decoding(temperature=0)
 
 
-def top_k_by_blocks(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest values of each row, falling, and their columns: `topk`, of the blocks that can hold them.
+def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest values of each row, descending, and their columns.
 
-    The largest lie in the `count` blocks whose own largest are the largest, and those take one pass that keeps nothing.
+    Equals `topk`, but searches only blocks that can contain these values: the `count` blocks with
+    the largest maxima. The maxima take one pass without temporary memory.
     """
     width = distribution.shape[-1]
-    size = math.isqrt(width // count)  # of a block: as many maxima are looked through as tokens after them
-    if size < 2:
+    # This block size balances the number of maxima and of tokens searched after them.
+    block_size = math.isqrt(width // count)
+    if block_size < 2:
         return distribution.topk(count, dim=-1)
-    blocks = width // size  # block b: columns b, b + blocks, ...; the rest of the columns go on with the first blocks
-    inner, rest = distribution[:, : blocks * size].unflatten(1, (size, blocks)), distribution[:, blocks * size :]
-    most = inner.amax(1)
-    most[:, : rest.shape[1]] = torch.maximum(most[:, : rest.shape[1]], rest)
-    block = most.topk(count, dim=-1, sorted=False).indices
-    steps = torch.arange(0, width, blocks, device=distribution.device)
-    columns = (block.unsqueeze(-1) + steps).flatten(1)
+    # Block b has columns b, b + n_blocks, ...; the remaining columns belong to the first blocks.
+    n_blocks = width // block_size
+    n_regular = n_blocks * block_size
+    remainder = distribution[:, n_regular:]
+    n_remaining = remainder.shape[1]
+    maxima = distribution[:, :n_regular].unflatten(1, (block_size, n_blocks)).amax(1)
+    maxima[:, :n_remaining] = torch.maximum(maxima[:, :n_remaining], remainder)
+    blocks = maxima.topk(count, dim=-1, sorted=False).indices
+    steps = torch.arange(0, width, n_blocks, device=distribution.device)
+    columns = (blocks.unsqueeze(-1) + steps).flatten(1)
     values = distribution.gather(1, columns.clamp(max=width - 1))
-    values, at = torch.where(columns < width, values, -math.inf).topk(count, dim=-1)
-    return values, columns.gather(1, at)
+    values, indices = torch.where(columns < width, values, -math.inf).topk(count, dim=-1)
+    return values, columns.gather(1, indices)
 
 
-def _sort_tied_tokens_by_id(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Falling values and their columns, as a stable sort has them: of equal ones the lower column first.
+def _sort_tied_tokens(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Order descending values and their columns as a stable sort does: lower columns first in ties.
 
     In bfloat16 many logits are equal; without a tie nothing is sorted.
     """
@@ -314,57 +385,64 @@ def _sort_tied_tokens_by_id(values: Tensor, tokens: Tensor) -> tuple[Tensor, Ten
     return values, tokens.gather(1, order)
 
 
-def log_sum_exp_of_logit_rows(distribution: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    """(rows,): log of the sum of exp(scale x) over each row of (rows, V), or over these rows, without a copy of it."""
-    # Entries summed at once: on a CPU as many as leave what is written on the way in a core's own memory.
-    at_once = 2**18 if distribution.device.type == "cpu" else 2**25
-    count, step = len(distribution) if rows is None else len(rows), max(1, at_once // distribution.shape[-1])
-    whole, total = count == len(distribution), distribution.new_empty(count)
-    room = distribution.new_empty(min(step, count), distribution.shape[-1])
-    for start in range(0, count, step):
-        here = slice(start, start + step)
-        some = distribution[here] if whole or rows is None else distribution[rows[here]]
-        most = some.amax(-1, keepdim=True)
-        shifted = torch.sub(some, most, out=room[: len(some)])  # no fresh pages each time; torch has no gradient of it
+def compute_log_sum_exp(
+    distribution: Tensor,
+    rows: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """Return the log of the sum of exp(scale x) over each row of (rows, V), (rows,).
+
+    rows: sum only over these rows, without a copy of `distribution`.
+    """
+    # On a CPU, the buffer of this many entries stays in a core's own cache.
+    max_entries = 2**18 if distribution.device.type == "cpu" else 2**25
+    vocab_size = distribution.shape[-1]
+    n_rows = len(distribution) if rows is None else len(rows)
+    all_rows = rows is None or n_rows == len(distribution)
+    step = max(1, max_entries // vocab_size)
+    total = distribution.new_empty(n_rows)
+    buffer = distribution.new_empty(min(step, n_rows), vocab_size)
+    for start in range(0, n_rows, step):
+        part = slice(start, start + step)
+        part_rows = distribution[part] if all_rows else distribution[rows[part]]
+        largest = part_rows.amax(-1, keepdim=True)
+        # The buffer avoids fresh pages in each pass; torch has no gradient through it.
+        shifted = torch.sub(part_rows, largest, out=buffer[: len(part_rows)])
         if scale != 1:
             shifted *= scale
-        total[here] = shifted.exp_().sum(-1).log_() + scale * most.squeeze(-1)
+        total[part] = shifted.exp_().sum(-1).log_() + scale * largest.squeeze(-1)
     return total
 
 
-def draw_token_columns_by_inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The column whose CDF interval holds the uniform, one searchsorted for all draws.
+def draw_columns(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the column whose CDF interval contains the uniform of each draw, (draws,).
 
-    weights: (rows, k) >= 0; row_of_draw, uniforms (float64): (draws,). Returns columns and nearness to a boundary.
+    Uses a single searchsorted for all draws. Also returns whether each draw was near a boundary.
+
+    Args:
+        weights: (rows, k) >= 0.
+        row_of_draw: (draws,).
+        uniforms: (draws,) float64.
     """
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[row_of_draw, -1]
-    # Rounding must not push a uniform to the total: behind the last token that has weight there is nothing to draw.
+    # Rounding must not move a uniform to the total: after the last token with weight there is
+    # nothing to draw.
     values = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    # Draws of one row side by side, (rows, most draws of a row), as a batched searchsorted wants them.
+    # A batched searchsorted needs the draws of a row in one row, (rows, most draws of a row).
     order = torch.argsort(row_of_draw, stable=True)
     counts = torch.bincount(row_of_draw, minlength=len(cdf))
+    row_starts = counts.cumsum(0) - counts
     rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[row_of_draw[order]]
+    rank[order] = torch.arange(len(order), device=order.device) - row_starts[row_of_draw[order]]
     table = values.new_zeros(len(cdf), int(counts.max()))
     table[row_of_draw, rank] = values
-    # right: a uniform on a boundary is of the token above it, so that tokens of weight 0 are never drawn.
+    # right: a uniform on a boundary draws the token above it, so that tokens of weight 0 are never
+    # drawn.
     column = torch.searchsorted(cdf, table, right=True)[row_of_draw, rank]
     high = cdf[row_of_draw, column]
     low = torch.where(column > 0, cdf[row_of_draw, (column - 1).clamp(min=0)], 0.0)
-    scale = NEAR_BOUNDARY * total
-    near = ((values - low < scale) & (low > 0)) | ((high - values < scale) & (high < total))
-    return column, near
-
-
-def index_batches_of_equal_shape(
-    lengths: Sequence[tuple[int, int]], batch_size: int | None = None
-) -> Iterator[list[int]]:
-    """Indices in batches of equal (prefix, suffix) length, so that no batch needs padding; None: all of one at once."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for index, shape in enumerate(lengths):
-        groups.setdefault(shape, []).append(index)
-    for members in groups.values():
-        step = batch_size or len(members)
-        for start in range(0, len(members), step):
-            yield members[start : start + step]
+    margin = NEAR_BOUNDARY * total
+    near_low = (values - low < margin) & (low > 0)
+    near_high = (high - values < margin) & (high < total)
+    return column, near_low | near_high

@@ -1,6 +1,6 @@
-"""A public model and the private members beside it, asked together or one member at a time.
+"""Query a public model and its private members, together or one member at a time.
 
-Part 0 is the public model, parts 1..N are the members. Knows nothing of privacy.
+Part 0 is the public model, parts 1..N are the members. This module knows nothing of privacy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
+from auditor.models.rows import Rows
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.models.wrapping import WrappingRows
 
@@ -22,58 +23,93 @@ class Ensemble(ABC):
 
     public: LanguageModel
     size: int
-    unit: str = ""  # what lies whole in one shard: "record", "user"; "": it does not say
-    shards: Sequence[Collection[str] | None] | None = None  # names of each member's records; None: it does not say
+    unit: str = ""  # all of a unit is in one shard: "record", "user"; "": unknown
+    # Names of each member's records; None: unknown.
+    shards: Sequence[Collection[str] | None] | None = None
 
-    def shard_overlap_counts(self) -> dict[str, int]:
-        """`shared_records`: how many records more than one shard has; `unlisted_shards`: members that do not say."""
+    def count_shard_overlaps(self) -> dict[str, int]:
+        """Count `shared_records`, in several shards, and `unlisted_shards`, of unknown records."""
         shards = self.shards or [None] * self.size
-        seen = Counter(record for shard in shards if shard is not None for record in set(shard))
-        shared = sum(count > 1 for count in seen.values())
-        return {"shared_records": shared, "unlisted_shards": sum(shard is None for shard in shards)}
+        n_shards_by_record = Counter[str]()
+        for shard in shards:
+            n_shards_by_record.update(set(shard or ()))
+        n_shared = sum(n_shards > 1 for n_shards in n_shards_by_record.values())
+        n_unlisted = sum(shard is None for shard in shards)
+        return {"shared_records": n_shared, "unlisted_shards": n_unlisted}
 
     @abstractmethod
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        """Rows whose `log_probs` are those of every part, (rows, 1 + size, V)."""
+        """Return rows whose `log_probs` are those of every part, (rows, 1 + size, V)."""
 
     @abstractmethod
-    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """(B, last, V): context b answered by part[b] alone (0: public). Differentiable in `prompt`."""
+    def log_probs(
+        self,
+        contexts: Tensor,
+        part: Tensor,
+        last: int,
+        *,
+        prompt: Tensor | None = None,
+    ) -> Tensor:
+        """Return the log-probabilities of context b by part[b] only (0: public), (B, last, V).
 
-    def distributions(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        """(B, last, parts, V): every context answered by each of these parts. Differentiable in `prompt`."""
+        Differentiable in `prompt`.
+        """
+
+    def distributions(
+        self,
+        contexts: Tensor,
+        parts: Tensor,
+        last: int,
+        *,
+        prompt: Tensor | None = None,
+    ) -> Tensor:
+        """Return the log-probabilities of every context by each of these parts.
+
+        Returns (B, last, parts, V), differentiable in `prompt`.
+        """
         contexts = contexts.to(self.public.device)
         part = parts.repeat_interleave(len(contexts))
         distributions = self.log_probs(contexts.repeat(len(parts), 1), part, last, prompt=prompt)
         # (parts x B, last, V), a block of contexts for each part -> (B, last, parts, V)
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
-    def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
-        """The members behind rows that start as `prefixes` (B, n) and grow by `length` tokens, asked one at a time."""
+    def start_member_rows(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+    ) -> EnsembleMemberRows:
+        """Return rows that start as `prefixes` (B, n) and query members one at a time.
+
+        length: the number of tokens by which they may grow.
+        """
         return EnsembleMemberRows(self, prefixes, prompt)
 
 
 class EnsembleMemberRows:
-    """Members behind decoding rows, few of which are asked at any token: each reads the whole row when asked."""
+    """Decoding rows for which few members are queried at a token: each reads the whole row."""
 
     def __init__(self, ensemble: Ensemble, prefixes: Tensor, prompt: Tensor | None) -> None:
-        self.ensemble, self.tokens, self.prompt = ensemble, prefixes, prompt
+        self.ensemble = ensemble
+        self.tokens = prefixes
+        self.prompt = prompt
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """As `Rows.advance`."""
+        """Advance as `Rows.advance` does."""
         self.tokens = torch.cat([self.tokens[parents], tokens.unsqueeze(-1)], dim=1)
 
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
-        """(pairs, V) nats: the next-token distribution of row[i] by part[i]."""
+        """Return the next-token distribution of row[i] by part[i], (pairs, V) nats."""
         return self.ensemble.log_probs(self.tokens[row], part, 1, prompt=self.prompt)[:, 0]
 
 
 class ModelEnsemble(Ensemble):
-    """Members that are models of their own: any kind, one forward each."""
+    """Members that are independent models of any kind, with one forward pass each."""
 
     def __init__(self, public: LanguageModel, members: Sequence[LanguageModel]) -> None:
         for member in members:
@@ -85,21 +121,30 @@ class ModelEnsemble(Ensemble):
         self.size = len(members)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        return _SynchronisedRows([part.start(prefixes, length, prompt=prompt) for part in self.parts])
+        return _SynchronisedRows(
+            [part.start(prefixes, length, prompt=prompt) for part in self.parts],
+        )
 
-    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        # One forward of each part that is asked, its contexts side by side.
+    def log_probs(
+        self,
+        contexts: Tensor,
+        part: Tensor,
+        last: int,
+        *,
+        prompt: Tensor | None = None,
+    ) -> Tensor:
+        # One forward pass of each part, with all its contexts.
         order = torch.argsort(part, stable=True)
         parts, counts = torch.unique_consecutive(part[order], return_counts=True)
         chunks = contexts[order].split(counts.tolist())
-        distributions = [
-            self.parts[int(p)].log_probs(chunk, last, prompt=prompt) for p, chunk in zip(parts, chunks, strict=True)
-        ]
+        distributions = []
+        for index, chunk in zip(parts.tolist(), chunks, strict=True):
+            distributions.append(self.parts[index].log_probs(chunk, last, prompt=prompt))
         return torch.cat(distributions)[torch.argsort(order)]  # argsort inverts a permutation
 
 
 class _SynchronisedRows(Rows):
-    """Rows of several models that always split alike."""
+    """Rows of several models that always split in the same way."""
 
     def __init__(self, rows: list[Rows]) -> None:
         self.rows = rows
@@ -116,26 +161,43 @@ class _SynchronisedRows(Rows):
 
 
 class PermutedEnsemble(Ensemble):
-    """The members of an ensemble in other places: part i is answered by that ensemble's part places[i].
+    """An ensemble with its members permuted: part i is the inner ensemble's part places[i].
 
-    A member without its private data has place 0, one that is replaced has the place of its stand-in, and an absent one
-    has no entry.
+    A member without its private data has place 0, a replaced member has the place of its
+    replacement, and an absent member has no entry.
     """
 
-    def __init__(self, held: Ensemble, places: Sequence[int]) -> None:
-        self.held, self.public, self.size, self.unit = held, held.public, len(places) - 1, held.unit
-        self.places = torch.tensor(places, device=held.public.device)
-        if held.shards is not None:
-            self.shards = [held.shards[place - 1] if place else () for place in places[1:]]
+    def __init__(self, inner: Ensemble, places: Sequence[int]) -> None:
+        self.inner = inner
+        self.public = inner.public
+        self.size = len(places) - 1
+        self.unit = inner.unit
+        self.places = torch.tensor(places, device=inner.public.device)
+        if inner.shards is not None:
+            self.shards = [inner.shards[place - 1] if place else () for place in places[1:]]
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        return _PermutedRows(self.held.start(prefixes, length, prompt=prompt), self.places)
+        return _PermutedRows(self.inner.start(prefixes, length, prompt=prompt), self.places)
 
-    def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.held.log_probs(contexts, self.places[part], last, prompt=prompt)
+    def log_probs(
+        self,
+        contexts: Tensor,
+        part: Tensor,
+        last: int,
+        *,
+        prompt: Tensor | None = None,
+    ) -> Tensor:
+        return self.inner.log_probs(contexts, self.places[part], last, prompt=prompt)
 
-    def start_member_rows(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> EnsembleMemberRows:
-        return _PermutedMemberRows(self, self.held.start_member_rows(prefixes, length, prompt=prompt))
+    def start_member_rows(
+        self,
+        prefixes: Tensor,
+        length: int,
+        *,
+        prompt: Tensor | None = None,
+    ) -> EnsembleMemberRows:
+        member_rows = self.inner.start_member_rows(prefixes, length, prompt=prompt)
+        return _PermutedMemberRows(self, member_rows)
 
 
 class _PermutedRows(WrappingRows):
@@ -150,7 +212,8 @@ class _PermutedRows(WrappingRows):
 class _PermutedMemberRows(EnsembleMemberRows):
     def __init__(self, ensemble: PermutedEnsemble, members: EnsembleMemberRows) -> None:
         super().__init__(ensemble, members.tokens, members.prompt)
-        self.places, self.members = ensemble.places, members
+        self.places = ensemble.places
+        self.members = members
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.members.advance(parents, tokens)

@@ -19,13 +19,14 @@ from transformers.cache_utils import Cache
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.activation import ActivatedTexts, Activation, Offsets
-from auditor.models.base import LanguageModel, Rows, max_logits_at_once, refuse_nan_logits
+from auditor.models.base import LanguageModel, check_logits_finite, get_max_logits
 from auditor.models.caches import Dimensions, NativeCache, find_cache_batch_dimensions
-from auditor.models.configuration import end_of_text_tokens, max_positions, model_input_device, unwrap_peft
-from auditor.models.decoding import Decoding, log_sum_exp_of_logit_rows
+from auditor.models.configuration import get_input_device, list_end_tokens, max_positions, unwrap_peft
+from auditor.models.decoding import Decoding, compute_log_sum_exp
 from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
+from auditor.models.rows import Rows
 from auditor.models.shared_prefix import SharedPrefixCache
 from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
 from auditor.models.weights import digest_weights
@@ -84,13 +85,13 @@ class HuggingFaceRows(Rows):
     ) -> Tensor:
         """(sequences, width, V): the logits behind tokens (sequences, n)."""
         if cache is None:
-            self._offsets = self.model.activation.offsets_of(tokens)
+            self._offsets = self.model.activation.compute_offsets(tokens)
         return self._next_logits_of_input(self.model.input_behind_soft_prompt(tokens, prompt), cache)
 
     def _next_logits_of_input(self, read: Tensor, cache: Cache | NativeCache | None) -> Tensor:
         """As `_next_logits_of_tokens`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
         self._total = None
-        with self.model.activation.reading_with(self._offsets):
+        with self.model.activation.apply_offsets(self._offsets):
             logits = self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)
         return logits[:, 0].unflatten(0, (-1, self.width))
 
@@ -126,7 +127,7 @@ class HuggingFaceRows(Rows):
 
     def _log_normalisers(self) -> Tensor:
         if self._total is None:
-            self._total = log_sum_exp_of_logit_rows(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
+            self._total = compute_log_sum_exp(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
         return self._total
 
 
@@ -137,7 +138,7 @@ class SlotRows(HuggingFaceRows):
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
         self.texts, self.prompt = ActivatedTexts(self.model.activation, prefixes, length), prompt
-        self._offsets = self.model.activation.offsets_of(prefixes)
+        self._offsets = self.model.activation.compute_offsets(prefixes)
         alone = self.forward == self.model.logits_of_input  # not `is`: a bound method is made anew each time
         before = self.model.cached_prefix_logits_and_layers(prefixes, total) if alone and prompt is None else None
         if before is not None:
@@ -190,7 +191,7 @@ class SlotRows(HuggingFaceRows):
             self.cache.empty[slots] = empty
         self.slots = slots
         if self.model.activation:
-            self._offsets = self.texts.offsets_by_slot(slots)
+            self._offsets = self.texts.compute_slot_offsets(slots)
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
         self._logits = self._next_logits_of_tokens(in_slots.unsqueeze(-1), None, self.cache)
@@ -220,7 +221,7 @@ class RecomputedRows(HuggingFaceRows):
     def _recompute_row_logits(self) -> None:
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
-        step = max(1, max_logits_at_once(self.model.device) // (positions * self.width * self.model.vocab_size))
+        step = max(1, get_max_logits(self.model.device) // (positions * self.width * self.model.vocab_size))
         asked = BatchSizeLimit(step).run_pieces_within_memory(
             len(self.tokens), lambda some: self._next_logits_of_tokens(self.tokens[some], self.prompt, None)
         )
@@ -259,9 +260,9 @@ class HuggingFaceModel(LanguageModel):
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
         self.max_positions = max_positions(model)
-        self.eos = end_of_text_tokens(model, config)
+        self.eos = list_end_tokens(model, config)
         self.embedding = model.get_input_embeddings()
-        self.device = model_input_device(model, self.embedding)
+        self.device = get_input_device(model, self.embedding)
         head = model.get_output_embeddings()
         # The hook stays on the model, which may be wrapped more than once.
         if head is not None and make_head_input_contiguous not in head._forward_pre_hooks.values():
@@ -423,7 +424,7 @@ class HuggingFaceModel(LanguageModel):
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
             # use_cache: where it is not said, models make a cache of their own for every call.
-            extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
+            extra |= {self._cache_name: own.state if own else cache, "use_cache": cache is not None}
         if self.activation.offsets is not None:
             extra["alora_offsets"] = self.activation.offsets
         if isinstance(cache, PaddedCache):
@@ -434,9 +435,9 @@ class HuggingFaceModel(LanguageModel):
         with Float32SingleQueryAttention() if read.shape[1] == 1 and self._in_few_bits else nullcontext():
             output = self.model(**{name: read}, **extra)
         if own:
-            own.held = getattr(output, self._cache_name or "past_key_values", None)
+            own.state = getattr(output, self._cache_name or "past_key_values", None)
         logits: Tensor = output.logits[:, -last:].float()
-        refuse_nan_logits(logits, self.name)
+        check_logits_finite(logits, self.name)
         return logits
 
 

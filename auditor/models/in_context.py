@@ -14,8 +14,9 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
+from auditor.models.rows import Rows
 
 
 @dataclass(frozen=True)

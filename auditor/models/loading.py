@@ -19,7 +19,7 @@ from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models import self_check
-from auditor.models.adapters import load_adapter_onto_base, resize_embeddings_for_adapter
+from auditor.models.adapters import attach_adapter, resize_embeddings_for_adapter
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.precision import DTYPES
 from auditor.models.weights import FORMATS, options_with_auto_dtype_resolved, read_weights
@@ -59,7 +59,7 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
             ):
                 read = read_weights("causal", base, options_with_auto_dtype_resolved(base, below))
             resize_embeddings_for_adapter(read.model, Path(name))
-            return load_adapter_onto_base(read.model, name), read.notes
+            return attach_adapter(read.model, name), read.notes
 
         model, notes = load_with_adapter()
         tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(base, below)

@@ -19,12 +19,12 @@ from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError, wrap_library_errors
-from auditor.models.adapters import load_adapter_onto_base
-from auditor.models.base import Rows
+from auditor.models.adapters import attach_adapter
 from auditor.models.caches import NativeCache
-from auditor.models.configuration import devices_of_split_model
+from auditor.models.configuration import list_split_devices
 from auditor.models.ensemble import Ensemble, EnsembleMemberRows
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.rows import Rows
 from auditor.models.shards import (
     ENSEMBLE,
     WHOLE,
@@ -251,7 +251,7 @@ def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Mixed
     updates = list[dict[str, tuple[Tensor, Tensor]]]()
     for index, path in enumerate(adapters):
         name = f"member{index}"  # not digits alone: PEFT looks for it in names of layers
-        peft = load_adapter_onto_base(base, str(path), name, onto=peft)
+        peft = attach_adapter(base, str(path), name, onto=peft)
         if updates:  # PEFT walks all that it holds for each adapter more
             peft.set_adapter(name)
             peft.delete_adapter(f"member{index - 1}")
@@ -327,7 +327,7 @@ def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceM
 def model_with_adapter(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """The public model with one adapter on it, over the same weights."""
     _require_single_device(public)
-    adapted = load_adapter_onto_base(copy_sharing_weights(public.model), str(adapter))
+    adapted = attach_adapter(copy_sharing_weights(public.model), str(adapter))
     return _model_served_like(public, adapted, f"{public.name} with one adapter")
 
 
@@ -339,7 +339,7 @@ def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> Huggi
 
 def _require_single_device(public: HuggingFaceModel) -> None:
     """Refuses to put adapters beside a model whose parts lie in several places. Raises AuditError."""
-    if places := devices_of_split_model(public.model):
+    if places := list_split_devices(public.model):
         raise AuditError(
             f"expected the public model of an ensemble in one place, got one that --device-map put on "
             f"{', '.join(places)}: its members are asked in one batch"

@@ -16,9 +16,9 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.base import refuse_nan_logits
+from auditor.models.base import check_logits_finite
 from auditor.models.configuration import max_positions
-from auditor.models.consistency import SEED, largest_rms_log_prob_distance
+from auditor.models.consistency import SEED, compute_largest_distance
 from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translating_model_load_errors
 from auditor.models.self_check import AT_LOAD
 from auditor.models.self_check_facts import rounding_tolerance, text_lengths_to_test
@@ -77,7 +77,7 @@ class HuggingFaceMaskedModel(MaskedModel):
         logits = self.model(**read).logits
         wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
         hidden = logits.gather(1, wanted).float()
-        refuse_nan_logits(hidden, self.name)
+        check_logits_finite(hidden, self.name)
         return hidden.log_softmax(-1)
 
 
@@ -103,10 +103,10 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
         texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
         distribution = model.log_probs(texts, gap)
         rounding = rounding_tolerance(model.model, distribution)
-        far = largest_rms_log_prob_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
+        far = compute_largest_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if far > rounding:
             raise AuditError(f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for again alone")
-        if largest_rms_log_prob_distance(distribution[1], distribution[0]) <= rounding:
+        if compute_largest_distance(distribution[1], distribution[0]) <= rounding:
             raise AuditError(f"{kind} does not change with what comes after it")
 
 

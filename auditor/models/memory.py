@@ -1,6 +1,6 @@
-"""How much is asked at once, by the memory that is free; halved wherever that turns out to be too much all the same.
+"""Choose batch sizes by free memory, and halve a size that does not fit after all.
 
-Nothing but time depends on it: no result does. Knows no model.
+Batch sizes change only the time, never a result. This module handles no model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -21,88 +21,130 @@ from auditor.core.errors import is_onednn_memory_error, is_out_of_memory
 
 T = TypeVar("T")
 
-# Of what is free: the rest is for activations, for distributions in more precision, and for rows while they move to
-# more room.
+# The share of free memory: the rest is for activations, for distributions in more precision, and
+# for rows during a move to a larger buffer.
 _SHARE = 4
 
 
 def decoding_memory_budget(device: torch.device, most: int) -> int:
-    """Bytes that decoding rows may take at once: a quarter of the free memory; on a CPU at most `most`.
+    """Return the bytes that decoding rows may use: a quarter of the free memory.
 
-    most: the size beyond which a CPU gets no faster. An accelerator keeps getting faster with larger batches.
+    most: the limit on a CPU, beyond which it gets no faster. An accelerator keeps getting faster
+    with larger batches.
     """
     share = available_device_memory_bytes(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
 def available_device_memory_bytes(device: torch.device) -> int:
-    """Bytes that this process could still take: of the accelerator, or of the machine within the limits set to it."""
+    """Return the bytes still available to this process on its accelerator or machine.
+
+    Respects limits set for the process.
+    """
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and in no use
-        return torch.cuda.mem_get_info(device)[0] + kept
+        # Reserved by this process, but unused.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return machine_memory.free_machine_memory_bytes()
 
 
 def release_unused_memory() -> None:
-    """Returns to the system, and to the accelerator, what nothing here holds any more.
+    """Return unused memory to the system and the accelerator.
 
-    glibc keeps freed memory for its next `malloc`; kernels that oneDNN compiles map pages past it, and find none left.
+    glibc keeps freed memory for its next `malloc`; kernels that oneDNN compiles map their own pages
+    and find none free.
     """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # musl has none
-        trim(0)
+    if sys.platform == "linux":
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if malloc_trim:  # musl has none
+            malloc_trim(0)
 
 
 def wrap_work_in_new_thread(work: Callable[[int], T]) -> Callable[[int], T]:
-    """`work` in a thread of its own, with this one's context and gradients.
+    """Run `work` in a new thread with this thread's context and gradient mode.
 
-    Where oneDNN once found no page to compile a kernel into, it compiles none in that thread ever again.
+    After oneDNN once failed to find a page for a kernel, it compiles none in that thread again.
     """
-    # As a decorator: a thread begins with gradients on. Making it sets the mode here, too, to what it is already.
-    context, same = copy_context(), torch.set_grad_enabled(torch.is_grad_enabled())
+    context = copy_context()
+    # A decorator, because a thread begins with gradients on. Its construction also sets the mode of
+    # this thread, to its current value.
+    set_same_mode = torch.set_grad_enabled(torch.is_grad_enabled())
 
-    def run(size: int) -> T:
+    def run_work(size: int) -> T:
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(context.run, same(work), size).result()
+            return thread.submit(context.run, set_same_mode(work), size).result()
 
-    return run
+    return run_work
 
 
 @dataclass
 class BatchSizeLimit:
-    """How many of something are asked at once: halved wherever memory does not hold them, and then kept so."""
+    """A batch size, halved for good whenever a batch does not fit into memory."""
 
     size: int
     least: int = 1
 
     def run_within_memory(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
-        """The size that memory held, no more than `most`, and `work(size)`.
+        """Return a size that fits into memory, at most `most`, and `work(size)`.
 
-        Raises what `work` raises, and that of memory that holds not even `least`.
+        Raises the errors of `work`, including out of memory at size `least`.
         """
-        asked = self.size if most is None else min(self.size, most)
-        run, apart = work, False
+        size = self.size if most is None else min(self.size, most)
+        run_work = work
+        in_new_thread = False
         while True:
             try:
-                return asked, run(asked)
+                return size, run_work(size)
             except (RuntimeError, MemoryError) as error:
-                move = not apart and is_onednn_memory_error(error)
-                if not is_out_of_memory(error) or (asked <= self.least and not move):
+                needs_new_thread = not in_new_thread and is_onednn_memory_error(error)
+                can_retry = size > self.least or needs_new_thread
+                if not is_out_of_memory(error) or not can_retry:
                     raise
-            # Behind the block: until it is left, the error holds on to what was made on the way to it.
+            # After the block: inside it, the error keeps the tensors of its frames alive.
             release_unused_memory()
-            self.size = asked = max(self.least, asked // 2)
-            if move:
-                run, apart = wrap_work_in_new_thread(work), True
+            size = max(self.least, size // 2)
+            self.size = size
+            if needs_new_thread:
+                run_work = wrap_work_in_new_thread(work)
+                in_new_thread = True
 
-    def run_pieces_within_memory(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-        """`work` on slices of 0..count, `size` long at most: each with its result. Raises as `run_within_memory`."""
+    def run_pieces_within_memory(
+        self,
+        count: int,
+        work: Callable[[slice], T],
+    ) -> Iterator[tuple[slice, T]]:
+        """Yield slices of 0..count, at most `size` long, each with the result of `work`.
+
+        Raises as `run_within_memory`.
+        """
         start = 0
         while start < count:
-            held, result = self.run_within_memory(lambda n, start=start: work(slice(start, start + n)), count - start)  # type: ignore[misc]
-            yield slice(start, start + held), result
-            start += held
+
+            def run_piece(size: int, first: int = start) -> T:
+                return work(slice(first, first + size))
+
+            size, result = self.run_within_memory(run_piece, count - start)
+            yield slice(start, start + size), result
+            start += size
+
+
+def group_equal_shapes(
+    lengths: Sequence[tuple[int, int]],
+    batch_size: int | None = None,
+) -> Iterator[list[int]]:
+    """Yield indices in batches of equal (prefix, suffix) length, which need no padding.
+
+    batch_size: None for all indices of a shape in one batch.
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, shape in enumerate(lengths):
+        groups.setdefault(shape, []).append(index)
+    for indices in groups.values():
+        step = batch_size or len(indices)
+        for start in range(0, len(indices), step):
+            yield indices[start : start + step]

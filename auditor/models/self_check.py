@@ -23,10 +23,10 @@ from torch import Tensor
 from auditor.core import disk
 from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
 from auditor.core.jsonable import read_json_object
-from auditor.models.base import refuse_nan_logits
-from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, largest_rms_log_prob_distance
-from auditor.models.decoding import index_batches_of_equal_shape
+from auditor.models.base import check_logits_finite
+from auditor.models.consistency import SEED, STEPS, collect_row_log_probs, compute_largest_distance
 from auditor.models.huggingface import HuggingFaceModel, Served
+from auditor.models.memory import group_equal_shapes
 from auditor.models.self_check_facts import (
     Records,
     choose_records_to_compare,
@@ -181,13 +181,13 @@ class _SelfCheckTrial:
         self.twins = torch.cat([texts[:1, : self.short]] * 2)
         self.twins[1, -1] = ordinary[ordinary != texts[0, self.short - 1].cpu()][0]
         logits = model.model(input_ids=self.twins).logits[:, -self.short :].float()
-        refuse_nan_logits(logits, model.name)
+        check_logits_finite(logits, model.name)
         self.own = logits.log_softmax(-1)
         self.tolerance = rounding_tolerance(model.model, logits)
 
     def is_same_distribution(self, found: Tensor, truth: Tensor) -> bool:
         """Whether two distributions (..., V) are one but for rounding."""
-        return largest_rms_log_prob_distance(found, truth) <= self.tolerance
+        return compute_largest_distance(found, truth) <= self.tolerance
 
     def check_causality(self) -> None:
         """Raises AuditError unless earlier tokens change a distribution, and later ones, or their presence, do not."""
@@ -200,9 +200,7 @@ class _SelfCheckTrial:
         at = self.short - 2
         alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]
         if not self.is_same_distribution(first, second) or not self.is_same_distribution(alone, self.own[0, at - 1]):
-            far = max(
-                largest_rms_log_prob_distance(first, second), largest_rms_log_prob_distance(alone, self.own[0, at - 1])
-            )
+            far = max(compute_largest_distance(first, second), compute_largest_distance(alone, self.own[0, at - 1]))
             raise AuditError(
                 f"expected a causal LM, got {self.model.name!r} ({self.model.model.config.model_type}), whose "
                 f"distribution of a token changes by {far:.2g} nats with what comes after it"
@@ -308,7 +306,7 @@ class _SelfCheckTrial:
             contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
         # After the last step only: what went wrong before is in the keys that it reads.
         found = rows.log_probs()
-        for alike in index_batches_of_equal_shape([(len(context), 0) for context in contexts]):
+        for alike in group_equal_shapes([(len(context), 0) for context in contexts]):
             anew = self.model.log_probs(torch.tensor([contexts[i] for i in alike]), 1)[:, 0]
             if not self.is_same_distribution(found[alike], anew):
                 return False
@@ -362,7 +360,7 @@ class _SelfCheckTrial:
             prompt = self.model.embedding(self.texts[0, :2])
         steps = STEPS[: self.room - begin - (2 if soft else 0)]
         rows = self.model.start_rows_as_served(self.texts[:, :begin], len(steps), prompt)
-        found, contexts = advance_collecting_log_probs(rows, self.texts, begin, steps)
+        found, contexts = collect_row_log_probs(rows, self.texts, begin, steps)
         return self.is_same_distribution(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
 
     def _rows_follow_invocations(self) -> bool:

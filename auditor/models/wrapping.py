@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
+from auditor.models.rows import Rows
 
 _SAME = (
     *("name", "family", "vocab_size", "max_positions", "eos", "device"),

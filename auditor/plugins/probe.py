@@ -17,8 +17,8 @@ from torch import Tensor
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.base import LanguageModel
-from auditor.models.decoding import Decoding, index_batches_of_equal_shape
-from auditor.models.memory import BatchSizeLimit
+from auditor.models.decoding import Decoding
+from auditor.models.memory import BatchSizeLimit, group_equal_shapes
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import mean_probability, subtract_nonmember_mean
@@ -143,7 +143,7 @@ def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: L
     """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
     # One limit for all shapes: a size that was too large for one is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
-    for indices in index_batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for indices in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets]):
         # The default binds these indices: a plain closure would read those of a later turn of the loop.
         def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:
             batch = [secrets[i] for i in alike[some]]

@@ -26,8 +26,8 @@ from auditor.generation.sample import (
 from auditor.generation.search import beam_search, find_suffixes_above_threshold
 from auditor.generation.shared_candidates import CandidatesOnDisk
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.models.decoding import ANCESTRAL, Decoding, index_batches_of_equal_shape
-from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
+from auditor.models.decoding import ANCESTRAL, Decoding
+from auditor.models.memory import BatchSizeLimit, decoding_memory_budget, group_equal_shapes
 from auditor.models.references import ReferenceModels
 from auditor.plugins.defense import largest_lot_token_count
 from auditor.privacy.gradient_canaries import GradientCanaries
@@ -199,7 +199,7 @@ class View:
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
         rows = BatchSizeLimit(self._max_decoding_rows_in_memory(queries, prompt_rows))
         at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
-        batched = index_batches_of_equal_shape
+        batched = group_equal_shapes
         if sampling.search == "sample":
             batched = partial(batch_sampling_by_length, self.target, samples=sampling.samples)
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
@@ -216,7 +216,7 @@ class View:
 
             for some, _ in at_once.run_pieces_within_memory(len(asked), find):
                 # A sampling batch may hold several lengths; attacks are handed one shape at a time.
-                for alike in index_batches_of_equal_shape([(len(query.prefix), query.length) for query in asked[some]]):
+                for alike in group_equal_shapes([(len(query.prefix), query.length) for query in asked[some]]):
                     yield [(asked[some][i], done[asked[some][i].id]) for i in alike]
 
     def prefix_batch_size(self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0) -> int:
@@ -301,9 +301,7 @@ def _nll_of_lone_suffixes(
     found: dict[tuple[Tokens, Tokens], float] = {}
     # A last token is predicted and never read.
     model.read_ahead([(prefix + suffix)[:-1] for prefix, suffix in pairs], [len(suffix) for _, suffix in pairs])
-    for indices in index_batches_of_equal_shape(
-        [(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE
-    ):
+    for indices in group_equal_shapes([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
         prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
         with torch.no_grad():
             scores = model.token_log_probs(prefixes, suffixes)
@@ -318,7 +316,7 @@ def _nll_of_shared_prefix_suffixes(
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
     # By the prefix alone: `suffix_log_probs` takes suffixes of several lengths.
-    for indices in index_batches_of_equal_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
+    for indices in group_equal_shapes([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from auditor.core.errors import AuditError, NotApplicable, wrap_library_errors
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models import consistency
-from auditor.models.base import LanguageModel, refuse_nan_logits
+from auditor.models.base import LanguageModel, check_logits_finite
 from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, RequestedModel
 
@@ -53,7 +53,7 @@ class LlamaModel(LanguageModel):
         found = torch.empty(len(texts), last, self.vocab_size)
         for i in sorted(range(len(texts)), key=texts.__getitem__):
             found[i] = torch.from_numpy(np.stack(list(self._logits(texts[i], last))))
-        refuse_nan_logits(found, self.name)
+        check_logits_finite(found, self.name)
         return found.log_softmax(-1)
 
     def _logits(self, text: list[int], last: int) -> Iterator[np.ndarray[Any, Any]]:

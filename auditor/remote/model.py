@@ -16,9 +16,10 @@ from torch import Tensor
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.core.result import Doubt
-from auditor.models.base import Completions, LanguageModel
+from auditor.models.base import LanguageModel
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.partial_distributions import PartialDistribution
+from auditor.models.rows import Completions
 from auditor.remote import withheld_answers
 from auditor.remote.cached_queries import CachedServerQueries
 from auditor.remote.connection import ServerConnection, ServerTokenBudget

@@ -21,7 +21,7 @@ from auditor.core.nouns import PrefixToken
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.models.base import LanguageModel, implies_capability, max_logits_at_once, model_nll_and_token_counts
+from auditor.models.base import LanguageModel, compute_text_nlls, get_max_logits, implies_capability
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
@@ -207,7 +207,7 @@ class _RunPartTimer:
 
             def score() -> None:
                 own, own_given = [text for text, _ in some], [count for _, count in some]
-                list(model_nll_and_token_counts(target.model, own, given=own_given))
+                list(compute_text_nlls(target.model, own, given=own_given))
                 scoring.summed_nll_of_other_perplexities(target.model, own, own_given, self.scene.seed)
 
             at_once = _count_of_texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
@@ -372,7 +372,7 @@ def _cost_of_timed_attempt(step: TimedPart, n: int, device: torch.device) -> Run
 def _count_of_texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     """Texts whose distributions of so many tokens are in memory together."""
     # (texts, length, vocabulary) logits, of each part of an ensemble.
-    return max(1, min(_TEXTS_AT_ONCE, max_logits_at_once(model.device) // (length * model.vocab_size * model.parts)))
+    return max(1, min(_TEXTS_AT_ONCE, get_max_logits(model.device) // (length * model.vocab_size * model.parts)))
 
 
 def _call_and_exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:

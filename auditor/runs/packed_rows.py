@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from auditor.core.nouns import Secret, Tokens, evenly_spaced_secrets
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
-from auditor.models.decoding import index_batches_of_equal_shape
+from auditor.models.memory import group_equal_shapes
 from auditor.runs.likeliest_reading import lower_bound_of_mean_nll_gain
 
 RECORDS = 64  # that are read in each context, at most
@@ -79,7 +79,7 @@ def _recite(model: LanguageModel, secrets: Sequence[Secret], before: Sequence[To
     """Score each suffix after these tokens and its prefix."""
     asked = [replace(one, prefix=tokens + one.prefix) for one, tokens in zip(secrets, before, strict=True)]
     is_greedy, log_prob = np.zeros(len(asked), bool), np.zeros(len(asked))
-    for indices in index_batches_of_equal_shape([(len(one.prefix), len(one.suffix)) for one in asked], _AT_ONCE):
+    for indices in group_equal_shapes([(len(one.prefix), len(one.suffix)) for one in asked], _AT_ONCE):
         prefixes = torch.tensor([asked[i].prefix for i in indices], device=model.device)
         suffixes = torch.tensor([asked[i].suffix for i in indices], device=model.device)
         parts = list(model.teacher_forced_distributions(prefixes, suffixes))

@@ -18,9 +18,9 @@ from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
 from auditor.generation.sample import SuffixCandidates, batch_sampling_by_length, sample_mixed_length_batch
-from auditor.models.base import LanguageModel, implies_capability, model_nll_and_token_counts
-from auditor.models.decoding import GREEDY, index_batches_of_equal_shape
-from auditor.models.memory import BatchSizeLimit
+from auditor.models.base import LanguageModel, compute_text_nlls, implies_capability
+from auditor.models.decoding import GREEDY
+from auditor.models.memory import BatchSizeLimit, group_equal_shapes
 from auditor.plugins import registry
 from auditor.records.leak_readings import KINDS
 from auditor.records.outcomes import RowValuesBySecret
@@ -92,7 +92,7 @@ def _equal_shape_tensor_batches(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Indices, prefixes (B, n) and suffixes (B, L), batch by batch of secrets that are as long."""
-    for alike in index_batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets], size):
+    for alike in group_equal_shapes([(len(s.prefix), len(s.suffix)) for s in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
         yield alike, prefixes, torch.tensor([secrets[i].suffix for i in alike], device=model.device)
 
@@ -131,7 +131,7 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
         return _heldout_losses_by_record(audit, target, given)
 
     def found_now() -> dict[str, Sequence[float]]:
-        nll, tokens = zip(*model_nll_and_token_counts(target.model, texts, given=given), strict=True)
+        nll, tokens = zip(*compute_text_nlls(target.model, texts, given=given), strict=True)
         others = summed_nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
@@ -150,7 +150,7 @@ def _heldout_losses_by_record(audit: Audit, target: Target, given: Sequence[int]
     journal, key = audit.folder.tokens, f"{target.name} held-out"
     done = journal.finished_secrets(key)
     missing = [i for i, id in enumerate(ids) if id not in done]
-    losses = model_nll_and_token_counts(target.model, [texts[i] for i in missing], given=[first[i] for i in missing])
+    losses = compute_text_nlls(target.model, [texts[i] for i in missing], given=[first[i] for i in missing])
     if found := [TokenLogProbs(ids[i], (-nll,)) for i, (nll, _) in zip(missing, losses, strict=True)]:
         journal.append(key, found)
     nll = [-done[id].log_probs[0] for id in ids]

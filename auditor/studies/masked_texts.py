@@ -20,9 +20,9 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.models.base import max_logits_at_once
-from auditor.models.decoding import index_batches_of_equal_shape
+from auditor.models.base import get_max_logits
 from auditor.models.masked import MaskedModel
+from auditor.models.memory import group_equal_shapes
 from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens_within_vocabulary
 from auditor.plugins.defense import Defense, MaskedScenario
 
@@ -76,7 +76,7 @@ class MaskedTexts:
         self.room = min(options.max_length, target.max_positions or options.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
         self.texts = self._draw_sample(self._encode_usable_texts(texts), options.limit)
-        size = max_logits_at_once(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
+        size = get_max_logits(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
         self.batch_size = options.batch_size or max(1, min(_BATCH, size))
 
     @cached_property
@@ -133,7 +133,7 @@ class MaskedTexts:
         """Yield (restart, texts, tokens (B, n), gaps (B, m)): batches of one length, without padding."""
         shapes = [(len(text.tokens), self._count_hidden_tokens(text)) for text in self.texts]
         for restart in range(self.options.restarts):
-            for batch in index_batches_of_equal_shape(shapes, self.batch_size):
+            for batch in group_equal_shapes(shapes, self.batch_size):
                 tokens = torch.tensor([self.texts[i].tokens for i in batch])
                 gaps = torch.tensor([self.masked_positions(self.texts[i], restart) for i in batch])
                 yield restart, batch, tokens, gaps

@@ -23,12 +23,13 @@ from auditor.attacks.claim_check import ClaimCheck, relations_claimed_in_observa
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import Secret
-from auditor.defenses.adapmixed import adapmixed_constant_radius_projection
+from auditor.defenses.adapmixed import make_constant_radius_projection
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
 from auditor.defenses.uniform_mixing import UniformMixing
-from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours
+from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
 from auditor.plugins.probe import observe_all_secrets
@@ -229,7 +230,7 @@ def check_published_dp_fusion_claim(query: GivenDistributions, options: Mapping[
     """DP-Fusion serves an ensemble mixed within one radius, here of a single private group (formulas C5)."""
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
-    mix = partial(adapmixed_constant_radius_projection, alpha, radius)
+    mix = partial(make_constant_radius_projection, alpha, radius)
     served, other = (
         # 1.0: the one private group is asked for every token, none is left out by chance
         PMixedModel(fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")

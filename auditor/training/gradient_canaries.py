@@ -59,8 +59,9 @@ class PlantedCanaries:
         Raises AuditError if there are fewer parameters than canaries.
         """
         if self.count > parameters:
+            n_trained = f"{parameters:,} trained parameters"
             raise AuditError(
-                f"expected at most {parameters:,} gradient canaries, as many as parameters, got {self.count:,}",
+                f"expected at most a gradient canary for each of {n_trained}, got {self.count:,}",
             )
         rng = keyed_random_generator("gradient canaries", "directions", self.seed)
         return rng.choice(parameters, self.count, replace=False).astype(np.int64)

@@ -162,13 +162,13 @@ class PoissonTraining(Defense, Trainer):
         n_units = len(job.records)
         if self.unit == "user":
             n_units = len({record.unit for record in job.records})
-        source = "of the data"
+        scope = "of the data"
         if self.units:
             n_units = self.units
-            source = "of units"
+            scope = "of units"
         if self.batch > n_units:
             raise AuditError(
-                f"expected a batch of at most the {n_units} {self.unit}s {source}, got {self.batch}",
+                f"expected a batch of at most the {n_units} {self.unit}s {scope}, got {self.batch}",
             )
         n_steps = self.count_planned_steps(n_units)
         if n_steps > MOST_STEPS:

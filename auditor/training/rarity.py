@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models.base import LanguageModel, model_nll_and_token_counts
+from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.training import loss_masks
 
 Normalisation = Literal["min-max", "rank"]
@@ -32,7 +32,7 @@ def compute_log_perplexities(
     """
     sequences = [loss_masks.remove_loss_mask(example) for example in examples]
     # (n, 2): summed nll, and the number of tokens in the sum
-    nll = np.array(list(model_nll_and_token_counts(model, sequences)), dtype=float)
+    nll = np.array(list(compute_text_nlls(model, sequences)), dtype=float)
     return np.asarray(nll[:, 0] / nll[:, 1])
 
 

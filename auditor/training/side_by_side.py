@@ -13,7 +13,7 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
-from auditor.models.consistency import largest_rms_log_prob_distance
+from auditor.models.consistency import compute_largest_distance
 from auditor.models.lora import MixedLora, MixedLoraRouting, copy_sharing_weights
 from auditor.models.self_check_facts import rounding_tolerance
 from auditor.training import loss_masks
@@ -137,5 +137,5 @@ def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> JointAdap
         except (RuntimeError, AttributeError, IndexError):
             # Raised by torch and modules that cannot use the mixed layers.
             return None
-        distance = largest_rms_log_prob_distance(logits.log_softmax(-1), expected.log_softmax(-1))
+        distance = compute_largest_distance(logits.log_softmax(-1), expected.log_softmax(-1))
         return joint_base if distance <= rounding_tolerance(base, expected) else None

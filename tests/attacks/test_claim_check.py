@@ -26,10 +26,11 @@ from auditor.core.result import Measurement
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
-from auditor.models.base import DivergenceCheck, LanguageModel, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.rows import Rows
 from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe_all_secrets
@@ -305,7 +306,7 @@ def test_records_in_several_shards_are_caught() -> None:
     measured, notes, _ = checked(model)
     assert states(violated(notes), "2", "shard") and measured["claim_violations"].value == 1
     held.shards = [*held.shards[:2], None]
-    assert held.shard_overlap_counts()["unlisted_shards"] == 1
+    assert held.count_shard_overlaps()["unlisted_shards"] == 1
 
 
 def test_shards_are_written_and_read_without_their_text(tmp_path: Path) -> None:

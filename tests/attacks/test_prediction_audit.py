@@ -20,9 +20,10 @@ from auditor.core.result import Audited, Measurement
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel, unmixed_member_projection
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.rows import Rows
 from auditor.plugins.defense import Scenario
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View

@@ -318,16 +318,14 @@ def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
         logits = logits.round() if tied else logits
         distribution, flat = logits.log_softmax(-1), logits.flatten(0, 1)
         own = torch.multinomial(distribution.flatten(0, 1).exp(), 1, generator=noise).squeeze(-1)
-        ceiling = (
-            -ANCESTRAL.ranks_with_ties_first(distribution.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
-        )
+        ceiling = -ANCESTRAL.rank_ties_first(distribution.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
         temperature, top_k = float(rng.uniform(0.05, 4)), int(rng.integers(1, size + 1))
         top_p, min_p = float(rng.uniform(0.05, 1)), float(rng.uniform(0, 1))
-        ours = Decoding(temperature, top_k, top_p).decoded_token_log_probs(distribution.flatten(0, 1), own)
+        ours = Decoding(temperature, top_k, top_p).score_decoded_tokens(distribution.flatten(0, 1), own)
         warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
         warped = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(torch.zeros(len(flat), 1).long(), flat)
         theirs = warped.log_softmax(-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
-        for log_q in (ours, theirs, ANCESTRAL.decoded_token_log_probs(distribution.flatten(0, 1), own)):
+        for log_q in (ours, theirs, ANCESTRAL.score_decoded_tokens(distribution.flatten(0, 1), own)):
             log_p = log_q.view(-1, length).sum(-1)
             assert (log_p <= ceiling + 1e-9).all()
             reached = max(reached, 0.0, *(log_p - ceiling)[ceiling < 0].exp().tolist())

@@ -228,7 +228,7 @@ def test_training_changes_what_it_should(built: Lab) -> None:
         distribution[0], distribution[1], atol=1e-4
     )
     assert built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
-    assert built.ensemble().shard_overlap_counts() == {"shared_records": 0, "unlisted_shards": 0}
+    assert built.ensemble().count_shard_overlaps() == {"shared_records": 0, "unlisted_shards": 0}
     assert built.ensemble().shards == [record_digests(texts) for texts in built.texts.texts_by_ensemble_member()]
 
 

@@ -60,12 +60,12 @@ def test_kl_bounds_the_mean_and_no_single_text(halves: ModelEnsemble) -> None:
     """Theorem 3.1 at Δ_KL, where the two halves all but disagree on a rare token: KL is within k, that token is not."""
     first, second = torch.tensor([[0.5, 0.5], [1 - 1e-9, 1e-9]], dtype=torch.float64).log()
     k = -2 * torch.logsumexp((first + second) / 2, -1)  # 1 - H^2 is the sum of sqrt(q1 q2)
-    distribution = CpDeltaModel(halves, "kl", (1, 2)).distribution_likely_under_both(torch.stack([first, second]))
+    distribution = CpDeltaModel(halves, "kl", (1, 2)).mix_pair(torch.stack([first, second]))
     above = distribution - second
     assert float(k) == pytest.approx(0.6931, abs=1e-4) and float(above.max()) == pytest.approx(10.36, abs=0.005)
     for half in (first, second):
         assert float((distribution.exp() * (distribution - half)).sum()) <= float(k)
-    least = CpDeltaModel(halves, "max", (1, 2)).distribution_likely_under_both(torch.stack([first, second]))
+    least = CpDeltaModel(halves, "max", (1, 2)).mix_pair(torch.stack([first, second]))
     assert float((least - second).max()) <= -math.log1p(-0.5 + 1e-9) + 1e-9
     said = " ".join((cp_delta.__doc__ or "").split())
     assert "With `kl`, only the mean" in said and "10.36 nats where k is 0.693" in said

@@ -21,11 +21,11 @@ from auditor.defenses.deployed_forms import (
     MergedForm,
     Nf4,
     PrunedForm,
-    bitsandbytes_round_trip,
-    linear_layers_to_compress,
+    list_compressible_layers,
+    quantise_by_bitsandbytes,
     round_weights_to_bits,
 )
-from auditor.defenses.gguf_types import quantise_and_dequantise_by_gguf
+from auditor.defenses.gguf_types import quantise_and_dequantise
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import make_tiny_scenario
 from tests.conftest import refuses
@@ -57,7 +57,7 @@ def test_pruning_sets_the_share_to_0_and_leaves_the_target_alone() -> None:
     before = held.target.log_probs(TOKENS, 3)
     pruned = PrunedForm(0.25).protect(held)
     models: list[Any] = [pruned, held.target]
-    for own, was in zip(*(linear_layers_to_compress(one.model) for one in models), strict=True):
+    for own, was in zip(*(list_compressible_layers(one.model) for one in models), strict=True):
         gone = own.weight == 0
         assert gone.float().mean() == pytest.approx(0.25, abs=0.01)
         assert was.weight[gone].abs().max() <= was.weight[~gone].abs().min()
@@ -92,14 +92,14 @@ def test_gguf_blocks_are_what_the_format_says() -> None:
     """q8_0: 32 weights share a scale in half precision, max / 127; a row that blocks do not fill is in f16."""
     pytest.importorskip("gguf", reason="needs gguf")
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy()
-    found = quantise_and_dequantise_by_gguf(weight, "q8_0")
+    found = quantise_and_dequantise(weight, "q8_0")
     for row, own in zip(weight, found, strict=True):
         for at in (0, 32):
             scale = np.float32(abs(row[at : at + 32]).max()) / np.float32(127)
             expected = np.float32(np.float16(scale)) * np.rint(row[at : at + 32] / scale)
             assert np.allclose(own[at : at + 32], expected, atol=1e-7)
     assert np.array_equal(
-        quantise_and_dequantise_by_gguf(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32)
+        quantise_and_dequantise(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32)
     )
 
 
@@ -120,7 +120,7 @@ def test_a_bitsandbytes_form_multiplies_by_what_that_librarys_own_layer_does(typ
     own = layers.Linear4bit(128, 48, bias=False, compute_dtype=torch.float32, quant_type=type)
     own.weight = layers.Params4bit(weight.clone(), requires_grad=False, quant_type=type)
     unit = torch.eye(128)
-    assert torch.allclose(own.to("cpu")(unit), unit @ bitsandbytes_round_trip(weight, type).T, atol=1e-5)
+    assert torch.allclose(own.to("cpu")(unit), unit @ quantise_by_bitsandbytes(weight, type).T, atol=1e-5)
 
 
 @torch.no_grad()

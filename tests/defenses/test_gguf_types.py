@@ -27,12 +27,12 @@ def llama(layers: int = 8, tied: bool = False) -> LlamaForCausalLM:
 
 
 def named(model: LlamaForCausalLM, type: str, kind: str) -> set[str]:
-    return {one.name for one, own in gguf_types.weight_matrices_with_gguf_types(model, type) if own == kind}
+    return {one.name for one, own in gguf_types.list_matrix_types(model, type) if own == kind}
 
 
 def test_a_mixed_type_gives_more_bits_to_the_layers_that_llama_cpp_favours() -> None:
     """Of 30 layers its file of SmolLM2 in Q4_K_M has 14 such (read off a file of llama-cpp-python 0.3.36)."""
-    favoured = [i for i in range(30) if gguf_types._is_layer_given_more_bits(i, 30)]
+    favoured = [i for i in range(30) if gguf_types._has_more_bits(i, 30)]
     assert favoured == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]
     more = named(llama(), "q4_k_m", "q6_k")
     layers = [0, 3, 6, 7]  # of eight
@@ -45,7 +45,7 @@ def test_a_mixed_type_gives_more_bits_to_the_layers_that_llama_cpp_favours() -> 
 def test_a_mixed_type_of_layers_that_are_named_otherwise_is_refused() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=16, n_embd=32, n_layer=2, n_head=2))
     with pytest.raises(AuditError, match="v_proj and down_proj"):
-        list(gguf_types.weight_matrices_with_gguf_types(model, "q4_k_m"))
+        list(gguf_types.list_matrix_types(model, "q4_k_m"))
 
 
 def test_rows_run_along_what_goes_in_and_positions_stay() -> None:
@@ -54,8 +54,8 @@ def test_rows_run_along_what_goes_in_and_positions_stay() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=16, n_embd=64, n_layer=1, n_head=2))
     layer = model.transformer.h[0].mlp.c_fc
     before, positions = layer.weight.detach().clone(), model.transformer.wpe.weight.detach().clone()
-    gguf_types.round_trip_model_weights_by_gguf(model, "q8_0")
-    expected = gguf_types.quantise_and_dequantise_by_gguf(before.T.contiguous().numpy(), "q8_0").T
+    gguf_types.quantise_model_weights(model, "q8_0")
+    expected = gguf_types.quantise_and_dequantise(before.T.contiguous().numpy(), "q8_0").T
     assert np.array_equal(layer.weight.detach().numpy(), expected)
     assert torch.equal(model.transformer.wpe.weight, positions)
 
@@ -86,11 +86,11 @@ def test_matrices_are_those_of_a_file_that_llama_cpp_quantises(type: str, tmp_pa
     assert llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(asked)) == 0
     weights, written = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (source, out))
     model = llama(30, tied=True)
-    own = {one.name: kind for one, kind in gguf_types.weight_matrices_with_gguf_types(model, type)}
+    own = {one.name: kind for one, kind in gguf_types.list_matrix_types(model, type)}
     for name, tensor in written.items():
         if (part := name.split(".")[-2]) not in NAMES or (name.startswith("blk") and int(name.split(".")[1]) > 3):
             continue
         (mine,) = (n for n in own if NAMES[part] in n and (part == "token_embd" or f".{name.split('.')[1]}." in n))
         whole = gguf.quants.dequantize(weights[name].data, weights[name].tensor_type)
         theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        assert np.array_equal(gguf_types.quantise_and_dequantise_by_gguf(whole[:64], own[mine]), theirs[:64]), name
+        assert np.array_equal(gguf_types.quantise_and_dequantise(whole[:64], own[mine]), theirs[:64]), name

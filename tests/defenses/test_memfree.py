@@ -14,7 +14,7 @@ from auditor.attacks.near_verbatim import near_verbatim_probability_bound
 from auditor.cli import run_command_line
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import secret_uniform_draws
-from auditor.defenses.memfree import MemFree, ngrams_of_training_record
+from auditor.defenses.memfree import MemFree, split_into_ngrams
 from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
@@ -67,14 +67,14 @@ def test_rows_have_the_distribution_of_the_whole_text_behind_them(neox: HuggingF
 
 
 def test_what_is_drawn_completes_no_n_gram(neox: HuggingFaceModel) -> None:
-    held = {gram for record in RECORDS for gram in ngrams_of_training_record(record, 3)}
+    held = {gram for record in RECORDS for gram in split_into_ngrams(record, 3)}
     prefix = RECORDS[2][:6]
     noise = secret_uniform_draws(400, 8, 0)[None]
 
     def completed(model: LanguageModel) -> int:
         found = sample_candidates(model, torch.tensor([prefix]), 8, ANCESTRAL, noise)[0]
         texts = [(*prefix, *suffix) for suffix in found.suffixes.tolist()]
-        return sum(gram in held for text in texts for gram in list(ngrams_of_training_record(text, 3))[4:])
+        return sum(gram in held for text in texts for gram in list(split_into_ngrams(text, 3))[4:])
 
     assert completed(neox) > 0
     for kind in (MemFree(n=3), MemFree(n=3, filter="bloom")):
@@ -99,15 +99,15 @@ def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(neox: H
 def test_a_bloom_filter_forbids_all_of_them_and_others_at_its_rate(neox: HuggingFaceModel) -> None:
     found = scenario(neox)
     exact, bloom = (
-        MemFree(n=4).training_ngram_filter(found),
-        MemFree(n=4, filter="bloom", false_positives=0.05).training_ngram_filter(found),
+        MemFree(n=4).build_ngram_filter(found),
+        MemFree(n=4, filter="bloom", false_positives=0.05).build_ngram_filter(found),
     )
     contexts = [tuple(map(int, row)) for row in RNG.integers(0, 61, (400, 3))]
-    contexts += [gram[:-1] for record in RECORDS for gram in ngrams_of_training_record(record, 4)]
+    contexts += [gram[:-1] for record in RECORDS for gram in split_into_ngrams(record, 4)]
     more = 0
     for context in contexts:
-        assert set(exact.tokens_completing_ngram(context)) <= set(bloom.tokens_completing_ngram(context))
-        more += len(set(bloom.tokens_completing_ngram(context)) - set(exact.tokens_completing_ngram(context)))
+        assert set(exact.list_completing_tokens(context)) <= set(bloom.list_completing_tokens(context))
+        more += len(set(bloom.list_completing_tokens(context)) - set(exact.list_completing_tokens(context)))
     asked = 61 * len(set(contexts))
     assert 0.03 < more / (61 * len(contexts)) < 0.07 and asked > 50_000
 

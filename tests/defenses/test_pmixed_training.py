@@ -83,7 +83,7 @@ def test_train_serve_and_attack(world: Path, tmp_path: Path, kind: str, capsys: 
     options = [item for o in ("members=3", "epochs=2", "batch=2", "learning_rate=0.01") for item in ("-D", o)]
     data = ["--data", str(world / "data.jsonl"), "--block", "32"]
     assert run_command_line(["train", "pmixed", "--model", base, *data, *options, "-o", str(out)]) == 0
-    assert "each record lies whole in one of 3 shards: the unit of protection is the shard" in capsys.readouterr().out
+    assert "each record is whole in one of 3 shards: the unit of protection is the shard" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["member-000", "member-001", "member-002"]
     ensemble = load_lora_ensemble(out, load_causal_lm(base))
     assert isinstance(ensemble, LoraEnsemble) and ensemble.unit == "record"

@@ -353,7 +353,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "trained parameters, got 1,000,000,000",
     ),
     "fewer canaries than none": ({"options": {"gradient_canaries": -1}}, "expected gradient_canaries >= 0, got -1"),
-    "model": ({"options": {"model": "x"}}, "for audit run: audit train makes one"),
+    "model": ({"options": {"model": "x"}}, "for audit run: audit train makes it"),
     "kappa": ({"method": "adp-sound", "options": {"kappa_least": 0}}, "expected kappa_least in (0, 1], got 0"),
     "constants": (
         {"method": "adp-sound", "options": {"lowest_perplexity": 9, "highest_perplexity": 9}},
@@ -613,7 +613,7 @@ def test_the_controls_are_of_the_defenses_own_recipe() -> None:
     unclipped, unnoised = (cause.row for cause in made[0].cause_chain()[:2])
     assert unclipped == NoClipping(**rest) and unnoised == NoNoise(**rest, clip=0.3)  # type: ignore[arg-type]
     sound = AdpSound(kappa_least=0.2, lowest_perplexity=2, highest_perplexity=500)
-    clipped = sound.no_noise_control()
+    clipped = sound.make_no_noise_control()
     job: Any = _Job()
     assert clipped.choose_unit_treatment(job, EXAMPLES).shares == sound.choose_unit_treatment(job, EXAMPLES).shares
     assert NoNoise().choose_unit_treatment(job, EXAMPLES).shares is None and clipped != NoNoise()

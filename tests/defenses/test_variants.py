@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.defenses.dropped_records import Dedup, _near_duplicate_lsh_bands_and_rows, drop_near_duplicate_texts
+from auditor.defenses.dropped_records import Dedup, _choose_lsh_bands, drop_near_duplicate_texts
 from auditor.defenses.early_stop import EarlyStop
 from auditor.defenses.fine_tuning import FreezeEmbeddings
 from auditor.defenses.goldfish import Goldfish
@@ -102,7 +102,7 @@ class TestDedup:
 
     @pytest.mark.parametrize("threshold", [0.05, 0.3, 0.5, 0.8, 0.95, 0.999])
     def test_pairs_at_the_threshold_are_found(self, threshold: float) -> None:
-        bands, rows = _near_duplicate_lsh_bands_and_rows(threshold)
+        bands, rows = _choose_lsh_bands(threshold)
         assert bands >= 2 and bands * rows <= 128 and 1 - (1 - threshold**rows) ** bands >= 0.99
 
     def test_it_drops_what_comparing_all_pairs_drops(self) -> None:
@@ -181,7 +181,7 @@ class TestEarlyStop:
         texts = [f"text {i % 10}" for i in range(40)]
         given = job(texts, tmp_path, [f"user {i % 20}" for i in range(40)])
         for share, most in ((0.1, 1), (0.35, 4), (0.999, 9)):  # of 10 groups: users who share a text are one
-            learnt, out = EarlyStop(heldout=share).split_learnt_and_heldout(given)
+            learnt, out = EarlyStop(heldout=share).split_heldout_records(given)
             assert len(learnt) + len(out) == 40 and len({record.text for record in out}) == most
             assert not {record.text for record in learnt} & {record.text for record in out}
             assert not {record.unit for record in learnt} & {record.unit for record in out}
@@ -194,13 +194,13 @@ class TestEarlyStop:
         model = given.load()
         (told,) = stop.fit_model(given, model, stop.select_sequences(given)[0])
         assert len(seen) == 60 and min(seen) < seen[-1] - 0.1
-        learnt, out = stop.split_learnt_and_heldout(given)
+        learnt, out = stop.split_heldout_records(given)
         again = replace(given, records=tuple(out))
-        monkeypatch.setattr(EarlyStop, "split_learnt_and_heldout", lambda *_: (learnt, list(again.records)))
+        monkeypatch.setattr(EarlyStop, "split_heldout_records", lambda *_: (learnt, list(again.records)))
         model.eval()
         from auditor.defenses.early_stop import _HeldoutLoss
 
-        assert _HeldoutLoss(model, [record.tokens for record in out], again, 1).loss() == pytest.approx(
+        assert _HeldoutLoss(model, [record.tokens for record in out], again, 1).evaluate() == pytest.approx(
             min(seen), abs=6e-4
         )
         step, of = (int(word) for word in (told.split()[3], told.split()[5]))
@@ -364,7 +364,7 @@ def test_the_lab_trains_them_by_its_targets_recipe(tmp_path: Path, monkeypatch: 
     assert set(rows) == {"undefended", *names} and all(row["claim"] is None for row in rows.values())
     said = {name: " ".join(row["notes"]) for name, row in rows.items()}
     assert "exact copies and" in said["dedup"] and "an adapter of rank 8" in said["lora"]
-    assert "120 records, of a file of their own" in said["early-stop"] and "of 2)" in said["early-stop"]
+    assert "120 records, from a separate file" in said["early-stop"] and "of 2)" in said["early-stop"]
     (lab,) = (tmp_path / "cache" / "lab").iterdir()
     ranks = {
         name: json.loads(next(lab.glob(f"{name}-*/adapter_config.json")).read_text())["r"] for name in ("dedup", "lora")

@@ -28,12 +28,12 @@ from auditor.models.decoding import (
     GREEDY,
     Cooling,
     Decoding,
-    draw_token_columns_by_inverse_cdf,
-    index_batches_of_equal_shape,
-    log_sum_exp_of_logit_rows,
-    top_k_by_blocks,
+    compute_log_sum_exp,
+    draw_columns,
+    select_top_k,
 )
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.memory import group_equal_shapes
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -84,7 +84,7 @@ def test_the_distribution_of_one_token_is_read_off_the_whole_distribution(decodi
     cut, kept = 0, 0
     for tokens in torch.randint(0, 97, (20, len(distributions)), generator=torch.Generator().manual_seed(5)):
         ours, theirs = (
-            decoding.decoded_token_log_probs(distributions, tokens),
+            decoding.score_decoded_tokens(distributions, tokens),
             whole.gather(-1, tokens[:, None]).squeeze(-1),
         )
         assert torch.equal(ours.isneginf(), theirs.isneginf())
@@ -95,7 +95,7 @@ def test_the_distribution_of_one_token_is_read_off_the_whole_distribution(decodi
 
 def test_a_token_too_unlikely_for_float32_is_not_cut() -> None:
     distribution = torch.tensor([[0.0, -200.0]])
-    assert float(ANCESTRAL.decoded_token_log_probs(distribution, torch.tensor([1]))) == -200
+    assert float(ANCESTRAL.score_decoded_tokens(distribution, torch.tensor([1]))) == -200
 
 
 @pytest.mark.parametrize("forbidden", [(), (2, 5)])
@@ -111,7 +111,7 @@ def test_ranks_are_places_in_a_stable_sort_and_bound_every_decoding(forbidden: t
         assert torch.equal(ranks, (order == token).int().argmax(-1) + 1)
         for decoding in [*DECODINGS, GREEDY]:
             own = Decoding(decoding.temperature, decoding.top_k, decoding.top_p, forbidden)
-            assert (own.decoded_token_log_probs(distributions, tokens) <= -ranks.double().log() + 1e-5).all(), own
+            assert (own.score_decoded_tokens(distributions, tokens) <= -ranks.double().log() + 1e-5).all(), own
 
 
 def hf_distribution(decoding: Decoding, logits: Tensor) -> Tensor:
@@ -175,9 +175,7 @@ def test_bad_decodings_are_refused(bad: dict[str, float], message: str) -> None:
     st.lists(st.floats(0, 1), min_size=1, max_size=6).filter(lambda w: sum(w) > 1e-3), st.floats(0, 1, exclude_max=True)
 )
 def test_inverse_cdf_finds_the_interval(weights: list[float], uniform: float) -> None:
-    column, _ = draw_token_columns_by_inverse_cdf(
-        torch.tensor([weights]), torch.tensor([0]), torch.tensor([uniform], dtype=torch.float64)
-    )
+    column, _ = draw_columns(torch.tensor([weights]), torch.tensor([0]), torch.tensor([uniform], dtype=torch.float64))
     chosen = int(column)
     w = np.array(weights, dtype=np.float32).astype(float)
     assert w[chosen] > 0
@@ -188,7 +186,7 @@ def test_inverse_cdf_finds_the_interval(weights: list[float], uniform: float) ->
 def test_draws_near_a_boundary_are_counted() -> None:
     distribution = torch.tensor([[0.25, 0.75]])
     at = torch.tensor([0.25 - 1e-9, 0.25 + 1e-9, 0.2, 1 - 1e-12, 1e-12], dtype=torch.float64)
-    _, near = draw_token_columns_by_inverse_cdf(distribution, torch.zeros(5, dtype=torch.long), at)
+    _, near = draw_columns(distribution, torch.zeros(5, dtype=torch.long), at)
     assert near.tolist() == [True, True, False, False, False]
 
 
@@ -201,7 +199,7 @@ def naive(
         tokens = prefix.tolist()
         for position in range(length):
             distribution = model.log_probs(torch.tensor([tokens]), 1)[:, 0]
-            weights = decoding.decoding_at_position(position).log_distribution(distribution).double().exp()[0]
+            weights = decoding.get_step_decoding(position).log_distribution(distribution).double().exp()[0]
             cdf = torch.cumsum(weights, 0) / weights.sum()
             tokens.append(int(torch.searchsorted(cdf, torch.tensor(row[position, 0]), right=True)))
         result.append(tokens[len(prefix) :])
@@ -227,12 +225,12 @@ def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingF
 
 
 def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every_token() -> None:
-    assert [COOLING.decoding_at_position(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
-    assert {COOLING.decoding_at_position(i).top_k for i in range(5)} == {9} and not COOLING.is_ancestral
+    assert [COOLING.get_step_decoding(i).temperature for i in range(5)] == [4, 3, 2, 1, 1]
+    assert {COOLING.get_step_decoding(i).top_k for i in range(5)} == {9} and not COOLING.is_ancestral
     assert str(COOLING) == "temperature 4 falling over 3 tokens, then top-k 9"
     distribution = torch.zeros(1, 20)
-    for ask in (COOLING.log_distribution, lambda rows: COOLING.decoded_token_log_probs(rows, torch.tensor([0]))):
-        with pytest.raises(TypeError, match="decoding_at_position"):
+    for ask in (COOLING.log_distribution, lambda rows: COOLING.score_decoded_tokens(rows, torch.tensor([0]))):
+        with pytest.raises(TypeError, match="get_step_decoding"):
             ask(distribution)
 
 
@@ -302,7 +300,7 @@ def test_fewer_samples_are_the_first_of_more() -> None:
 
 def test_batches_have_one_shape_and_lose_nothing() -> None:
     shapes = [(3, 2), (4, 2), (3, 2), (3, 1), (3, 2)]
-    batches = list(index_batches_of_equal_shape(shapes, 2))
+    batches = list(group_equal_shapes(shapes, 2))
     assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 3, 4]
     assert all(len({shapes[i] for i in batch}) == 1 and len(batch) <= 2 for batch in batches)
 
@@ -340,7 +338,7 @@ def test_the_likeliest_of_blocks_are_the_likeliest(width: int, count: int) -> No
     distribution[:20] = distribution[:20].round()  # ties
     distribution[10:30, ::3] = -torch.inf
     count = min(count, width)
-    values, tokens = top_k_by_blocks(distribution, count)
+    values, tokens = select_top_k(distribution, count)
     assert torch.equal(values, distribution.sort(-1, descending=True).values[:, :count])
     assert torch.equal(distribution.gather(1, tokens), values)
     assert all(len(set(row)) == count for row in tokens.tolist())
@@ -372,10 +370,10 @@ def test_logits_are_drawn_from_as_the_distribution_that_they_sum_to(decoding: De
     logits = torch.randn(300, 5003, generator=noise) * torch.linspace(0.1, 9, 300).unsqueeze(-1) + 40
     rows = torch.randint(300, (2000,), generator=noise)
     uniform = torch.rand(2000, dtype=torch.float64, generator=noise)
-    total = log_sum_exp_of_logit_rows(logits)
+    total = compute_log_sum_exp(logits)
     assert torch.allclose(total, logits.logsumexp(-1), atol=1e-5)
     some = torch.tensor([7, 3, 3])
-    assert torch.allclose(log_sum_exp_of_logit_rows(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5)
+    assert torch.allclose(compute_log_sum_exp(logits, some, 1.25), (1.25 * logits[some]).logsumexp(-1), atol=2e-5)
     drawn, near = decoding.draw(logits, rows, uniform, total)
     distribution, close = decoding.draw(logits.double().log_softmax(-1), rows, uniform)
     assert bool(((drawn == distribution) | near | close).all())

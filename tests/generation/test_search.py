@@ -19,10 +19,11 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import SuffixCandidates, sample_candidates
 from auditor.generation.search import TreeLeaves, beam_search, find_suffixes_above_threshold
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.rows import Rows
 from auditor.plugins.defense import Scenario
 from tests.rounding import assert_same
 

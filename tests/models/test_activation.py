@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from auditor.models import self_check
 from auditor.models.activation import ActivatedTexts, find_last_invocation_starts
-from auditor.models.consistency import distribution_inconsistency_sentences
+from auditor.models.consistency import find_inconsistencies
 from auditor.models.huggingface import HuggingFaceModel, RecomputedRows
 from tests.models.test_self_check import peaked
 from tests.rounding import assert_same
@@ -144,7 +144,7 @@ def test_the_active_adapter_of_several_tells_the_invocation(adapted: PeftModel) 
 def test_an_activated_model_keeps_what_is_promised_of_every_model(adapted: PeftModel) -> None:
     model = asked(adapted)
     assert (model.served, model.can_join_rows, model.begins, model.notes) == ("slots", False, None, ())
-    assert list(distribution_inconsistency_sentences(model)) == []
+    assert list(find_inconsistencies(model)) == []
     model.enable_hidden_state_cache()
     model.read_ahead([(1, *INVOCATION, 2), (1, 2, 3, 4)], [2, 2])
     assert_same(model.log_probs(torch.tensor([[1, *INVOCATION, 2]]), 1)[0], whole(adapted, [[1, *INVOCATION, 2]]))
@@ -154,7 +154,7 @@ def test_the_self_check_sees_rows_that_do_not_switch_the_adapter_on(
     adapted: PeftModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # PEFT then looks for the invocation in the one token of each call.
-    monkeypatch.setattr(ActivatedTexts, "offsets_by_slot", lambda texts, slots: None)
+    monkeypatch.setattr(ActivatedTexts, "compute_slot_offsets", lambda texts, slots: None)
     model = asked(adapted)
     assert model.served == "recompute" and isinstance(model.start(torch.tensor([[1, 2]]), 1), RecomputedRows)
 

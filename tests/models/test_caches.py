@@ -20,15 +20,15 @@ def made(rows: int) -> NativeCache:
     state = torch.arange(rows)[:, None] * torch.ones(3)
     layer = SimpleNamespace(state={"fast": state}, same=state, pair=(state.T.clone(), 7), name="layer")
     cache = NativeCache()
-    cache.held = [layer, torch.arange(3)]  # as many positions as there are rows below
-    layer.cache = cache.held  # a circle
+    cache.state = [layer, torch.arange(3)]  # as many positions as there are rows below
+    layer.cache = cache.state  # a circle
     return cache
 
 
 def test_each_tensor_is_selected_in_the_dimension_of_its_rows() -> None:
     cache = made(3)
     cache.select(torch.tensor([2, 2, 0, 1]), find_cache_batch_dimensions(made(2), made(3)))
-    layer, positions = cache.held
+    layer, positions = cache.state
     assert layer.state["fast"][:, 0].tolist() == [2, 2, 0, 1] and layer.same is layer.state["fast"]
     assert layer.pair[0].shape == (3, 4) and layer.pair[0][0].tolist() == [2, 2, 0, 1] and layer.pair[1] == 7
     assert positions.tolist() == [0, 1, 2]  # shared by the rows, though there are as many

@@ -24,7 +24,7 @@ from auditor.core.nouns import Pair, Query, Secret
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models import self_check
-from auditor.models.base import LanguageModel, model_nll_and_token_counts
+from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.ensemble import ModelEnsemble
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Scenario
@@ -89,6 +89,6 @@ def test_nothing_is_made_where_torch_makes_it(name: str) -> None:
     target, public, reference = TARGETS[name](), tiny(), tiny(seed=4)
     self_check.check_and_configure_serving(reference, 12)
     with torch.device("meta"):
-        list(model_nll_and_token_counts(target, [secret.prefix + secret.suffix for secret in SECRETS]))
+        list(compute_text_nlls(target, [secret.prefix + secret.suffix for secret in SECRETS]))
         for method, setting in ASKED:
             ask(method, View("target", target, setting, 0, public=public, reference=reference))

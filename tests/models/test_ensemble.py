@@ -245,12 +245,12 @@ def test_no_member_is_loaded_beside_many_others(
     make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PEFT walks all that it holds for each adapter more: with all of them there, time grew with their square."""
-    beside, load = list[int](), lora.load_adapter_onto_base
+    beside, load = list[int](), lora.attach_adapter
 
     def counted(*given: Any, onto: Any = None) -> Any:
         beside.append(0 if onto is None else len(onto.peft_config))
         return load(*given, onto=onto)
 
-    monkeypatch.setattr(lora, "load_adapter_onto_base", counted)
+    monkeypatch.setattr(lora, "attach_adapter", counted)
     assert LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 5)).size == 5
     assert beside == [0, 1, 1, 1, 1]

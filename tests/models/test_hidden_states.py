@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.models.base import Rows
 from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.huggingface import HuggingFaceModel, traffic
+from auditor.models.rows import Rows
 from auditor.models.slot_cache import SlotLayer
 from tests.conftest import tiny
 

@@ -24,7 +24,7 @@ from auditor.core.nouns import Secret
 from auditor.core.plan_parts import LoadingOptions
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
-from auditor.models.base import model_nll_and_token_counts
+from auditor.models.base import compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.models.slot_cache import assign_slots
@@ -123,7 +123,7 @@ def test_scores_agree_with_hugging_face_loss(neox: HuggingFaceModel) -> None:
     labels[:, :4] = -100
     loss = neox.model(input_ids=tokens, labels=labels).loss
     assert_same(-scores.mean(), loss)
-    nll, count = next(iter(model_nll_and_token_counts(neox, [tuple(tokens[0].tolist())])))
+    nll, count = next(iter(compute_text_nlls(neox, [tuple(tokens[0].tolist())])))
     assert count == 11
     assert nll == pytest.approx(float(neox.model(input_ids=tokens[:1], labels=tokens[:1]).loss) * 11, abs=1e-4)
 

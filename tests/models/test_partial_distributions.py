@@ -38,7 +38,7 @@ def distributions(size: int, sharpness: float, tied: bool = False, rows: int = 6
 def test_the_exact_probability_is_within_its_bracket(size: int, sharpness: float, tied: bool) -> None:
     distribution, tokens = distributions(size, sharpness, tied)
     exact = {
-        decoding: decoding.decoded_token_log_probs(distribution, tokens) for decoding in (*DECODINGS, ANCESTRAL, GREEDY)
+        decoding: decoding.score_decoded_tokens(distribution, tokens) for decoding in (*DECODINGS, ANCESTRAL, GREEDY)
     }
     for count, padded in itertools.product((1, 5, 20), (1, 2)):
         seen = replace(reduce_to_partial_distribution(distribution, tokens, count), most=padded * size)
@@ -56,7 +56,7 @@ def test_what_does_not_depend_on_the_untold_is_exact() -> None:
         least, most = decoded_log_prob_bounds(decoding, reduce_to_partial_distribution(distribution, tokens, 20))
         torch.testing.assert_close(least, most)
         torch.testing.assert_close(
-            least, decoding.decoded_token_log_probs(distribution, tokens).double(), atol=1e-5, rtol=0
+            least, decoding.score_decoded_tokens(distribution, tokens).double(), atol=1e-5, rtol=0
         )
 
 

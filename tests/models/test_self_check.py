@@ -35,7 +35,7 @@ from transformers import (
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models import self_check
-from auditor.models.consistency import largest_rms_log_prob_distance
+from auditor.models.consistency import compute_largest_distance
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.loading import load_causal_lm
 from tests.conftest import tiny
@@ -244,8 +244,8 @@ def test_rounding_passes_and_another_distribution_does_not(dtype: torch.dtype) -
     allowed = self_check.rounding_tolerance(model.model, logits)
     exact = HuggingFaceModel(LlamaForCausalLM(model.model.config))
     exact.model.load_state_dict(model.model.state_dict())
-    rounded = largest_rms_log_prob_distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
-    other = largest_rms_log_prob_distance(logits[0].log_softmax(-1), logits[1].log_softmax(-1))
+    rounded = compute_largest_distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
+    other = compute_largest_distance(logits[0].log_softmax(-1), logits[1].log_softmax(-1))
     assert 2 * rounded < allowed < other / 3
 
 

@@ -24,10 +24,11 @@ from auditor.core.nouns import Claim, Guesses, Query
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.generation.sample import SuffixCandidates
-from auditor.models.base import LanguageModel, Rows
+from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.rows import Rows
 from auditor.plugins.defense import Defense, QueryBudget, Scenario
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
 from auditor.runs.answer_remarks import cell_remarks_on_single_samples

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.consistency import largest_rms_log_prob_distance
+from auditor.models.consistency import compute_largest_distance
 from auditor.plugins.provider import RequestedModel
 from auditor.providers.llama import LlamaCpp, LlamaModel
 from auditor.testing import check_model
@@ -92,10 +92,10 @@ def test_its_distributions_are_those_of_the_same_weights_in_transformers(file: P
     with torch.no_grad():
         truth = other(asked).logits.log_softmax(-1)
     found = llama.log_probs(asked, 20)
-    apart = largest_rms_log_prob_distance(found, truth)
+    apart = compute_largest_distance(found, truth)
     print(f"\nroot mean square difference: {apart:.2g} nats, of {float(truth.std()):.2g}")
     assert apart < 0.01 * float(truth.std())
-    assert largest_rms_log_prob_distance(found, truth.roll(1, 0)) > float(truth.std()) / 2
+    assert compute_largest_distance(found, truth.roll(1, 0)) > float(truth.std()) / 2
 
 
 def test_it_keeps_the_contract_of_a_model(llama: LlamaModel) -> None:

@@ -21,7 +21,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Query, Secret
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation.sample import sample_candidates
-from auditor.models.base import LanguageModel, model_nll_and_token_counts
+from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import SamplingAttack
@@ -70,9 +70,7 @@ def test_given_tokens_are_as_likely_as_at_hand(
     ours, theirs = (model.token_log_probs(PREFIXES, suffixes) for model in (remote, here))
     torch.testing.assert_close(ours, theirs, atol=CLOSE, rtol=0)
     texts = [tuple(row) for row in torch.cat([PREFIXES, suffixes], -1).tolist()]
-    for mine, true in zip(
-        model_nll_and_token_counts(remote, texts), model_nll_and_token_counts(here, texts), strict=True
-    ):
+    for mine, true in zip(compute_text_nlls(remote, texts), compute_text_nlls(here, texts), strict=True):
         assert mine == pytest.approx(true, abs=7 * CLOSE)
     pairs = [(texts[0][:4], (1, 2)), (texts[0][:4], (1, 3, 9)), (texts[1][:4], (4,))]
     assert view(remote, local).mean_nll(remote, pairs) == pytest.approx(

@@ -100,7 +100,7 @@ REFUSED = {
     "pruned:2": "expected share between 0 and 1, got 2",
     "int8:3": "--forms int8 takes no value, got 'int8:3'",
     "int8,int8": "called otherwise than other rows, got 'int8' twice",
-    "gguf:q2_k": "got 'q2_k': make the file by llama.cpp and give --forms llama:FILE.gguf",
+    "gguf:q2_k": "got 'q2_k': make the file with llama.cpp and give --forms llama:FILE.gguf",
     "no/such/model": "no/such/model",
     "llama:no.gguf": "'no.gguf': no such file",
     "served:127.0.0.1": "expected --base-url as http://HOST:PORT/v1",

@@ -24,10 +24,11 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample_candidates
 from auditor.generation.tries import encode_without_special_tokens
-from auditor.models.base import LanguageModel, Rows, model_nll_and_token_counts
+from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, traffic
+from auditor.models.rows import Rows
 from auditor.plugins.defense import Scenario
 from auditor.runs.plan import make_plan
 from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
@@ -422,6 +423,6 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
 
 def test_perplexity_is_of_the_same_tokens_behind_the_lead(neox: HuggingFaceModel) -> None:
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (first, *_) = model_nll_and_token_counts(with_prefix_token(neox, (7, 8)), texts)
+    (first, *_) = compute_text_nlls(with_prefix_token(neox, (7, 8)), texts)
     expected = -neox.token_log_probs(WITH[:1, :3], WITH[:1, 3:]).double().sum()
     assert first == (pytest.approx(float(expected), abs=1e-4), 8)

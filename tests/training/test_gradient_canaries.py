@@ -200,7 +200,7 @@ def test_coins_and_directions_are_of_the_seed_and_fair() -> None:
 
 
 def test_there_are_no_more_canaries_than_parameters() -> None:
-    with pytest.raises(AuditError, match="at most 10 gradient canaries, as many as parameters, got 11"):
+    with pytest.raises(AuditError, match="at most a gradient canary for each of 10 trained parameters, got 11"):
         PlantedCanaries(11).draw_coordinates(10)
     with pytest.raises(AuditError, match="a sampler of the 12 examples and 60 gradient canaries, got one of 12"):
         fit_privately(neox_untied(), EXAMPLES, sampler(0), recipe(), pad=0, canaries=PlantedCanaries(COUNT))

@@ -38,7 +38,7 @@ def test_what_is_known_to_exceed_its_claim_is_found_to() -> None:
 
     @dataclasses.dataclass(frozen=True)
     class FromTheirNumber(PMixed):
-        def _projection_for_query_budget(self, queries: int, members: int) -> PMixedMemberProjection:
+        def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
             radius = {1: 4.9121, 2: 3.8402}[members]
             return PMixedMemberProjection(4, (radius,) * members, cap=-math.expm1(-radius), two_sided=False)
 

@@ -38,7 +38,7 @@ from auditor.core.canary_space import CanarySpace
 from auditor.core.nouns import Pair, Query, Secret, Tokens
 from auditor.core.plan_parts import LoadingOptions
 from auditor.generation import tries
-from auditor.models.base import max_logits_at_once
+from auditor.models.base import get_max_logits
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.loading import DEFAULTS, load_causal_lm, load_tokenizer_if_present
@@ -111,7 +111,7 @@ class Bench:
     @torch.no_grad()
     def read(self, texts: Tensor, last: int) -> None:
         """Forwards of whole texts with the logits of their last so many positions."""
-        for some in texts.split(max(1, max_logits_at_once(self.model.device) // (last * self.model.vocab_size))):
+        for some in texts.split(max(1, get_max_logits(self.model.device) // (last * self.model.vocab_size))):
             self.model.model(input_ids=some, use_cache=False, logits_to_keep=last)
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.models.base import LanguageModel, model_nll_and_token_counts
+from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import model_with_adapter
 from auditor.models.precision import CPU, has_native_bfloat16
@@ -78,7 +78,7 @@ class Recalls(Page):
 
     def model(self, name: str, model: LanguageModel, secrets: Sequence[Secret]) -> Mapping[str, Measurement]:
         recall = greedy_recall_by_repeats(model, secrets)
-        perplexity = intervals.estimate_perplexity(list(model_nll_and_token_counts(model, self.lab.heldout))).value
+        perplexity = intervals.estimate_perplexity(list(compute_text_nlls(model, self.lab.heldout))).value
         self.shares(name, f"{perplexity:.2f}", {count: (one.value, one.n) for count, one in recall.items()})
         return recall
 
