@@ -253,9 +253,9 @@ class _CanarySpaceRanking:
         for tail in (*tails, *uniform):
             guide.check_tokens_can_be_drawn(tail)
         noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format)
-        uniforms = noise.random((self.probe.draws, guide.max_tail_tokens()))
+        uniforms = noise.random((self.probe.draws, guide.get_max_tail()))
         drawn = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
-        given = constrained.score_texts_as_constrained_draws(view.target, guide, context, self.references, uniform)
+        given = constrained.score_constrained_texts(view.target, guide, context, self.references, uniform)
         # The uniform references are draws too: in the mixture no weight is boundless, however small q is.
         draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),

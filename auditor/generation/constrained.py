@@ -110,7 +110,7 @@ class TokenGuide:
                 )
             state = next_states[int((tokens == token).nonzero()[0])]
 
-    def max_tail_tokens(self) -> int:
+    def get_max_tail(self) -> int:
         """Return the largest number of tokens that a text can have after the head."""
         # A token writes at least one character.
         longest_choices = [max(map(len, block)) for block in self.space.choice_blocks]
@@ -128,10 +128,10 @@ def draw_constrained_texts(
 ) -> ConstrainedDraws:
     """Draw one text for each row of `noise`.
 
-    noise: (draws, guide.max_tail_tokens()) in [0, 1); context: ends in the guide's head.
+    noise: (draws, guide.get_max_tail()) in [0, 1); context: ends in the guide's head.
     """
 
-    def pick_by_inverse_cdf(
+    def pick_token(
         texts: NDArray[np.int64], position: int, allowed: Tensor, cdf: NDArray[np.float64]
     ) -> NDArray[np.int64]:
         # Rounding may end the cdf below a uniform close to 1.
@@ -143,7 +143,7 @@ def draw_constrained_texts(
         guide,
         context,
         len(noise),
-        pick_by_inverse_cdf,
+        pick_token,
     )
     sequences = [[*guide.head, *tail] for tail in tokens]
     texts = tuple(decode_keeping_special_tokens(guide.tokenizer, row) for row in sequences)
@@ -155,7 +155,7 @@ def draw_constrained_texts(
 
 
 @torch.no_grad()
-def score_texts_as_constrained_draws(
+def score_constrained_texts(
     model: LanguageModel,
     guide: TokenGuide,
     context: Tokens,
@@ -167,13 +167,13 @@ def score_texts_as_constrained_draws(
     tails: tokens of each text after the head, which the guide must allow.
     """
 
-    def pick_from_tails(
+    def pick_given_token(
         indices: NDArray[np.int64], position: int, allowed: Tensor, cdf: NDArray[np.float64]
     ) -> NDArray[np.int64]:
         # `list_allowed_tokens` sorts the tokens; `check_tokens_can_be_drawn` made sure of these.
         return np.searchsorted(allowed.numpy(), [tails[i][position] for i in indices.tolist()])
 
-    _, nll, log_q = _walk_constrained_texts(model, guide, context, len(tails), pick_from_tails)
+    _, nll, log_q = _walk_constrained_texts(model, guide, context, len(tails), pick_given_token)
     return ConstrainedDraws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
 
 
@@ -184,7 +184,7 @@ def _walk_constrained_texts(
     tokens: list[list[int]] = [[] for _ in range(n_texts)]
     nll = np.zeros(n_texts)
     log_q = np.zeros(n_texts)
-    max_tail = guide.max_tail_tokens()
+    max_tail = guide.get_max_tail()
 
     def walk_texts(piece: slice) -> None:
         """Write the texts of one piece, position by position; equal beginnings share a row."""

@@ -58,7 +58,7 @@ class _TreeSearchPaths:
     scores: Tensor
 
     @classmethod
-    def start_at_root(cls, nodes: Tensor) -> _TreeSearchPaths:
+    def start_root(cls, nodes: Tensor) -> _TreeSearchPaths:
         n_nodes = len(nodes)
         return cls(nodes.new_empty(n_nodes, 0), torch.empty(n_nodes, 0, device=nodes.device))
 
@@ -109,7 +109,7 @@ def find_suffixes_above_threshold(
     log_q = torch.zeros(n_secrets, dtype=torch.float64, device=model.device)
     max_pruned = torch.full_like(log_q, -math.inf)
     n_rows = torch.zeros_like(secret_of_node)
-    paths = _TreeSearchPaths.start_at_root(secret_of_node)
+    paths = _TreeSearchPaths.start_root(secret_of_node)
     for position in range(length):
         n_rows += torch.bincount(secret_of_node, minlength=n_secrets)
         distribution = rows.log_probs()
@@ -264,7 +264,7 @@ def beam_search(
     rows = model.start(prefixes, length, prompt=prompt)
     first = torch.arange(n_secrets, device=model.device).unsqueeze(-1)
     total = torch.zeros(n_secrets, 1, dtype=torch.float64, device=model.device)
-    paths = _TreeSearchPaths.start_at_root(first.flatten())
+    paths = _TreeSearchPaths.start_root(first.flatten())
     for position in range(length):
         width = total.shape[1]  # the same for every secret
         n_rows += width

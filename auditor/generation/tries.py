@@ -57,7 +57,7 @@ class TrieLevel:
     leaves: Tensor  # (n,) in the whole branch
     nodes: Tensor  # (n,) inner nodes in the whole branch, the node itself included
 
-    def copy_to_device(self, device: torch.device) -> TrieLevel:
+    def move_level(self, device: torch.device) -> TrieLevel:
         """Return this level with its tensors on the device."""
         columns = [getattr(self, field.name) for field in fields(self)]
         return TrieLevel(*(column.to(device) for column in columns))
@@ -278,7 +278,7 @@ def count_leaves_within_nll(
     *,
     nodes: int = 0,
     max_rows: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda n_nodes, total: None,
 ) -> LeafCount:
     """Count the leaves whose nll after the context is at most each limit.
 
@@ -330,7 +330,7 @@ class _TrieLeafSearch:
         nodes: int,
         device: torch.device,
     ) -> None:
-        self.levels = [level.copy_to_device(device) for level in tree.levels]
+        self.levels = [level.move_level(device) for level in tree.levels]
         self.limits = torch.tensor(sorted(limits), dtype=torch.float64, device=device)
         # Leaves by the first limit that is not below their nll.
         self.leaves_by_limit = torch.zeros(len(limits) + 1, dtype=torch.long, device=device)
@@ -351,27 +351,27 @@ class _TrieLeafSearch:
         root = self.leaves_by_limit.new_zeros(1)
         stack = [_TrieBranches(0, root, root.double(), root.new_empty(1, 0))]
         while stack:
-            live = self.limit_branches_to_budget(stack.pop())
+            live = self.limit_branches(stack.pop())
             if not len(live):
                 continue
             prefixes = torch.cat([head.expand(len(live), -1), live.path], dim=1)
             rows = model.start(prefixes, len(self.levels) - live.depth)
             while len(live):
-                children, parents = self.count_leaves_and_expand(live, rows)
+                children, parents = self.expand_branches(live, rows)
                 report_progress()
                 if not len(children):  # also below the deepest level, which has no sizes
                     break
                 sizes = self.levels[children.depth].nodes[children.node]
                 if int(sizes.sum()) > max_rows:
                     # Reversed: the likeliest must come off the stack first.
-                    stack += reversed(_split_branches_by_size(children, sizes, max_rows))
+                    stack += reversed(_split_branches(children, sizes, max_rows))
                     break
-                live = self.limit_branches_to_budget(children)
+                live = self.limit_branches(children)
                 if len(live):
                     # The budget drops branches from the end only.
                     rows.advance(parents[: len(live)], live.path[:, -1])
 
-    def limit_branches_to_budget(self, live: _TrieBranches) -> _TrieBranches:
+    def limit_branches(self, live: _TrieBranches) -> _TrieBranches:
         """Return the branches that the node budget still covers; count the rest as unseen."""
         n_affordable = max(0, self.budget - self.n_visited)
         if self.budget == 0 or n_affordable >= len(live):
@@ -380,7 +380,7 @@ class _TrieLeafSearch:
         self.n_unseen_leaves += int(n_leaves.sum())
         return live.slice_branches(slice(n_affordable))
 
-    def count_leaves_and_expand(
+    def expand_branches(
         self,
         live: _TrieBranches,
         rows: Rows,
@@ -431,7 +431,7 @@ def _index_children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     return parent, first[parent] + within_parent
 
 
-def _split_branches_by_size(
+def _split_branches(
     live: _TrieBranches,
     sizes: Tensor,
     max_nodes: int,

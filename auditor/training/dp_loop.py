@@ -170,7 +170,7 @@ def fit_privately(
     shares: Sequence[float] | None = None,
     noise_scale: NoiseScale | None = None,
     canaries: PlantedCanaries = NOTHING_PLANTED,
-    progress: Progress = lambda done, loss: None,
+    progress: Progress = lambda n_steps, loss: None,
     checkpoint: TrainerCheckpoint | None = None,
     seconds_between: float = 60.0,
 ) -> PrivateModel:

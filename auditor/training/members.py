@@ -150,7 +150,7 @@ def train_private_members(
     *,
     together: int = 0,
     half: torch.dtype | None = None,
-    stepped: Callable[[int, int], None] = lambda done, total: None,
+    stepped: Callable[[int, int], None] = lambda n_steps, total: None,
     on_written: Callable[[MemberToTrain], None] = lambda member: None,
     checkpoint: TrainerCheckpoint | None = None,
     seconds_between: float = 60.0,

@@ -139,7 +139,11 @@ class PoissonTraining(Defense, Trainer):
         terms: MechanismTerms,
     ) -> Callable[[int, float], None]:
         """Return a callback(steps done, loss) that shows progress."""
-        return lambda done, loss: job.progress(f"training, loss {loss:.3f}", done, terms.steps)
+        return lambda n_steps, loss: job.progress(
+            f"training, loss {loss:.3f}",
+            n_steps,
+            terms.steps,
+        )
 
     def count_planned_steps(self, units: int) -> int:
         return math.ceil(self.epochs * units / self.batch)

@@ -220,7 +220,7 @@ def train_relearned_copy(
     steps: int,
     rate: float,
     seed: int,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int], None] = lambda n_steps: None,
 ) -> HuggingFaceModel:
     """Train a copy of the model on the texts, to see which records not among them return.
 

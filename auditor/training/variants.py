@@ -72,7 +72,7 @@ class FineTuning(Trainer):
             end=job.end,
             order=keyed_random_generator("train", job.seed),
             loss=make_autocast_loss(job.half),
-            progress=lambda done: job.progress("training", done, self.epochs),
+            progress=lambda n_epochs: job.progress("training", n_epochs, self.epochs),
             checkpoint=job.checkpoint,
         )
         return ()

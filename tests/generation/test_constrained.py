@@ -27,7 +27,7 @@ def guide(space: CanarySpace = SPACE) -> constrained.TokenGuide:
 
 def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
     held, model = guide(), tiny(407, scale=6.0)
-    context, noise = (0, *held.head), np.random.default_rng(0).random((200, held.max_tail_tokens()))
+    context, noise = (0, *held.head), np.random.default_rng(0).random((200, held.get_max_tail()))
     every = constrained.draw_constrained_texts(model, held, context, noise)
     assert all(text in SPACE for text in every.texts) and every.canonical.any()
     some = constrained.draw_constrained_texts(model, held, context, noise[50:60])
@@ -41,11 +41,11 @@ def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show(
     held, model = guide(), tiny(407, scale=6.0)
     texts = list(SPACE.texts())
     tails = [tuple(ids[len(held.head) :]) for ids in tries.encode_without_special_tokens(bpe(150), texts)]
-    given = constrained.score_texts_as_constrained_draws(model, held, (0, *held.head), texts, tails)
+    given = constrained.score_constrained_texts(model, held, (0, *held.head), texts, tails)
     assert given.nll == pytest.approx(tries.compute_continuation_nlls(model, (0, *held.head), tails), abs=1e-4)
     mass = np.exp(given.log_q)
     assert mass.sum() <= 1 + 1e-6
-    noise = np.random.default_rng(1).random((3000, held.max_tail_tokens()))
+    noise = np.random.default_rng(1).random((3000, held.get_max_tail()))
     drawn = constrained.draw_constrained_texts(model, held, (0, *held.head), noise)
     share = drawn.canonical.mean()
     assert share == pytest.approx(mass.sum(), abs=4 * np.sqrt(0.25 / 3000))
@@ -66,8 +66,8 @@ def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     limits = tries.add_tie_margin(tries.compute_continuation_nlls(model, context, tails))
     exact = tries.count_leaves_within_nll(model, tree, context, limits).at_most
     uniform = [space.draw(noise) for _ in range(150)]
-    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.max_tail_tokens())))
-    given = constrained.score_texts_as_constrained_draws(
+    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.get_max_tail())))
+    given = constrained.score_constrained_texts(
         model,
         held,
         context,
