@@ -187,7 +187,7 @@ def open_prepared_audit(
     reporter, shared = reporter or SilentReporter(), SweepCache()
     with ExitStack() as stack:
         # first: wrapping a model freezes its parameters and leaves it in eval mode
-        stack.enter_context(live_models.training_flags_restored_at_exit(*given.values()))
+        stack.enter_context(live_models.training_state_restored_at_exit(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
         # a plan is written as JSON: paths as texts
         values: dict[str, Any] = {name: str(one) if isinstance(one, Path) else one for name, one in plan.items()}

@@ -39,7 +39,7 @@ from auditor.plugins.probe import Probe, member_mask, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
-from auditor.runs.live_models import live_model_name, training_flags_restored_at_exit
+from auditor.runs.live_models import live_model_name, training_state_restored_at_exit
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.training import preflight
 
@@ -234,7 +234,7 @@ class AuditCallback(TrainerCallback):
         """Measures the model as it stands, and logs and keeps the values; returns them by name."""
         model = self._unwrapped_model_in_training()
         # fork_rng covers the CPU and every CUDA device: dropout and data order go on as if nobody had looked
-        with training_flags_restored_at_exit(model), torch.random.fork_rng(), torch.no_grad():
+        with training_state_restored_at_exit(model), torch.random.fork_rng(), torch.no_grad():
             target = with_prefix_token(
                 HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
             )

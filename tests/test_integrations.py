@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
-from auditor import load_run
+from auditor import audit, load_run
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.integrations import NOT_CHECKED, AuditCallback, StopLimit
@@ -95,6 +95,36 @@ def test_looking_changes_nothing(trained: tuple[Trainer, AuditCallback, Path], b
     watched = trained[0].model.state_dict()
     assert all(torch.equal(value, watched[name]) for name, value in alone.model.state_dict().items())
     assert trained[0].model.training and all(p.requires_grad for p in trained[0].model.parameters())
+
+
+def test_a_training_in_mixed_precision_is_looked_at_in_the_precision_of_its_weights(base: Path, tmp_path: Path) -> None:
+    """bfloat16 is the default of TRL's trainers; accelerate then replaces the model's forward."""
+    logs = []
+    for watched in (False, True):
+        made = trainer(base, tmp_path / str(watched), steps=40, bf16=True)
+        callback = AuditCallback(made, data=MEMBERS, nonmembers=OTHERS, every=20, out=tmp_path / "audit")
+        if watched:
+            made.add_callback(callback)
+        made.train()
+        logs.append([row["loss"] for row in made.state.log_history if "loss" in row])
+        assert vars(made.model)["forward"] != made.model._original_forward
+    assert logs[0] == logs[1]
+    assert [int(row["step"]) for row in callback.rows] == [0, 20, 40]
+    copy = AutoModelForCausalLM.from_pretrained(base)
+    copy.load_state_dict(made.model.state_dict())
+    run = audit(
+        copy,
+        callback.tokenizer,
+        data=MEMBERS,
+        attacks=["extraction-probability"],
+        known_fraction=0.0,
+        out=tmp_path / "own",
+    )
+    (finding,) = (f for f in run.result.findings if f.setting == "white-box")
+    (probability,) = (m.value for m in finding.measurements if m.name == "extraction_probability")
+    # In autocast it would be some percent off.
+    assert probability > 0.01
+    assert callback.rows[-1]["extraction_probability"] == pytest.approx(probability, rel=1e-4)
 
 
 class Gathering(Trainer):

@@ -64,15 +64,26 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
 
 
 @contextmanager
-def training_flags_restored_at_exit(*models: Any) -> Iterator[None]:
-    """Puts back behind the block which modules were training and which weights had gradients: an audit changes both."""
+def training_state_restored_at_exit(*models: Any) -> Iterator[None]:
+    """Let an audit use models that are being trained; afterwards restore what the audit changes.
+
+    Restored: which modules were in training mode, and which weights had gradients. Inside, a model answers in the
+    precision of its weights: under mixed precision accelerate replaces `forward` by one in autocast (TRL's trainers
+    ask for bfloat16 by default), whose rounding differs from one batch shape to another.
+    """
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     # Module by module: frozen dropout or batch norms inside a training model are to stay as they were.
     modes = [(module, module.training) for model in models for module in model.modules()]
     grads = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
+    in_autocast = [model for model in models if {"forward", "_original_forward"} <= set(vars(model))]
+    forwards = [model.forward for model in in_autocast]
+    for model in in_autocast:
+        model.forward = model._original_forward
     try:
         yield
     finally:
+        for model, forward in zip(in_autocast, forwards, strict=True):
+            model.forward = forward
         for module, training in modes:
             module.training = training
         for parameter, wanted in grads:
