@@ -97,8 +97,8 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         # both: a file that was added since could be read by a gate as well
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
-                how = "has changed" if name in files and name in now else "was added" if name in now else "is gone"
-                yield f"{name} {how} since it was signed"
+                change = "has changed" if name in files and name in now else "was added" if name in now else "is gone"
+                yield f"{name} {change} since it was signed"
         if stated.get("subject") != _attestation_subject(result_file.read_result(folder)):
             yield "its subject is another model"
 
@@ -107,10 +107,10 @@ def _attestation_subject(result: AuditResult) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
 
 
-def _gate_decision_as_attested_json(one: KeptDecision) -> dict[str, Any]:
-    decision = one.decision
+def _gate_decision_as_attested_json(recorded: KeptDecision) -> dict[str, Any]:
+    decision = recorded.decision
     return {
-        "decided": one.decided,
+        "decided": recorded.decided,
         "verdict": decision.verdict,
         "baseline": decision.baseline,
         "rulings": [

@@ -1,7 +1,9 @@
-"""Any number of comparable runs side by side: each against the first, paired by secret. Knows records; renders nothing.
+"""Compare any number of comparable runs: each with the first, paired by secret. Knows records;
+renders nothing.
 
-A run is marked best in a row only where it leaks less than every other, significantly: corrected for the runs that
-could have been it (Bonferroni) and for the rows (Holm), so that 5% of all comparisons mark one without cause.
+A run is marked best in a row only if it leaks significantly less than every other run. The test is
+corrected for the runs that could have been best (Bonferroni) and for the rows (Holm), so that 5% of
+all comparisons mark a run without cause.
 """
 
 from __future__ import annotations
@@ -50,9 +52,12 @@ class Comparison:
 
 
 def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = ()) -> Comparison:
-    """The runs by row, in the order of the first. metrics: which; each row's main one where none is given.
+    """Compare runs row by row, in the order of the first run.
 
-    Raises AuditError for fewer than two runs, runs that are not comparable with the first, a metric no row has.
+    metrics: the metrics to compare; each row's main metric if none is given.
+
+    Raises AuditError for fewer than two runs, runs that are not comparable with the first, a metric
+    no row has.
     """
     if len(runs) < 2:
         raise AuditError(f"expected at least two runs to compare, got {len(runs)}")
@@ -67,9 +72,13 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         for finding in run.result.findings:
             findings.setdefault(finding.cell_key, [None] * len(runs))[i] = finding
     lines = [
-        ComparisonRow(row, metric, tuple(_compare_to_first_run(runs, i, row, metric, f) for i, f in enumerate(found)))
-        for row, found in findings.items()
-        for metric in metrics or dict.fromkeys(f.main.name for f in found if f and f.main)
+        ComparisonRow(
+            row,
+            metric,
+            tuple(_compare_to_first_run(runs, i, row, metric, finding) for i, finding in enumerate(row_findings)),
+        )
+        for row, row_findings in findings.items()
+        for metric in metrics or dict.fromkeys(f.main.name for f in row_findings if f and f.main)
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_index_of_run_leaking_least(line) for line in lines]
@@ -96,13 +105,13 @@ def _compare_to_first_run(
         return Comparand(None, why=finding.not_applicable or f"has no {metric}")
     if i == 0:
         return Comparand(measured)
-    first, own = (runs[j].outcomes.get(row) for j in (0, i))
-    if first is None or own is None:
+    first, outcome = (runs[j].outcomes.get(row) for j in (0, i))
+    if first is None or outcome is None:
         return Comparand(measured, why="nothing to pair")
-    seen = outcomes.paired_row_difference_or_reason(metric, None, own, first)
-    if isinstance(seen, str):
-        return Comparand(measured, why=seen)
-    return Comparand(measured, bounds.make_measurement(f"{metric}_difference", seen, measured.unit))
+    difference = outcomes.paired_row_difference_or_reason(metric, None, outcome, first)
+    if isinstance(difference, str):
+        return Comparand(measured, why=difference)
+    return Comparand(measured, bounds.make_measurement(f"{metric}_difference", difference, measured.unit))
 
 
 def _index_of_run_leaking_least(line: ComparisonRow) -> int:
@@ -112,23 +121,27 @@ def _index_of_run_leaking_least(line: ComparisonRow) -> int:
 
 
 def _excess_leak_of_other_runs(runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int) -> list[BoundedNumber]:
-    """How much more each other run leaks than the candidate; empty where one of them cannot be held against it."""
-    own = runs[candidate].outcomes.get(line.row)
-    found: list[BoundedNumber] = []
+    """Return how much more each other run leaks than the candidate; empty if a run cannot be
+    compared with it.
+    """
+    outcome = runs[candidate].outcomes.get(line.row)
+    excesses: list[BoundedNumber] = []
     for i, run in enumerate(runs):
         if i == candidate:
             continue
         other = run.outcomes.get(line.row)
-        if own is None or other is None or line.cells[i].measured is None:
+        if outcome is None or other is None or line.cells[i].measured is None:
             return []  # nobody is best of what was not measured
         # other minus own: above 0 where the other leaks more
-        seen = outcomes.paired_row_difference_or_reason(line.metric, None, other, own)
-        if isinstance(seen, str):
+        difference = outcomes.paired_row_difference_or_reason(line.metric, None, other, outcome)
+        if isinstance(difference, str):
             return []
-        found.append(seen)
-    return found
+        excesses.append(difference)
+    return excesses
 
 
 def _is_leaking_less_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
-    """At a level shared out over the runs that could have been lowest."""
+    """Return whether the candidate leaks less than every rival, at a level divided among the runs
+    that could be lowest.
+    """
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

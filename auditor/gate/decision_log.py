@@ -60,10 +60,10 @@ def decision_edits_sentence(folder: Path) -> str:
     mend = "restore it, or audit again"
     for number, line in enumerate(lines, 1):
         try:
-            said = json.loads(line)["before"]
+            stated_digest = json.loads(line)["before"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            said = None
-        if said != before:
+            stated_digest = None
+        if stated_digest != before:
             return f"{path}: a decision at or before line {number} was edited or taken away: {mend}"
         before = hashlib.sha256(line).hexdigest()
     return "" if before in ends else f"{path}: the last decision was edited or taken away: {mend}"
@@ -100,17 +100,17 @@ def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
     Raises AuditError for a file that holds something else, or was edited.
     """
     path, now = folder / DECISIONS, file_sha256_hex(folder / RESULT)
-    found: dict[object, KeptDecision] = {}
+    latest: dict[object, KeptDecision] = {}
     try:
-        read = [from_json(KeptDecision, json.loads(line), str(path)) for line in _decision_lines(folder)]
+        decisions = [from_json(KeptDecision, json.loads(line), str(path)) for line in _decision_lines(folder)]
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
     if why := decision_edits_sentence(folder):
         raise AuditError(why)
-    for one in read:
-        if one.result == now:
-            ruled = frozenset((ruling.cell_title, ruling.rule) for ruling in one.decision.rulings)
-            asked = (one.decision.baseline, one.decision.inconclusive, ruled)
-            found.pop(asked, None)  # the last one stands where it was made
-            found[asked] = one
-    return tuple(found.values())
+    for entry in decisions:
+        if entry.result == now:
+            ruled = frozenset((ruling.cell_title, ruling.rule) for ruling in entry.decision.rulings)
+            question = (entry.decision.baseline, entry.decision.inconclusive, ruled)
+            latest.pop(question, None)  # the last one stands where it was made
+            latest[question] = entry
+    return tuple(latest.values())

@@ -47,14 +47,14 @@ def compare_judged_with_deployed_files(
     return DeployedModelMatch(f"{name}, {date}: {stands}", here, age, differs)
 
 
-def _deployed_model_phrase(in_memory: bool, lab: bool, asked: bool, here: bool, differs: str) -> str:
+def _deployed_model_phrase(in_memory: bool, lab: bool, model: bool, local_files: bool, differs: str) -> str:
     if in_memory:
         return "in the memory of a process: nobody can say whether what is deployed is what was judged"
     if lab:
         return "trained for the run, and deployed nowhere"
-    if asked:
+    if model:
         return "behind an API: nobody can say whether it still answers by the weights that were judged"
-    if not here:
+    if not local_files:
         return "not on this machine: nobody can say here whether what is deployed is what was judged"
     return f"another model lies there now: {differs}" if differs else "unchanged since"
 

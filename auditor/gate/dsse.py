@@ -79,18 +79,18 @@ def _parse_dsse_envelope(text: str) -> Any:
     return envelope
 
 
-def _load_ed25519_key(path: Path, which: str) -> Any:
+def _load_ed25519_key(path: Path, key_kind: str) -> Any:
     try:
         import securesystemslib  # noqa: F401
         from cryptography.hazmat.primitives import serialization as keys
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
         raise AuditError("signatures need securesystemslib: pip install 'audit-lm[attest]'") from None
-    kind = ed25519.Ed25519PrivateKey if which == "private" else ed25519.Ed25519PublicKey
-    expected = f"expected an Ed25519 {which} key in PEM, without a password"
+    kind = ed25519.Ed25519PrivateKey if key_kind == "private" else ed25519.Ed25519PublicKey
+    expected = f"expected an Ed25519 {key_kind} key in PEM, without a password"
     try:
         data = path.read_bytes()
-        key: Any = keys.load_pem_private_key(data, None) if which == "private" else keys.load_pem_public_key(data)
+        key: Any = keys.load_pem_private_key(data, None) if key_kind == "private" else keys.load_pem_public_key(data)
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # whatever is wrong with it; a message may quote it

@@ -95,12 +95,12 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
 
 def _distinct_run_folders_of_history(folders: Sequence[Path]) -> list[Path]:
     """Each folder once, by its own name rather than by that of a link to it, such as runs/latest."""
-    found: dict[Path, Path] = {}
+    folder_by_path: dict[Path, Path] = {}
     for folder in folders:
-        own = folder.resolve()
-        if own not in found or found[own].is_symlink():
-            found[own] = folder
-    return list(found.values())
+        path = folder.resolve()
+        if path not in folder_by_path or folder_by_path[path].is_symlink():
+            folder_by_path[path] = folder
+    return list(folder_by_path.values())
 
 
 def _left_out_of_history_sentence(folder: Path) -> str:
@@ -118,8 +118,8 @@ def _left_out_of_history_sentence(folder: Path) -> str:
 
 def _history_label_of_checkpoint(run: RunOutcomes) -> str | None:
     """The revision, or the folder of the model, where it ends in the number of a step."""
-    named = (run.result.plan.get("revision"), run.result.plan.get("model"))
-    for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in named if text):
+    sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
+    for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in sources if text):
         if _STEP.search(name):
             return name
     return None
@@ -164,13 +164,14 @@ def _groups_of_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[Comp
     for line in grouped:
         runs = tuple(reversed(line))
         changes = [compare_finished_runs([before.run, now.run]) for before, now in pairwise(runs)]
-        apart = (_not_comparable_sentence(line[0], other) for other in grouped[0])  # its last run, and the first line
-        yield ComparableRuns(runs, (None, *changes), next(filter(None, apart)) if line is not grouped[0] else "")
+        # its last run, and the first line
+        obstacles = (_not_comparable_sentence(line[0], other) for other in grouped[0])
+        yield ComparableRuns(runs, (None, *changes), next(filter(None, obstacles)) if line is not grouped[0] else "")
 
 
-def _not_comparable_sentence(one: HistoryEntry, other: HistoryEntry) -> str:
+def _not_comparable_sentence(entry: HistoryEntry, other: HistoryEntry) -> str:
     try:
-        check_comparable(one.run, other.run, "match")
+        check_comparable(entry.run, other.run, "match")
     except AuditError as why:
         return str(why)
     return ""

@@ -1,4 +1,5 @@
-"""Why a limit that a row's own number holds does not hold all the same: doubts, a stratum of copies, records unasked.
+"""Find reasons why a limit that a row's number meets is still not met: doubts, strata of copies,
+records not asked.
 
 Knows findings, rulings and limits; decides no rule.
 """
@@ -16,18 +17,21 @@ from auditor.records.strata import hits_of_stratum, weighted_extracted_share
 from auditor.statistics.bounds import LEVEL, BinomialCount
 
 
-def downgrade_doubtful_ruling(result: AuditResult, seen: LeakAssessment, ruling: Ruling) -> Ruling:
-    """Makes a held ruling inconclusive: on leakage, where the text form is in doubt; on drawn answers, where some were
-    withheld or too few hits contradict the model."""
-    drawn = any(row.cell_key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
-    doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
-    doubts += seen.contradictions.get(ruling.target, ())
-    why = [doubt.sentence for doubt in doubts if drawn and doubt.kind in ("answers", "contradiction")]
+def downgrade_doubtful_ruling(result: AuditResult, assessment: LeakAssessment, ruling: Ruling) -> Ruling:
+    """Return a held ruling as inconclusive if there is doubt about it.
+
+    On leakage: the text form is in doubt. On drawn answers: some were withheld, or too few hits contradict the model.
+    """
+    cell = (ruling.target, ruling.setting, ruling.attack)
+    is_drawn = any(row.cell_key == cell and row.drawn for row in result.findings)
+    doubts = [doubt for target in result.targets if target.name == ruling.target for doubt in target.doubts]
+    doubts += assessment.contradictions.get(ruling.target, ())
+    reasons = [doubt.sentence for doubt in doubts if is_drawn and doubt.kind in ("answers", "contradiction")]
     if not ruling.metric.startswith("perplexity"):  # what a defense costs leaks nothing
-        why += [doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"]
-    if not (ruling.verdict == "held" and why):
+        reasons += [doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"]
+    if not (ruling.verdict == "held" and reasons):
         return ruling
-    reason = f"{ruling.reason}. {' '.join(why)}"
+    reason = f"{ruling.reason}. {' '.join(reasons)}"
     return replace(ruling, verdict="inconclusive", unmeasured=True, missed=None, reason=reason)
 
 
@@ -45,12 +49,12 @@ def objection_by_strata(finding: Finding, limit: float, counts_with_a_rule: Coll
 
     counts_with_a_rule: numbers of copies that a rule of their own is for: those are judged by it.
     """
-    whole = weighted_extracted_share(finding, LEVEL)
-    if whole is not None and whole.high > limit:
-        asked = sum(stratum.extracted.n for stratum in finding.strata)
+    weighted_share = weighted_extracted_share(finding, LEVEL)
+    if weighted_share is not None and weighted_share.high > limit:
+        n_asked = sum(stratum.extracted.n for stratum in finding.strata)
         return (
-            f"of all {whole.n:,} records, weighted by copies, up to {whole.high:.4f} may be extracted: "
-            f"{asked:,} of them were asked"
+            f"of all {weighted_share.n:,} records, weighted by copies, up to {weighted_share.high:.4f} "
+            f"may be extracted: {n_asked:,} of them were asked"
         )
     copied = [s for s in finding.strata if (s.copies or 1) > 1 and s.extracted.n and s.copies not in counts_with_a_rule]
     for stratum in copied:

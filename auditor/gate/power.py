@@ -81,11 +81,11 @@ def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> 
     name, before, after = change.metric, change.before, change.after
     # to fail takes the level shared out, to hold LEVEL itself: as `decide` has it
     level, margin = LEVEL / rules, after - before
-    alike = change.discordant - margin  # what changes by chance alone, when nothing got worse
+    chance_change = change.discordant - margin  # what changes by chance alone, when nothing got worse
     # the closed forms first: they refuse a change that is too small before anything is scanned
     worse = secrets_to_gate_paired_difference(margin, 0.0, change.discordant, level, power)
-    unchanged = secrets_to_gate_paired_difference(0.0, margin, alike, LEVEL, power)
-    lost, won = alike / 2, change.discordant - alike / 2  # won - lost is the margin
+    unchanged = secrets_to_gate_paired_difference(0.0, margin, chance_change, LEVEL, power)
+    lost, won = chance_change / 2, change.discordant - chance_change / 2  # won - lost is the margin
     # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1] (formulas.md, D2)
     return [
         _secrets_needed_to_fail(name, before, after, level, power),
@@ -97,11 +97,11 @@ def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> 
             *_secrets_until_gate_stops_and_median([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
         SecretsNeeded(
-            f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({alike:.3g} changed)",
+            f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({chance_change:.3g} changed)",
             unchanged,
             # of -d, whose odds are the same: that its mean is at most -margin is refuted
             *_secrets_until_gate_stops_and_median(
-                [0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power
+                [0, 0.5, 1], [chance_change / 2, 1 - chance_change, chance_change / 2], (1 - margin) / 2, LEVEL, power
             ),
         ),
     ]

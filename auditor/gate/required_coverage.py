@@ -1,6 +1,7 @@
-"""Whether a run looked at what its policy requires: attacks, at an access, on so many secrets and non-members.
+"""Check whether a run covered what its policy requires: attacks, at an access, on enough secrets
+and non-members.
 
-Read off the outcomes of each secret, not off the counts that the result says of itself.
+The coverage is read from the outcomes of each secret, not from the counts that the result reports.
 """
 
 from __future__ import annotations
@@ -15,38 +16,39 @@ from auditor.records.outcomes import RunOutcomes
 _ANY = ""  # attack: whichever has looked at most
 
 
-def judge_required_attacks(run: RunOutcomes, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
+def judge_required_attacks(run: RunOutcomes, required: Required, targets: Collection[str]) -> Iterator[Ruling]:
     """A ruling, held or failed, for each target and required attack; no ruling where nothing is required."""
-    if not (asked.attacks or asked.access or asked.secrets or asked.nonmembers):
+    if not (required.attacks or required.access or required.secrets or required.nonmembers):
         return
     for target in targets:
-        for attack in asked.attacks or (_ANY,):
-            yield _required_attack_ruling(run, asked, target, attack)
+        for attack in required.attacks or (_ANY,):
+            yield _required_attack_ruling(run, required, target, attack)
 
 
-def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, attack: str) -> Ruling:
-    row = CellKey(target, asked.access or "", attack)
-    where = f" at {asked.access} access" if asked.access else ""
-    rule = f"{attack or 'an attack'} ran{where}, on at least {asked.secrets} secrets and {asked.nonmembers} non-members"
+def _required_attack_ruling(run: RunOutcomes, required: Required, target: str, attack: str) -> Ruling:
+    row = CellKey(target, required.access or "", attack)
+    where = f" at {required.access} access" if required.access else ""
+    least = f"{required.secrets} secrets and {required.nonmembers} non-members"
+    rule = f"{attack or 'an attack'} ran{where}, on at least {least}"
     applied = [
         finding.cell_key
         for finding in run.result.findings
         if finding.target == target
         and finding.attack == (attack or finding.attack)
-        and finding.setting == (asked.access or finding.setting)
+        and finding.setting == (required.access or finding.setting)
         and not finding.not_applicable
         and finding.measurements
     ]
     if not applied:
         why = f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}"
         return ruling_without_number(why, rule, row=row)
-    enough = (asked.secrets, asked.nonmembers)
+    enough = (required.secrets, required.nonmembers)
     counts = [_attacked_member_and_nonmember_counts(run, key) for key in applied]
     # one row has to have enough of both: counts of several rows do not add up
     members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
-    if members < asked.secrets or others < asked.nonmembers:
-        why = f"{said}; required are {asked.secrets} and {asked.nonmembers}"
+    if members < required.secrets or others < required.nonmembers:
+        why = f"{said}; required are {required.secrets} and {required.nonmembers}"
         return ruling_without_number(why, rule, row=row)
     return ruling_without_number(said, rule, "held", row)
 

@@ -1,4 +1,4 @@
-"""Which rows of a run a rule is for. Knows names and main numbers; decides nothing."""
+"""Find the rows of a run that a rule applies to. Knows names and main numbers; decides nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from auditor.statistics.roc import AUC
 
 
 def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
-    for i, (kind, wanted) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
+    for i, (kind, name) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
         known = {row[i] for row in rows}
-        if wanted is not None and wanted not in known:
-            raise unknown_name_error(kind, wanted, known)
+        if name is not None and name not in known:
+            raise unknown_name_error(kind, name, known)
 
 
 def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
@@ -46,12 +46,12 @@ def rule_on_group_told_best(finding: Finding, rule: Rule) -> Rule:
 
     A group that is told is worse than the mean over all. One whose interval holds chance is not held against anybody.
     """
-    whole = finding.measurement(rule.metric)
-    if rule.metric != auc_name("") or rule.is_paired_difference or rule.count is not None or whole is None:
+    overall = finding.measurement(rule.metric)
+    if rule.metric != auc_name("") or rule.is_paired_difference or rule.count is not None or overall is None:
         return rule
-    told = {count: max(m.low, 1 - m.high) for count, m in finding.by_repeats.items() if count.isdecimal()}
-    best = max(told, key=told.__getitem__, default="")
-    if not finding.scores_tried or not best or told[best] <= max(0.5, whole.low, 1 - whole.high):
+    group_aucs = {count: max(m.low, 1 - m.high) for count, m in finding.by_repeats.items() if count.isdecimal()}
+    best = max(group_aucs, key=group_aucs.__getitem__, default="")
+    if not finding.scores_tried or not best or group_aucs[best] <= max(0.5, overall.low, 1 - overall.high):
         return rule
     return replace(rule, count=int(best))
 
@@ -65,8 +65,8 @@ def findings_in_rule_scope(result: AuditResult, scope: Mapping[str, str | None])
     ]
 
 
-def nearest_metrics_to_ruled_one_phrase(wanted: str, known: Sequence[str]) -> str:
+def nearest_metrics_to_ruled_one_phrase(metric: str, known: Sequence[str]) -> str:
     """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
-    shown = dict.fromkeys((*known[:1], *difflib.get_close_matches(wanted, known, n=2)))
-    others = f" and {len(known) - len(shown)} others" if len(known) > len(shown) else ""
-    return f"; it has {', '.join(shown) or 'none'}{others}"
+    suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
+    others = f" and {len(known) - len(suggestions)} others" if len(known) > len(suggestions) else ""
+    return f"; it has {', '.join(suggestions) or 'none'}{others}"

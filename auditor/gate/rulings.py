@@ -1,4 +1,6 @@
-"""What a gate decided, as records: exit code, terminal, Markdown and JUnit are all read off one `Decision`."""
+"""Record what a gate decided: exit code, terminal, Markdown and JUnit all follow from one
+`Decision`.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +79,6 @@ class Decision:
     def headline(self) -> str:
         """`gate held: 3 rulings held, 1 inconclusive let pass`."""
         counts = {kind: sum(r.verdict == kind for r in self.rulings) for kind in EXIT_CODES}
-        read = {"report": "", "pass": " (let pass)", "fail": " (counted as failed)"}[self.inconclusive]
-        parts = [f"{n} {kind}{read if kind == 'inconclusive' else ''}" for kind, n in counts.items() if n]
+        reading_note = {"report": "", "pass": " (let pass)", "fail": " (counted as failed)"}[self.inconclusive]
+        parts = [f"{n} {kind}{reading_note if kind == 'inconclusive' else ''}" for kind, n in counts.items() if n]
         return f"gate {self.verdict}: {', '.join(parts) or 'nothing was judged'}"

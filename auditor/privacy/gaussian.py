@@ -132,23 +132,23 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
     )
     if high < _PLD_FROM or epsilon > _PLD_TO:
         return high
-    spent = reported(high)
-    low, low_spent = high, spent
+    epsilon_spent = reported(high)
+    low, low_spent = high, epsilon_spent
     while low_spent <= epsilon and low > _PLD_FROM:
         low = max(0.85 * low, _PLD_FROM)
         low_spent = reported(low)
     if low_spent <= epsilon:
         return low
-    while spent < (1 - _CLOSE) * epsilon and low < high * (1 - _CLOSED):  # it can jump where PLD gives out
+    while epsilon_spent < (1 - _CLOSE) * epsilon and low < high * (1 - _CLOSED):  # it can jump where PLD gives out
         # Regula falsi on log epsilon against log sigma, which is nearly straight; kept off the ends. A little towards
         # `high`: a sigma just on the private side ends the search.
-        share = math.log(epsilon / spent) / math.log(low_spent / spent)
+        share = math.log(epsilon / epsilon_spent) / math.log(low_spent / epsilon_spent)
         middle = high * (low / high) ** min(0.95, max(0.05, share * (1 - _CLOSE)))
-        found = reported(middle)
-        if found <= epsilon:
-            high, spent = middle, found
+        achieved = reported(middle)
+        if achieved <= epsilon:
+            high, epsilon_spent = middle, achieved
         else:
-            low, low_spent = middle, found
+            low, low_spent = middle, achieved
     return high
 
 
@@ -165,36 +165,36 @@ def _bisect_noise_multiplier(enough: Any, low: float, high: float, precision: fl
 # --- two scales of noise ----------------------------------------------------------------------------------------------
 
 
-def noise_scale_divergence(order: float, parameters: int, one: float, other: float) -> float:
+def noise_scale_divergence(order: float, parameters: int, first: float, second: float) -> float:
     """Renyi divergence (nats) of noise N(0, one^2 I) from N(0, other^2 I) on so many parameters; inf where it has none.
 
     Formulas B4 (i): what the scale of the noise alone gives away, where it depends on the data.
     """
-    mixed = order * other**2 + (1 - order) * one**2
+    mixed = order * second**2 + (1 - order) * first**2
     if mixed <= 0:
         return math.inf
-    return parameters * (math.log(other / one) + math.log(other**2 / mixed) / (2 * (order - 1)))
+    return parameters * (math.log(second / first) + math.log(second**2 / mixed) / (2 * (order - 1)))
 
 
-def epsilon_between_noise_scales(parameters: int, one: float, other: float, delta: float) -> float:
+def epsilon_between_noise_scales(parameters: int, first: float, second: float, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which these two noises are (epsilon, delta)-indistinguishable.
 
     The squared norm is a sufficient statistic: scaled, it is chi-squared. The larger of both directions.
     """
-    return max(_one_way_scale_epsilon(parameters, *pair, delta) for pair in ((one, other), (other, one)))
+    return max(_one_way_scale_epsilon(parameters, *pair, delta) for pair in ((first, second), (second, first)))
 
 
-def _one_way_scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
-    if one == other:
+def _one_way_scale_epsilon(parameters: int, first: float, second: float, delta: float) -> float:
+    if first == second:
         return 0.0
-    slope = (other**-2 - one**-2) / 2  # of the log-ratio in the squared norm
+    slope = (second**-2 - first**-2) / 2  # of the log-ratio in the squared norm
     # L = parameters log(other / one) + slope |x|^2: L > epsilon is the upper tail of |x|^2, or for slope < 0 the lower
     tail = chi2.sf if slope > 0 else chi2.cdf
 
     # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and Wang 2018, Theorem 5)
     def excess(epsilon: float) -> float:
-        edge = (epsilon - parameters * math.log(other / one)) / slope
-        shares = [float(tail(edge / scale**2, parameters)) for scale in (one, other)]
+        edge = (epsilon - parameters * math.log(second / first)) / slope
+        shares = [float(tail(edge / scale**2, parameters)) for scale in (first, second)]
         # in logs: e^epsilon alone overflows where the share is tiny
         return shares[0] - (math.exp(epsilon + math.log(shares[1])) if shares[1] else 0.0) - delta
 

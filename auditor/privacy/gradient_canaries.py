@@ -59,8 +59,8 @@ def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    found: GradientCanaries = from_json(GradientCanaries, read_json_object(path, "gradient canaries"), str(path))
-    if not len(found.included) == len(found.scores) == len(found.sums):
-        counts = ", ".join(str(len(column)) for column in (found.included, found.scores, found.sums))
+    record: GradientCanaries = from_json(GradientCanaries, read_json_object(path, "gradient canaries"), str(path))
+    if not len(record.included) == len(record.scores) == len(record.sums):
+        counts = ", ".join(str(len(column)) for column in (record.included, record.scores, record.sums))
         raise AuditError(f"{path}: expected a coin, a score and a sum of each canary, got {counts}")
-    return found
+    return record

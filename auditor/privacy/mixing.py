@@ -113,8 +113,8 @@ def neighbour_distributions(
     O(N V), by the collapse lemma; sums of non-negative terms only, so that small probabilities keep their precision.
     """
     members = distributions.shape[-2]
-    left = members - 1 if adjacency == "add_remove" else members
-    shares = mean_member_weights(weights, q, left) if left else np.zeros(distributions.shape[:-1])
+    n_remaining = members - 1 if adjacency == "add_remove" else members
+    shares = mean_member_weights(weights, q, n_remaining) if n_remaining else np.zeros(distributions.shape[:-1])
     parts = shares[..., None] * distributions
     mixed, private = _leave_one_member_out_sums(parts), _leave_one_member_out_sums(shares[..., None])
     if adjacency == "replace":

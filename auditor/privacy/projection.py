@@ -56,9 +56,9 @@ def largest_mixing_weight(moments: Tensor, radius: float | Tensor, max_weight: f
     budget = budget.expand(shape)
     # Dimensions that the radius alone has come between the orders and the distributions' own.
     moments = moments.reshape(alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]).expand(-1, *shape)
-    whole = torch.full(shape, max_weight, dtype=torch.float64, device=moments.device)
-    fits = (_log_mixture_moment_excess(moments, whole) <= _log_expm1(budget)) | budget.isposinf()
-    weight = torch.where(fits, whole, 0.0)
+    full_weight = torch.full(shape, max_weight, dtype=torch.float64, device=moments.device)
+    fits = (_log_mixture_moment_excess(moments, full_weight) <= _log_expm1(budget)) | budget.isposinf()
+    weight = torch.where(fits, full_weight, 0.0)
     unsettled = ~fits & (budget > 0) & moments[alpha].isfinite()  # p > 0 = p0 admits no weight at all
     if unsettled.any():
         weight[unsettled] = _solve_weight_by_newton(moments[:, unsettled], budget[unsettled], max_weight)
@@ -95,23 +95,25 @@ def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radiu
     lead = weight.shape[weight.ndim - moments.ndim + 1 :]
     log_p, log_p0 = _align_distribution_dtypes_and_shapes(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
-    found, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
+    two_sided_weight, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
     for index in _distribution_chunk_slices(log_p.shape):
-        here = (slice(None), *index)
-        own, allowed, looked_at = (x[here].reshape(sizes, -1).clone() for x in (found, budget, unsure))
-        some = looked_at.any(0)  # of the distributions of the chunk
-        if not some.any():
+        chunk = (slice(None), *index)
+        chunk_weight, allowed, looked_at = (
+            x[chunk].reshape(sizes, -1).clone() for x in (two_sided_weight, budget, unsure)
+        )
+        active = looked_at.any(0)  # of the distributions of the chunk
+        if not active.any():
             continue
         shape = _broadcast_slice(log_p, index).shape
         private, public = (
-            _broadcast_slice(distribution, index).expand(shape).reshape(-1, shape[-1])[some]
+            _broadcast_slice(distribution, index).expand(shape).reshape(-1, shape[-1])[active]
             for distribution in (log_p, log_p0)
         )
-        own[:, some] = _weights_within_reverse_budget(
-            private, public, own[:, some], allowed[:, some], looked_at[:, some], alpha
+        chunk_weight[:, active] = _weights_within_reverse_budget(
+            private, public, chunk_weight[:, active], allowed[:, active], looked_at[:, active], alpha
         )
-        found[here] = own.view(found[here].shape)
-    return found.view(weight.shape)
+        two_sided_weight[chunk] = chunk_weight.view(two_sided_weight[chunk].shape)
+    return two_sided_weight.view(weight.shape)
 
 
 def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
@@ -242,9 +244,9 @@ class _ReverseDivergence:
 
     def select_distributions(self, distributions: Tensor) -> Self:
         """This for some of the distributions, by index."""
-        some = copy.copy(self)
-        some.ratio, some.square = self.ratio[distributions], self.square[distributions]
-        return some
+        subset = copy.copy(self)
+        subset.ratio, subset.square = self.ratio[distributions], self.square[distributions]
+        return subset
 
     def reverse_moment_excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
         """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
@@ -255,8 +257,9 @@ class _ReverseDivergence:
         )
 
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
-        own = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
-        return torch.addcmul((1 - own).to(self.ratio), self.ratio, own.to(self.ratio)).reciprocal_()
+        weight_column = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
+        public_part = (1 - weight_column).to(self.ratio)
+        return torch.addcmul(public_part, self.ratio, weight_column.to(self.ratio)).reciprocal_()
 
     def _mean_weighted_by_squared_excess(self, term: Tensor) -> Tensor:
         return term.mul_(self.square).sum(-1).double()

@@ -104,13 +104,13 @@ class PrivacyRecord:
     def notes(self) -> tuple[str, ...]:
         """What a reader must know beside the claim: sentences."""
         if self.epsilon is None:
-            numbers = "; ".join(f"{what}: ε {value:.3g}" for what, value in self.nominal.items())
-            why = f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else "")
-            return (why, *self._gradient_canary_remarks())
-        whose = "the claim is for one user or group: for all of its records together"
+            numbers = "; ".join(f"{mechanism}: ε {value:.3g}" for mechanism, value in self.nominal.items())
+            status_note = f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else "")
+            return (status_note, *self._gradient_canary_remarks())
+        scope_note = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
-            whose = "the claim is for one record: a text that occurs k times is protected at the group size k only"
-        return (whose, *self._accounting_premise_notes(), *self._gradient_canary_remarks())
+            scope_note = "the claim is for one record: a text that occurs k times is protected at the group size k only"
+        return (scope_note, *self._accounting_premise_notes(), *self._gradient_canary_remarks())
 
     def _accounting_premise_notes(self) -> Iterator[str]:
         if self.units_given and self.units is not None:
@@ -141,18 +141,18 @@ class PrivacyRecord:
 
 
 def private_training_settings_to_compare(
-    own: PrivacyRecord, control: PrivacyRecord
+    record: PrivacyRecord, control: PrivacyRecord
 ) -> Iterator[tuple[str, object, object]]:
     """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
-        yield name, getattr(own, name), getattr(control, name)
-    if own.optimizer and control.optimizer:
-        yield "optimizer", own.optimizer, control.optimizer
+        yield name, getattr(record, name), getattr(control, name)
+    if record.optimizer and control.optimizer:
+        yield "optimizer", record.optimizer, control.optimizer
     for name in ("expected_batch", "learning_rate"):
-        yield name, own.details.get(name), control.details.get(name)
+        yield name, record.details.get(name), control.details.get(name)
     if math.isfinite(control.clip):
-        yield "clip", own.clip, control.clip
-        yield "kappa_least", own.details.get("kappa_least", 1.0), control.details.get("kappa_least", 1.0)
+        yield "clip", record.clip, control.clip
+        yield "kappa_least", record.details.get("kappa_least", 1.0), control.details.get("kappa_least", 1.0)
 
 
 def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
