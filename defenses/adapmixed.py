@@ -27,7 +27,7 @@ from auditor.defenses.pmixed import MOST_ORDER, build_ensemble_cause_chain
 from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
 from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
-from auditor.privacy.accounting import two_sided_renyi
+from auditor.privacy.accounting import compute_two_sided_renyi
 
 _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
 
@@ -102,5 +102,5 @@ class AdaPMixedModel(PMixedModel):
         # Only zero_out, because there is no claim.
         (neighbours,) = self.neighbour_distributions(contexts, last, at)
         without_member = neighbours.log_probs.cpu().numpy()  # (B, positions, members, V)
-        divergences = torch.from_numpy(two_sided_renyi(mixed, without_member, order))
+        divergences = torch.from_numpy(compute_two_sided_renyi(mixed, without_member, order))
         return [DivergenceCheck(neighbours.relation, order, None, divergences)]

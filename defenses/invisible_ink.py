@@ -44,7 +44,13 @@ from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Cause, Defense, QueryBudget, Scenario
 from auditor.plugins.options import require_listed_options
-from auditor.privacy.accounting import bounded_range_rho, realised_renyi, two_sided_renyi, zcdp_budget, zcdp_epsilon
+from auditor.privacy.accounting import (
+    compute_bounded_range_rho,
+    compute_two_sided_renyi,
+    compute_zcdp_budget,
+    compute_zcdp_epsilon,
+    realised_renyi,
+)
 
 UNIT = "reference"
 _RELATIONS = ("zero_out", "replace")
@@ -139,7 +145,7 @@ class InvisibleInk(Defense):
     def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
         """C = tau B sqrt(2 rho / T) where it is solved for (formulas C4)."""
         # zCDP adds up over tokens (Bun and Steinke 2016, Lemma 1.7): each has an equal share.
-        rho = zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
+        rho = compute_zcdp_budget(self.epsilon, self.delta) / self._covered_token_count(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
         return InkOptions(clip, self.temperature, self.top_k)
 
@@ -151,7 +157,7 @@ class InvisibleInk(Defense):
         )  # beyond, no record has a say
 
         def epsilon(tokens: int) -> dict[str, float]:
-            return {name: zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta) for name in _RELATIONS}
+            return {name: compute_zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta) for name in _RELATIONS}
 
         return Claim(
             epsilon=epsilon(queries),
@@ -233,7 +239,7 @@ class InkLogRatioRange:
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
 
     def zcdp_rho(self, relation: str) -> float:
-        return bounded_range_rho(self.range[relation])
+        return compute_bounded_range_rho(self.range[relation])
 
 
 def deal_records_into_context_batches(scenario: Scenario, size: int) -> InContextRecordBatches:
@@ -311,7 +317,7 @@ class InvisibleInkModel(WrappingModel):
         own, checks = self.released_token_distribution(distributions).unsqueeze(-2).cpu().numpy(), []
         for relation in _RELATIONS:
             other = self._neighbour_token_distributions(relation, distributions).cpu().numpy()
-            realised = torch.from_numpy(two_sided_renyi(own, other, order))
+            realised = torch.from_numpy(compute_two_sided_renyi(own, other, order))
             # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
             ranges = torch.from_numpy(realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf))
             # rho-zCDP: D_a <= rho a at every order a (Bun and Steinke 2016, Definition 1.1).

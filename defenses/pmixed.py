@@ -23,11 +23,11 @@ from auditor.plugins.options import require_listed_options
 from auditor.privacy.accounting import rdp_budget, rdp_to_dp
 from auditor.privacy.mixing import (
     Adjacency,
-    largest_published_pmixed_beta,
-    largest_sound_pmixed_radius,
-    sound_pmixed_epsilon,
+    bound_pmixed_epsilon,
+    compute_subset_sizes,
+    find_largest_published_beta,
+    find_largest_sound_radius,
     sound_pmixed_query_rdp,
-    subset_size_distribution,
 )
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
@@ -121,7 +121,7 @@ class PMixed(Defense):
     def _make_projection(self, queries: int, members: int) -> PMixedMemberProjection:
         """Make the projection with which the budget covers this many queries of the members."""
         if self.accounting == "sound":
-            radius = largest_sound_pmixed_radius(
+            radius = find_largest_sound_radius(
                 self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members
             )
             # formulas B2.5: forward divergence only, and lambda <= 1 - e^-s with s = r.
@@ -130,7 +130,7 @@ class PMixed(Defense):
             return PMixedMemberProjection(self.alpha, radii, cap=cap, two_sided=False)
         # The paper's beta depends on the size of the subset, not on N (formulas B2.1).
         betas = [
-            largest_published_pmixed_beta(
+            find_largest_published_beta(
                 self.epsilon,
                 self.delta,
                 self.alpha,
@@ -224,7 +224,7 @@ class PMixed(Defense):
                 "alpha": float(self.alpha),
                 "radius": projection.radii[0],
                 "weight_cap": projection.cap,
-                "public_share": float(subset_size_distribution(self.q, ensemble.size)[0]),
+                "public_share": float(compute_subset_sizes(self.q, ensemble.size)[0]),
             },
         )
 
@@ -253,7 +253,7 @@ class PMixed(Defense):
         members = scenario.ensemble.size
         radius = self._make_projection(n_covered, members).radii[0]
         mechanism = (self.delta, self.alpha, queries, self.q, members, radius, radius)
-        return sound_pmixed_epsilon(cast(Adjacency, relation), *mechanism)
+        return bound_pmixed_epsilon(cast(Adjacency, relation), *mechanism)
 
 
 @dataclass(frozen=True)

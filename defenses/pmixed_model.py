@@ -17,8 +17,13 @@ from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.rows import Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
-from auditor.privacy.accounting import realised_renyi, two_sided_renyi
-from auditor.privacy.mixing import Adjacency, member_mixing_weight, neighbour_distributions, subset_size_distribution
+from auditor.privacy.accounting import compute_two_sided_renyi, realised_renyi
+from auditor.privacy.mixing import (
+    Adjacency,
+    compute_member_mixing_weight,
+    compute_subset_sizes,
+    neighbour_distributions,
+)
 from auditor.privacy.projection import projection_weight, two_sided_projection_weight
 
 _NO_SHARE = 1e-9  # of subsets of one size: too few to show in a distribution of single precision
@@ -81,7 +86,7 @@ class PMixedModel(WrappingModel):
         self.ensemble, self.q, self.served, self.name, self.promise = ensemble, q, served, name, promise
         self.projection = projection = served(ensemble.size)
         self.parts = 1 + ensemble.size
-        sizes = subset_size_distribution(q, ensemble.size)
+        sizes = compute_subset_sizes(q, ensemble.size)
         self.size_cdf = torch.from_numpy(np.cumsum(sizes)).to(self.device)
         # By the size of the subset, from 0: nobody is asked there.
         self.radii = torch.tensor((0.0, *projection.radii), dtype=torch.float64, device=self.device)
@@ -93,7 +98,7 @@ class PMixedModel(WrappingModel):
                 self.shares[radius] = self.shares.get(radius, 0.0) + share
         # Exact for one radius: P(|S| > 0) = N w, w = (1 - (1 - q)^N) / N (formulas B2.4).
         if len(set(projection.radii)) == 1:
-            self.shares = {projection.radii[0]: ensemble.size * member_mixing_weight(q, ensemble.size)}
+            self.shares = {projection.radii[0]: ensemble.size * compute_member_mixing_weight(q, ensemble.size)}
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         if distribution:
@@ -191,7 +196,7 @@ class PMixedModel(WrappingModel):
             if k == order:
                 with np.errstate(divide="ignore"):
                     neighbours = np.log(self._neighbour_token_distributions(adjacency, distributions))
-                    realised = two_sided_renyi(np.log(own), neighbours, k)
+                    realised = compute_two_sided_renyi(np.log(own), neighbours, k)
                 checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
         by_size = _mixing_weights_by_subset_size(self.projection, distributions)
         return [*checks, *_radius_and_cap_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
@@ -276,7 +281,7 @@ def _radius_and_cap_checks(
         weight = weights[..., min(size, weights.shape[-2] - 1), :, None]
         with np.errstate(divide="ignore"):
             mixed, log_public = np.log(weight * members + (1 - weight) * public), np.log(public)
-        divergence = two_sided_renyi if promised.two_sided else realised_renyi
+        divergence = compute_two_sided_renyi if promised.two_sided else realised_renyi
         yield DivergenceCheck("projection", alpha, radius, torch.from_numpy(divergence(mixed, log_public, alpha)))
         if promised.cap < 1:
             # cap = 1 - e^-s keeps D_inf(public || mixed) <= s (formulas B2.5).

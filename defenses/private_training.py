@@ -22,10 +22,10 @@ from auditor.plugins.defense import Cause
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import (
     MOST_EPSILON,
+    compute_rdp_epsilon,
     epsilon_by_tightest_accountant,
     noise_multiplier_for,
     quick_rdp_epsilon,
-    rdp_epsilon,
     require_valid_gaussian_mechanism,
 )
 from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy_record
@@ -169,7 +169,7 @@ class PrivateTraining(PoissonTraining):
         twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, earlier_steps)
         by_rdp = epsilon
         if accountant.endswith("PLD") and not flaw:
-            by_rdp = rdp_epsilon(*mechanism)  # a cross-check of PLD (formulas B4)
+            by_rdp = compute_rdp_epsilon(*mechanism)  # a cross-check of PLD (formulas B4)
         return PrivacyRecord(
             method=self.name,
             epsilon=None if flaw else epsilon,

@@ -106,7 +106,7 @@ def _ruling_junit_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
     row, rule, reason = map(to_printable_line, (ruling.cell_title, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
     # the reason is both attribute and text: GitHub's readers show the one, GitLab's the other
-    if element := {"failed": "failure", "inconclusive": "error"}.get(decision.verdict_with_inconclusive_read(ruling)):
+    if element := {"failed": "failure", "inconclusive": "error"}.get(decision.resolve_verdict(ruling)):
         ET.SubElement(case, element, {"type": ruling.verdict, "message": reason}).text = reason
     elif ruling.verdict == "inconclusive":
         passed = f"inconclusive, let pass: {reason}"

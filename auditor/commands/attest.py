@@ -32,5 +32,5 @@ def attest(
     from auditor.records.manifest import ATTESTATION
 
     path = out or folder / ATTESTATION
-    disk.replace_atomically(path, attestations.attestation_json(folder, sign))
+    disk.replace_atomically(path, attestations.write_attestation(folder, sign))
     typer.echo(f"attestation: {path} ({'signed' if sign else 'not signed: --sign KEY.pem'})")

@@ -251,9 +251,9 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     found, n_listed = list[powers.SecretsNeeded](), 0
     for item in changes:
         if item not in files:
-            found += powers.secrets_needed_for_change(powers.parse_planned_share_change(item), power, rules)
+            found += powers.count_secrets_for_change(powers.parse_planned_share_change(item), power, rules)
             continue
-        found += powers.secrets_needed_for_policy(files[item], power, rules)
+        found += powers.count_secrets_for_policy(files[item], power, rules)
         for rule in files[item]:
             why = powers.reason_for_no_number_of_secrets(rule)
             n_listed += not why

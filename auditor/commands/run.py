@@ -182,10 +182,10 @@ def _print_cost_estimate(plan: Plan) -> None:
 
 
 def _read_policy_of_gate_flag(path: Path, baseline: RunOutcomes | None) -> Policy:
-    from auditor.gate.decide import check_policy_has_rules_and_baseline
+    from auditor.gate.decide import check_policy
 
     policy = gates.GateLimitFlags(policy=path).policy_of_file_and_flags()
-    check_policy_has_rules_and_baseline(policy, baseline)
+    check_policy(policy, baseline)
     return policy
 
 

@@ -29,7 +29,7 @@ from auditor.crash.verdicts import (
     unbounded_loop_epsilon,
 )
 from auditor.crash.watch import ObservedStep, TrainingTrace
-from auditor.privacy.gaussian import epsilon_between_noise_scales
+from auditor.privacy.gaussian import compute_noise_scale_epsilon
 
 # Dimensions outside the span of a step's records: noise that is mere rounding in so many is missing, not small by
 # chance. In a single dimension chance does that in one step of some thousand (seed 171 of the honest trainings).
@@ -286,7 +286,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
         f"noise, steps and rates are the same with {a.n} and {b.n} records", would,
         lambda: WorstViolation(f"noise of {ratio:.4g} times with {b.n} records", f"a ratio of 1 ± {1.96 * error:.4f}"),
-        lambda: epsilon_between_noise_scales(round(sum(frees)), 1.0, ratio, runs.claim.delta),
+        lambda: compute_noise_scale_epsilon(round(sum(frees)), 1.0, ratio, runs.claim.delta),
     )  # fmt: skip
 
 

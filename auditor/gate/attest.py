@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult
 from auditor.gate import dsse
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
-from auditor.gate.rulings import Ruling, ruling_without_number
+from auditor.gate.rulings import Ruling, make_ruling
 from auditor.records import manifest, result_file
 from auditor.records.attacked_secrets import PLAN
 
@@ -25,7 +25,7 @@ PREDICATE = "urn:audit-lm:leakage-audit:v1"
 SIGNED = "the attestation is signed and fits the run"
 
 
-def in_toto_run_statement(folder: Path) -> dict[str, Any]:
+def build_run_statement(folder: Path) -> dict[str, Any]:
     """What can be signed of a finished run. Raises AuditError for one that is about no weights in files."""
     result = result_file.read_result(folder)
     if not result.weights:
@@ -38,7 +38,7 @@ def in_toto_run_statement(folder: Path) -> dict[str, Any]:
     decisions, files = load_gate_decisions(folder), manifest.manifest_digests_of_gate_files(folder)
     return {
         "_type": STATEMENT,
-        "subject": _attestation_subject(result),
+        "subject": _list_attested_files(result),
         "predicateType": PREDICATE,
         "predicate": {
             "tool": {"name": "audit-lm", "version": result.tool_version, "attestedWith": __version__},
@@ -48,14 +48,14 @@ def in_toto_run_statement(folder: Path) -> dict[str, Any]:
             "plan": {"sha256": files.get(PLAN)},
             "result": {"sha256": files[result_file.RESULT]},
             "files": files,
-            "decision": _gate_decision_as_attested_json(decisions[-1]) if decisions else None,
+            "decision": _describe_attested_decision(decisions[-1]) if decisions else None,
         },
     }
 
 
-def attestation_json(folder: Path, key: Path | None) -> str:
+def write_attestation(folder: Path, key: Path | None) -> str:
     """The statement as JSON; with a private key: in a signed envelope."""
-    text = json.dumps(in_toto_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
+    text = json.dumps(build_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
     return text if key is None else dsse.sign_payload_into_dsse_envelope(text.encode(), key)
 
 
@@ -69,15 +69,15 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        payload, keyid = dsse.verify_dsse_payload_and_key_id(text, key)
+        payload, keyid = dsse.verify_dsse_envelope(text, key)
     except dsse.NoValidSignature as why:
-        return ruling_without_number(f"attestation: {attestation}: {why}", SIGNED)
+        return make_ruling(f"attestation: {attestation}: {why}", SIGNED)
     # the payload that was verified, never the text around it, which nobody signed
     wrong = next(_find_attestation_mismatches(folder, json.loads(payload)), "")
     if wrong:
-        return ruling_without_number(f"attestation: {attestation} does not fit the run: {wrong}", SIGNED)
+        return make_ruling(f"attestation: {attestation} does not fit the run: {wrong}", SIGNED)
     signed = f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed"
-    return ruling_without_number(f"attestation: {signed}", SIGNED, "held")
+    return make_ruling(f"attestation: {signed}", SIGNED, "held")
 
 
 def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
@@ -99,15 +99,15 @@ def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:
             if files.get(name) != now.get(name):
                 change = "has changed" if name in files and name in now else "was added" if name in now else "is gone"
                 yield f"{name} {change} since it was signed"
-        if stated.get("subject") != _attestation_subject(result_file.read_result(folder)):
+        if stated.get("subject") != _list_attested_files(result_file.read_result(folder)):
             yield "its subject is another model"
 
 
-def _attestation_subject(result: AuditResult) -> list[dict[str, Any]]:
+def _list_attested_files(result: AuditResult) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
 
 
-def _gate_decision_as_attested_json(recorded: KeptDecision) -> dict[str, Any]:
+def _describe_attested_decision(recorded: KeptDecision) -> dict[str, Any]:
     decision = recorded.decision
     return {
         "decided": recorded.decided,

@@ -50,7 +50,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
         if not one.outcomes:
             why = "by which runs are paired: it was taken away, or nothing was measured"
             raise AuditError(f"{one.name} holds no {TABLE}, {why}")
-    found = list(dict.fromkeys(differences_barring_run_comparison(run, base)))
+    found = list(dict.fromkeys(list_comparison_obstacles(run, base)))
     if found:
         others = f" (and {counted(len(found) - 1, 'other difference')})" if len(found) > 1 else ""
         why = f"{base.name} is no {what} for {run.name}: {found[0]}{others}"
@@ -59,7 +59,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
         if unfinished := [checked for checked in (run, base) if _n_records_not_asked(checked.result)]:
             resumed = "; ".join(f"audit check --resume {shlex.quote(checked.name)}" for checked in unfinished)
             raise AuditError(f"{why}; checks are compared once no record is left to ask: {resumed}")
-        raise AuditError(f"{why}; a run that can be compared: {_comparable_run_command(run.result, base.result)}")
+        raise AuditError(f"{why}; a run that can be compared: {_format_comparable_command(run.result, base.result)}")
 
 
 def _n_records_not_asked(result: AuditResult) -> int:
@@ -67,7 +67,7 @@ def _n_records_not_asked(result: AuditResult) -> int:
     return 0 if counts is None else counts.not_attacked.get(NO_TIME, 0)
 
 
-def _comparable_run_command(result: AuditResult, base: AuditResult) -> str:
+def _format_comparable_command(result: AuditResult, base: AuditResult) -> str:
     """Return the command that audits the result's model on the data and by the attack settings of `base`."""
     asked_alike = {*plan_field_names_with_rule(COMPARED), *_ASKED_ALIKE}
     words = ["audit", "run"]
@@ -77,11 +77,11 @@ def _comparable_run_command(result: AuditResult, base: AuditResult) -> str:
         default = list(field.default) if isinstance(field.default, tuple) else field.default
         if field.said.flags is None or value in (field.default, default, None):
             continue
-        words += _flag_words(flag_of_plan_field(name), value)
+        words += _format_flag(flag_of_plan_field(name), value)
     return shlex.join(words)
 
 
-def _flag_words(flag: str, value: Any) -> list[str]:
+def _format_flag(flag: str, value: Any) -> list[str]:
     """Return a value of a plan as the words of a command line."""
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
@@ -96,42 +96,36 @@ def _flag_words(flag: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
-def differences_barring_run_comparison(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
+def list_comparison_obstacles(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
     """What keeps the two from being compared, as `what: mine against theirs`."""
     mine, theirs = run.result, base.result
-    yield from _difference_barring_run_comparison(
+    yield from _describe_comparison_obstacle(
         "model family", mine.family or "not recorded", theirs.family or "not recorded"
     )
     data, other_data = mine.benchmark, theirs.benchmark
     # First: another text form makes other secrets.
     if data.text_form and other_data.text_form:
-        yield from _difference_barring_run_comparison(
-            "text form (--template, --date)", data.text_form, other_data.text_form
-        )
+        yield from _describe_comparison_obstacle("text form (--template, --date)", data.text_form, other_data.text_form)
     for name in ("name", "members", "nonmembers", "known", "repeats"):
-        yield from _difference_barring_run_comparison(
-            f"data set: {name}", getattr(data, name), getattr(other_data, name)
-        )
+        yield from _describe_comparison_obstacle(f"data set: {name}", getattr(data, name), getattr(other_data, name))
     if not (data.digest and other_data.digest):
-        yield from _difference_barring_run_comparison("data set", data.description, other_data.description)
+        yield from _describe_comparison_obstacle("data set", data.description, other_data.description)
     elif data.digest != other_data.digest:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
-        digests = f"{_shortened_secrets_digest(data.digest)} against {_shortened_secrets_digest(other_data.digest)}"
+        digests = f"{_shorten_secrets_digest(data.digest)} against {_shorten_secrets_digest(other_data.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
     for name in plan_field_names_with_rule(COMPARED):
-        yield from _difference_barring_run_comparison(
-            f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name)
-        )
+        yield from _describe_comparison_obstacle(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
     others = {finding.cell_key: finding for finding in theirs.findings}
     for finding in mine.findings:
         if (other := others.get(finding.cell_key)) is not None:
             for name in dict.fromkeys((*finding.options, *other.options)):
                 what = f"attack settings: {finding.attack}.{name}"
-                yield from _difference_barring_run_comparison(what, finding.options.get(name), other.options.get(name))
-            yield from _difference_barring_run_comparison(
+                yield from _describe_comparison_obstacle(what, finding.options.get(name), other.options.get(name))
+            yield from _describe_comparison_obstacle(
                 f"decoding of {finding.cell_key.title}", finding.decoding, other.decoding
             )
-            yield from _difference_barring_run_comparison(
+            yield from _describe_comparison_obstacle(
                 f"access of {finding.cell_key.title}", finding.access, other.access
             )
             yield from _secrets_barring_run_comparison(run, base, finding.cell_key)
@@ -148,15 +142,15 @@ def _secrets_barring_run_comparison(run: RunOutcomes, base: RunOutcomes, row: Ce
         yield f"secrets of {row.title}: {len(one - other)} only here, {len(other - one)} only there"
 
 
-def _difference_barring_run_comparison(what: str, mine: Any, theirs: Any) -> Iterator[str]:
+def _describe_comparison_obstacle(what: str, mine: Any, theirs: Any) -> Iterator[str]:
     if mine != theirs:
-        yield f"{what} {_differing_value_label(mine)} against {_differing_value_label(theirs)}"
+        yield f"{what} {_format_differing_value(mine)} against {_format_differing_value(theirs)}"
 
 
-def _shortened_secrets_digest(digest: str) -> str:
+def _shorten_secrets_digest(digest: str) -> str:
     public, _, answers = digest.partition("-")
     return f"{public[:8]}-{answers}"
 
 
-def _differing_value_label(value: Any) -> str:
+def _format_differing_value(value: Any) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else str(value)

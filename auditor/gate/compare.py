@@ -75,14 +75,14 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         ComparisonRow(
             row,
             metric,
-            tuple(_compare_to_first_run(runs, i, row, metric, finding) for i, finding in enumerate(row_findings)),
+            tuple(_compare_with_first(runs, i, row, metric, finding) for i, finding in enumerate(row_findings)),
         )
         for row, row_findings in findings.items()
         for metric in metrics or dict.fromkeys(f.main.name for f in row_findings if f and f.main)
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
-    lowest = [_index_of_run_leaking_least(line) for line in lines]
-    rivals = [_excess_leak_of_other_runs(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
+    lowest = [_find_least_leaking_run(line) for line in lines]
+    rivals = [_compare_rivals(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
     # Holm (1979) over the rows; within a row the level is divided among the runs
     level = adjust_test_level([partial(_is_leaking_less_than_all_rivals, others) for others in rivals], LEVEL)
     marked = (
@@ -95,7 +95,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     return Comparison(tuple(names if len(names) == len(runs) else (run.name for run in runs)), secrets, tuple(marked))
 
 
-def _compare_to_first_run(
+def _compare_with_first(
     runs: Sequence[RunOutcomes], i: int, row: CellKey, metric: str, finding: Finding | None
 ) -> Comparand:
     if finding is None:
@@ -114,13 +114,13 @@ def _compare_to_first_run(
     return Comparand(measured, bounds.make_measurement(f"{metric}_difference", difference, measured.unit))
 
 
-def _index_of_run_leaking_least(line: ComparisonRow) -> int:
+def _find_least_leaking_run(line: ComparisonRow) -> int:
     values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
     # a NaN in min() would win or lose by where it stands
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
-def _excess_leak_of_other_runs(runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int) -> list[BoundedNumber]:
+def _compare_rivals(runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int) -> list[BoundedNumber]:
     """Return how much more each other run leaks than the candidate; empty if a run cannot be
     compared with it.
     """

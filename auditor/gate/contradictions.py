@@ -37,8 +37,8 @@ def find_result_contradictions(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds = NOT_KEPT
 ) -> Iterator[tuple[CellKey, str]]:
     """(row, why) of everything in the result that cannot be true; nothing where all of it can."""
-    yield from _missing_planned_row_contradictions(result)
-    yield from _plan_and_secret_contradictions(result, outcomes, listed)
+    yield from _check_planned_rows(result)
+    yield from _check_planned_secrets(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
     for row in outcomes.keys() - {finding.cell_key for finding in result.findings}:
         yield row, f"{_WHERE} holds the row, and the result does not"
@@ -49,21 +49,21 @@ def find_result_contradictions(
         for name, count in Counter(m.name for m in finding.measurements).items():
             if count > 1:
                 yield finding.cell_key, f"{name} stands there {count} times"
-        for name, measured in _names_and_measurements_to_contradict(finding):
-            if why := impossible_measurement_reason(measured):
+        for name, measured in _list_checked_measurements(finding):
+            if why := explain_impossible_measurement(measured):
                 yield finding.cell_key, f"{name} is {why}"
         found = [
-            *_epsilon_bound_contradictions(finding),
-            *_claim_game_contradictions(finding, claims.get(finding.target)),
+            *_check_epsilon_bounds(finding),
+            *_check_claim_games(finding, claims.get(finding.target)),
         ]
         if (kept := outcomes.get(finding.cell_key)) is not None:
-            found += _outcome_contradictions(finding, kept)
-        elif any(m.n for _, m in _names_and_measurements_to_contradict(finding)):
+            found += _check_outcomes(finding, kept)
+        elif any(m.n for _, m in _list_checked_measurements(finding)):
             found.append(f"it has numbers, and {_WHERE} does not hold what they are of")
         yield from ((finding.cell_key, why) for why in found)
 
 
-def _missing_planned_row_contradictions(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
+def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     """Rows that the plan asks for and the result does not have. A control has those of the widest access."""
     plan, there = result.plan, {finding.cell_key for finding in result.findings}
     asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ()))))
@@ -75,7 +75,7 @@ def _missing_planned_row_contradictions(result: AuditResult) -> Iterator[tuple[C
                     yield row, "the plan asks for the row, and the result does not have it"
 
 
-def _plan_and_secret_contradictions(
+def _check_planned_secrets(
     result: AuditResult, outcomes: Mapping[CellKey, RowValuesBySecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
@@ -93,14 +93,14 @@ def _plan_and_secret_contradictions(
             if attacked[member] != told[member]:
                 yield WHOLE_RUN, f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}"
         for row, kept in outcomes.items():
-            if why := _secret_mismatch_sentence(kept, listed.secrets):
+            if why := _describe_secret_mismatch(kept, listed.secrets):
                 yield row, why
     if listed.guesses is not None and listed.observations is not None:
         members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
-        yield from _answered_secret_contradictions(result, outcomes, members, listed.guesses, listed.observations)
+        yield from _check_answered_secrets(result, outcomes, members, listed.guesses, listed.observations)
 
 
-def _secret_mismatch_sentence(kept: RowValuesBySecret, secrets: Mapping[str, SecretFacts]) -> str:
+def _describe_secret_mismatch(kept: RowValuesBySecret, secrets: Mapping[str, SecretFacts]) -> str:
     """How the secrets of a row are not those of the run. A probe may look at others: generations, games of its own."""
     if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
         return ""
@@ -114,7 +114,7 @@ def _secret_mismatch_sentence(kept: RowValuesBySecret, secrets: Mapping[str, Sec
     return f"{counted(others, 'secret')} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
 
 
-def _answered_secret_contradictions(
+def _check_answered_secrets(
     result: AuditResult,
     outcomes: Mapping[CellKey, RowValuesBySecret],
     members: Collection[str],
@@ -138,7 +138,7 @@ def _answered_secret_contradictions(
             yield row, f"it was not applicable, and {GUESSES} holds answers about members"
 
 
-def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
+def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
     """Bounds of epsilon that are not those of their guesses, or not the ones that stand among the measurements."""
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
@@ -157,15 +157,15 @@ def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
             yield f"{name} is {audit.epsilon:.6g} where its guesses stand, and {other} among the measurements"
 
 
-def _claim_game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]:
+def _check_claim_games(finding: Finding, claim: Claim | None) -> Iterator[str]:
     """Games whose claim, exact epsilon or tokens differ from the target's claim, the measurements or the options."""
     for audit in finding.audits:
         if audit.table is None:
             continue
         covered = None if claim is None else claim.queries
         if audit.covered != covered:
-            claimed = f"its games are said to be of a claim of {_claimed_token_count_label(audit.covered)}"
-            yield f"{claimed}, and it is of {_claimed_token_count_label(covered)}"
+            claimed = f"its games are said to be of a claim of {_format_claimed_tokens(audit.covered)}"
+            yield f"{claimed}, and it is of {_format_claimed_tokens(covered)}"
         exact = finding.measurement("epsilon_exact")
         if audit.exact is not None and (
             exact is None or not _is_recorded_value_equal_but_for_rounding(audit.exact, exact.value)
@@ -174,15 +174,15 @@ def _claim_game_contradictions(finding: Finding, claim: Claim | None) -> Iterato
             yield f"its games give away {audit.exact:.6g} exactly where they stand, and {other} among the measurements"
         asked = finding.options.get("tokens")
         if isinstance(asked, int) and audit.tokens is not None and audit.tokens > asked:
-            said = _claimed_token_count_label(audit.tokens)
+            said = _format_claimed_tokens(audit.tokens)
             yield f"its games are said to be of {said}, and {asked:,} were asked for"
 
 
-def _claimed_token_count_label(count: int | None) -> str:
+def _format_claimed_tokens(count: int | None) -> str:
     return "any number of tokens" if count is None else f"{count:,} tokens"
 
 
-def _names_and_measurements_to_contradict(finding: Finding) -> Iterator[tuple[str, Measurement]]:
+def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurement]]:
     for m in finding.measurements:
         yield m.name, m
     for count, m in finding.by_repeats.items():
@@ -192,7 +192,7 @@ def _names_and_measurements_to_contradict(finding: Finding) -> Iterator[tuple[st
             yield f"{m.name}(kind={kind})", m
 
 
-def impossible_measurement_reason(m: Measurement) -> str:
+def explain_impossible_measurement(m: Measurement) -> str:
     """Why no measurement can have these numbers; "" where one can."""
     said = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
@@ -211,28 +211,28 @@ def impossible_measurement_reason(m: Measurement) -> str:
     return ""
 
 
-def _outcome_contradictions(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
+def _check_outcomes(finding: Finding, kept: RowValuesBySecret) -> Iterator[str]:
     """Numbers of the row that its secrets' outcomes contradict; those not worked out of secrets are left alone."""
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{_WHERE} holds a secret twice"
     members, others = kept.metric_values_in_id_order(True, None), kept.metric_values_in_id_order(False, None)
     for m in finding.measurements:
         if (found := recompute_metric(find_metric(m.name), members, others)) is not None:
-            yield from _measurement_contradiction(m.name, m, *found)
+            yield from _check_measurement(m.name, m, *found)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():
             chosen = (
                 kept.metric_values_in_id_order(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
             )
-            yield from _measurement_contradiction(f"{m.name}(count={count})", m, compute_mean(chosen), len(chosen))
+            yield from _check_measurement(f"{m.name}(count={count})", m, compute_mean(chosen), len(chosen))
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
             again = kept.remeasure_metric(m.name, kind=kind)
             value, n = (again.value, again.n) if again else (math.nan, 0)
-            yield from _measurement_contradiction(f"{m.name}(kind={kind})", m, value, n)
+            yield from _check_measurement(f"{m.name}(kind={kind})", m, value, n)
 
 
-def _measurement_contradiction(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
+def _check_measurement(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
     if m.n != n:
         yield f"{name} is of {m.n} secrets, {_WHERE} holds {n}"
     elif n and not _is_recorded_value_equal_but_for_rounding(m.value, value):

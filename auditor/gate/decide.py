@@ -26,13 +26,13 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.policy import Policy, Rule, check_share_limit
 from auditor.gate.rule_scope import (
     check_rule_scope_names_exist,
-    findings_in_rule_scope,
-    judged_targets,
-    nearest_metrics_to_ruled_one_phrase,
+    list_judged_targets,
     pair_rows_with_rules,
-    rule_on_group_told_best,
+    select_findings,
+    select_strongest_group,
+    suggest_metrics,
 )
-from auditor.gate.rulings import Decision, Ruling, Verdict, ruling_without_number
+from auditor.gate.rulings import Decision, Ruling, Verdict, make_ruling
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.records.signals import assess_signals
@@ -72,7 +72,7 @@ def apply_policy(
     A run that contradicts itself fails, whatever the rules; so does an attack that was asked for and applied to no row
     of a judged target, unless the policy says that it need not. attested: what `gate.attest` says of its attestation.
     """
-    check_policy_has_rules_and_baseline(policy, baseline)
+    check_policy(policy, baseline)
     check_rule_metrics(policy.rules, {m.name for finding in run.result.findings for m in finding.measurements})
     narrowed = {"target": target, "setting": setting, "attack": attack}
     for name, given in narrowed.items():
@@ -80,11 +80,11 @@ def apply_policy(
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
     if baseline is not None:
         check_comparable(run, baseline, "baseline")
-    contradicted = _contradiction_rulings(run, "this run")
-    rulings = [*_edited_run_rulings(run, "this run", True), *contradicted]
+    contradicted = _judge_contradictions(run, "this run")
+    rulings = [*_judge_edits(run, "this run", True), *contradicted]
     if baseline is not None:
-        rulings += _edited_run_rulings(baseline, "the baseline", False)
-        rulings += _contradiction_rulings(baseline, "the baseline")
+        rulings += _judge_edits(baseline, "the baseline", False)
+        rulings += _judge_contradictions(baseline, "the baseline")
     rulings += judge_rules(run.result, policy.rules, run.outcomes, baseline, **narrowed)
     if not contradicted:  # else its numbers may be such as no secrets make
         seen = assess_signals(run.result)
@@ -93,26 +93,26 @@ def apply_policy(
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
         missing = "attestation: the policy requires one: give --attestation FILE --key PUBLIC_KEY"
-        rulings.append(attested or ruling_without_number(missing, attest.SIGNED))
+        rulings.append(attested or make_ruling(missing, attest.SIGNED))
     if not policy.allow_not_applicable:
-        rulings += _never_applied_attack_rulings(run.result, judged, attack)
-    told = tuple(objections.ruling_with_audited_share(run.result, ruling) for ruling in rulings)
+        rulings += _judge_unapplied_attacks(run.result, judged, attack)
+    told = tuple(objections.add_audited_share(run.result, ruling) for ruling in rulings)
     return Decision(run.name, baseline.name if baseline else "", told, policy.inconclusive)
 
 
-def _contradiction_rulings(run: RunOutcomes, what: str) -> list[Ruling]:
+def _judge_contradictions(run: RunOutcomes, what: str) -> list[Ruling]:
     found = find_result_contradictions(run.result, run.outcomes, run.listed)
     rule = f"{what} agrees with itself"
-    return [ruling_without_number(f"the result contradicts itself: {why}", rule, row=row) for row, why in found]
+    return [make_ruling(f"the result contradicts itself: {why}", rule, row=row) for row, why in found]
 
 
-def _edited_run_rulings(run: RunOutcomes, what: str, whole: bool) -> list[Ruling]:
+def _judge_edits(run: RunOutcomes, what: str, whole: bool) -> list[Ruling]:
     said = run.edits.edit_sentences(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
-    return [ruling_without_number(f"{run.name}: {why} since the run ended", rule) for why in said]
+    return [make_ruling(f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
-def _never_applied_attack_rulings(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
+def _judge_unapplied_attacks(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
     """Of the judged targets, the attacks and probes that say nothing of it though they were to."""
     rulings = []
     for target in targets:
@@ -121,11 +121,11 @@ def _never_applied_attack_rulings(result: AuditResult, targets: Collection[str],
             if rows and attack in (None, asked) and all(row.not_applicable for row in rows):
                 why = f"asked for and never applied ({rows[-1].not_applicable}); --allow-not-applicable lets it pass"
                 row = CellKey(target, "", asked)
-                rulings.append(ruling_without_number(why, "every attack applies", row=row))
+                rulings.append(make_ruling(why, "every attack applies", row=row))
     return rulings
 
 
-def check_policy_has_rules_and_baseline(policy: Policy, baseline: RunOutcomes | None) -> None:
+def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
     """Raises AuditError for a policy without rules, or with one that needs a baseline where there is none."""
     if not policy.rules:
         raise AuditError("expected at least one rule: --max metric=limit, --policy FILE or --baseline RUN, got none")
@@ -172,13 +172,13 @@ def judge_rules(
     for rule in rules:
         scope = {"target": rule.target or target, "setting": rule.setting or setting, "attack": rule.attack or attack}
         check_rule_scope_names_exist(tuple(scope.values()), [finding.cell_key for finding in result.findings])
-        for name in [scope["target"]] if scope["target"] else judged_targets(result, rule):
-            rows = findings_in_rule_scope(result, {**scope, "target": name})
+        for name in [scope["target"]] if scope["target"] else list_judged_targets(result, rule):
+            rows = select_findings(result, {**scope, "target": name})
             if rule.of_claim:
-                cases.append(_claim_rule_case(result, name, rule, scope["setting"], scope["attack"]))
+                cases.append(_build_claim_case(result, name, rule, scope["setting"], scope["attack"]))
                 continue
             each = pair_rows_with_rules(rule, rows, result)
-            cases += [_rule_case_for_finding(row, of_it, own, baseline) for row, of_it in each]
+            cases += [_build_case(row, of_it, own, baseline) for row, of_it in each]
             counts = frozenset(one.count for one in rules if one.metric == RECALL and one.count is not None)
             cases = [replace(case, counts_with_a_rule=counts) for case in cases]
             if not each:  # another target's rows do not answer for this one
@@ -188,7 +188,7 @@ def judge_rules(
     # a case without evidence fails at every level: it cannot err, and takes no share of Holm's
     tests = [partial(_is_rule_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)]
     level = adjust_test_level(tests, LEVEL)
-    return [_ruling_at_level(case, level) for case in cases]
+    return [_judge_case(case, level) for case in cases]
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class _Case:
     counts_with_a_rule: frozenset[int] = frozenset()  # numbers of copies whose records a rule of their own is for
 
 
-def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:
+def _build_claim_case(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:
     """The rule on all audits of a target together: the error level is divided among them."""
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
@@ -236,24 +236,24 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
     return _Case(row, rule, _Claimed(stands))
 
 
-def _rule_case_for_finding(
+def _build_case(
     finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None, baseline: RunOutcomes | None
 ) -> _Case:
-    rule = rule_on_group_told_best(finding, rule)
-    measured, derived = _measurement_for_rule_and_if_recomputed(finding, rule, own)
+    rule = select_strongest_group(finding, rule)
+    measured, derived = _select_measurement(finding, rule, own)
     if isinstance(measured, str):
         return _Case(finding.cell_key, rule, measured)
     if rule.metric in BOUNDS.values() and not rule.is_paired_difference:
-        return _Case(finding.cell_key, rule, _epsilon_audit_judged_by_rule(finding, rule.metric))
+        return _Case(finding.cell_key, rule, _select_epsilon_audit(finding, rule.metric))
     if measured.unit in SHARES:
         check_share_limit(rule)
     if rule.is_paired_difference:
         return _Case(finding.cell_key, rule, _paired_difference(finding.cell_key, rule, own or {}, baseline))
     kept = (own or {}).get(finding.cell_key)
-    return _Case(finding.cell_key, rule, _evidence_for_absolute_limit(rule, measured, kept, derived), finding)
+    return _Case(finding.cell_key, rule, _build_limit_evidence(rule, measured, kept, derived), finding)
 
 
-def _measurement_for_rule_and_if_recomputed(
+def _select_measurement(
     finding: Finding, rule: Rule, own: Mapping[CellKey, RowValuesBySecret] | None
 ) -> tuple[Measurement | str, bool]:
     """The rule's number in this row, or why it has none; and whether it is worked out of each secret."""
@@ -263,7 +263,7 @@ def _measurement_for_rule_and_if_recomputed(
         known = f" (kinds of personal data: {', '.join(finding.by_kind) or 'none'})"
     else:
         recorded = finding.measurement(rule.metric)
-        known = nearest_metrics_to_ruled_one_phrase(rule.metric, [m.name for m in finding.measurements])
+        known = suggest_metrics(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
         return f"this row has no {rule.metric_with_part if rule.kind else rule.metric}{known}", False
     if not find_metric(rule.metric).bounded:
@@ -288,7 +288,7 @@ def _measurement_for_rule_and_if_recomputed(
     return replace(found, name=rule.metric), again is not None or own is None or believed
 
 
-def _epsilon_audit_judged_by_rule(finding: Finding, metric: str) -> Audited | str:
+def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
     for audit in finding.audits:
         if BOUNDS.get(audit.estimator) == metric:
             try:
@@ -298,15 +298,13 @@ def _epsilon_audit_judged_by_rule(finding: Finding, metric: str) -> Audited | st
     return f"this row has no counts behind its {metric}"
 
 
-def _evidence_for_absolute_limit(
-    rule: Rule, measured: Measurement, kept: RowValuesBySecret | None, derived: bool
-) -> _Number:
+def _build_limit_evidence(rule: Rule, measured: Measurement, kept: RowValuesBySecret | None, derived: bool) -> _Number:
     """The number with its bounds; of a TPR anew at each level: at a lower one its threshold takes more non-members."""
     seen: BoundedNumber | None = None
     if kept is not None and kept.anytime:
         # it stopped when it looked right: an interval of a size fixed beforehand would be too narrow (formulas D2)
         seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
-    seen = seen or outcomes.tpr_bounds_of_row(rule.metric, kept) or one_sided_bounds_for_gate_rule(measured)
+    seen = seen or outcomes.tpr_bounds_of_row(rule.metric, kept) or compute_rule_bounds(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
     if rule.metric == auc_name("") and measured.note:
         other = f" ({measured.note}){other}"
@@ -344,14 +342,14 @@ def _is_rule_limit_exceeded_at_level(case: _Case, level: float) -> bool:
     return False
 
 
-def _ruling_at_level(case: _Case, level: float) -> Ruling:
+def _judge_case(case: _Case, level: float) -> Ruling:
     limit, metric, words = case.rule.limit, case.rule.metric_with_part, str(case.rule)
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
     if isinstance(case.seen, Audited):
-        return _ruling_of_epsilon_lower_bound(case.row, case.rule, repeat_audit(case.seen, level))
+        return _judge_epsilon_bound(case.row, case.rule, repeat_audit(case.seen, level))
     if isinstance(case.seen, _Claimed):
-        return _ruling_of_epsilon_claim(case.row, case.rule, case.seen.at(level))
+        return _judge_epsilon_claim(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence
     # Holm's level is for lower bounds alone: a false pass needs every rule to err (Berger 1982), a false alarm only one
     low, high = seen.low(level), seen.high(LEVEL)
@@ -365,7 +363,7 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     unmeasured = verdict == "held" and not case.seen.derived
     if unmeasured:
         verdict, reason = "inconclusive", f"{reason}; it is not kept secret by secret, so it cannot be recomputed"
-    by_strata = _objection_by_strata(case) if verdict == "held" else ""
+    by_strata = _find_strata_objection(case) if verdict == "held" else ""
     if by_strata:
         verdict, reason = "inconclusive", f"{reason}; {by_strata}"
     missed = high if verdict == "held" else None
@@ -374,14 +372,14 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured, missed)
 
 
-def _objection_by_strata(case: _Case) -> str:
+def _find_strata_objection(case: _Case) -> str:
     rule, finding = case.rule, case.finding
     if finding is None or rule.metric != RECALL or rule.count is not None or rule.kind is not None:
         return ""
-    return objections.objection_by_strata(finding, rule.limit, case.counts_with_a_rule)
+    return objections.find_strata_objection(finding, rule.limit, case.counts_with_a_rule)
 
 
-def _ruling_of_epsilon_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
+def _judge_epsilon_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """A lower bound of epsilon against a number: held only where the audit could have shown more than the number."""
     limit = rule.limit
     weak = explain_powerless_audit(audit, limit)
@@ -408,10 +406,10 @@ def _ruling_of_epsilon_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> 
     )
 
 
-def _ruling_of_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
+def _judge_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     """How the claim of a target stands: contradicted, consistent, or nobody can tell."""
     claimed, bounds = stands.claimed, stands.bounds
-    assert claimed is not None  # `_claim_rule_case` has seen to it
+    assert claimed is not None  # `_build_claim_case` has seen to it
     seen = [
         f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of {bound.audit.best:.4f} provable"
         + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
@@ -439,7 +437,7 @@ def _ruling_of_epsilon_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvide
     )
 
 
-def one_sided_bounds_for_gate_rule(measurement: Measurement) -> BoundedNumber:
+def compute_rule_bounds(measurement: Measurement) -> BoundedNumber:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
     if find_metric(measurement.name).exact and measurement.unit != "probability":  # a mean of parts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)

@@ -15,7 +15,7 @@ from pathlib import Path
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.gate.rulings import Decision, Ruling, ruling_without_number
+from auditor.gate.rulings import Decision, Ruling, make_ruling
 from auditor.records.file_digests import file_sha256_hex
 from auditor.records.result_file import RESULT
 
@@ -38,9 +38,9 @@ def save_decision(folder: Path, decision: Decision) -> None:
     """Adds a decision to the folder. Raises AuditError where it cannot be written or earlier ones were edited."""
     lock = locks.acquire_folder_lock(folder, _PATIENCE)
     try:
-        if why := decision_edits_sentence(folder):
+        if why := describe_decision_edits(folder):
             raise AuditError(why)
-        now, lines = datetime.now(UTC).isoformat(timespec="seconds"), _decision_lines(folder)
+        now, lines = datetime.now(UTC).isoformat(timespec="seconds"), _read_decision_lines(folder)
         before = hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
         kept = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
         line = json.dumps(to_json(kept), allow_nan=False) + "\n"
@@ -52,10 +52,10 @@ def save_decision(folder: Path, decision: Decision) -> None:
         lock.release()
 
 
-def decision_edits_sentence(folder: Path) -> str:
+def describe_decision_edits(folder: Path) -> str:
     """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
-    ends, lines = _recorded_last_decision_digests(folder), _decision_lines(folder)
-    ends |= _recorded_last_decision_digests(folder)  # another gate may just have written
+    ends, lines = _read_last_decision_digests(folder), _read_decision_lines(folder)
+    ends |= _read_last_decision_digests(folder)  # another gate may just have written
     path, before = folder / DECISIONS, _FIRST
     mend = "restore it, or audit again"
     for number, line in enumerate(lines, 1):
@@ -69,22 +69,22 @@ def decision_edits_sentence(folder: Path) -> str:
     return "" if before in ends else f"{path}: the last decision was edited or taken away: {mend}"
 
 
-def edited_decisions_ruling(folder: Path) -> Ruling | None:
+def judge_decision_edits(folder: Path) -> Ruling | None:
     """That the decisions were edited, which fails a gate; None where they were not."""
-    why = decision_edits_sentence(folder)
-    return ruling_without_number(why, "earlier decisions are as gates left them") if why else None
+    why = describe_decision_edits(folder)
+    return make_ruling(why, "earlier decisions are as gates left them") if why else None
 
 
-def _recorded_last_decision_digests(folder: Path) -> set[str]:
+def _read_last_decision_digests(folder: Path) -> set[str]:
     """What may be the digest of the last line: two while one is written."""
-    return {*_decision_file_bytes_or_empty(folder / LAST).decode(errors="replace").split()} or {_FIRST}
+    return {*_read_decision_file(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
-def _decision_lines(folder: Path) -> list[bytes]:
-    return _decision_file_bytes_or_empty(folder / DECISIONS).splitlines(keepends=True)  # a line is hashed with its end
+def _read_decision_lines(folder: Path) -> list[bytes]:
+    return _read_decision_file(folder / DECISIONS).splitlines(keepends=True)  # a line is hashed with its end
 
 
-def _decision_file_bytes_or_empty(path: Path) -> bytes:
+def _read_decision_file(path: Path) -> bytes:
     """Empty where there is no such file. Raises AuditError where it cannot be read."""
     try:
         return path.read_bytes()
@@ -102,10 +102,10 @@ def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:
     path, now = folder / DECISIONS, file_sha256_hex(folder / RESULT)
     latest: dict[object, KeptDecision] = {}
     try:
-        decisions = [from_json(KeptDecision, json.loads(line), str(path)) for line in _decision_lines(folder)]
+        decisions = [from_json(KeptDecision, json.loads(line), str(path)) for line in _read_decision_lines(folder)]
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
-    if why := decision_edits_sentence(folder):
+    if why := describe_decision_edits(folder):
         raise AuditError(why)
     for entry in decisions:
         if entry.result == now:

@@ -13,7 +13,7 @@ from datetime import datetime
 from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
-from auditor.gate.rulings import Ruling, ruling_without_number
+from auditor.gate.rulings import Ruling, make_ruling
 from auditor.records.file_digests import changed_model_files, roles_of_model_files
 
 _MODEL = "model"  # the target among the digests, and among the objects that Python gave
@@ -41,13 +41,13 @@ def compare_judged_with_deployed_files(
     found = [f"{name} {how}" for name, how in changed_model_files(result.weights, now)] if here else []
     differs = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
-    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_judged_run_age_label(age)})"
+    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_format_run_age(age)})"
     asked = ANSWERS in result.weights
-    stands = _deployed_model_phrase(in_memory, target.uses_builtin_lab, asked, here, differs)
+    stands = _describe_deployed_model(in_memory, target.uses_builtin_lab, asked, here, differs)
     return DeployedModelMatch(f"{name}, {date}: {stands}", here, age, differs)
 
 
-def _deployed_model_phrase(in_memory: bool, lab: bool, model: bool, local_files: bool, differs: str) -> str:
+def _describe_deployed_model(in_memory: bool, lab: bool, model: bool, local_files: bool, differs: str) -> str:
     if in_memory:
         return "in the memory of a process: nobody can say whether what is deployed is what was judged"
     if lab:
@@ -59,7 +59,7 @@ def _deployed_model_phrase(in_memory: bool, lab: bool, model: bool, local_files:
     return f"another model lies there now: {differs}" if differs else "unchanged since"
 
 
-def _judged_run_age_label(days: float) -> str:
+def _format_run_age(days: float) -> str:
     if days < 0:
         return "in the future"
     for length, unit in ((1.0, "day"), (1 / 24, "hour"), (1 / 1440, "minute")):
@@ -72,10 +72,10 @@ def judge_deployed_model(found: DeployedModelMatch, require: Required) -> Iterat
     """A ruling for another model, and for each thing that the policy requires of it."""
     if found.differs:
         why = f"the judged model is not the deployed one: {found.said}"
-        yield ruling_without_number(why, "the judged model is deployed")
+        yield make_ruling(why, "the judged model is deployed")
     if require.model_here:
-        yield ruling_without_number(found.said, "model_here", "held" if found.here else "failed")
+        yield make_ruling(found.said, "model_here", "held" if found.here else "failed")
     if require.max_age is not None:
         # below 0: the clock is wrong here or was there, so nobody knows how old the run is
         rule, held = f"max_age = {require.max_age:g} days", 0 <= found.age <= require.max_age
-        yield ruling_without_number(found.said, rule, "held" if held else "failed")
+        yield make_ruling(found.said, rule, "held" if held else "failed")

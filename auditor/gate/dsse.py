@@ -38,7 +38,7 @@ def sign_payload_into_dsse_envelope(payload: bytes, key: Path) -> str:
     return json.dumps(envelope.to_dict())
 
 
-def verify_dsse_payload_and_key_id(envelope: str, key: Path) -> tuple[bytes, str]:
+def verify_dsse_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     """Return the payload and the id of the key that signed it, hex.
 
     A key id in the envelope is a hint that nobody signed: it is not looked at, so that envelopes of other tools, which

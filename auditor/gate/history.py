@@ -15,7 +15,7 @@ from auditor.gate.comparability import check_comparable
 from auditor.gate.compare import Comparison, compare_finished_runs
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.decision_log import KeptDecision, decision_edits_sentence, load_gate_decisions
+from auditor.gate.decision_log import KeptDecision, describe_decision_edits, load_gate_decisions
 from auditor.records.attacked_secrets import PLAN
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.result_file import RESULT, creation_time
@@ -70,15 +70,15 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     order: By = by  # type: ignore[assignment]
     left_out: list[tuple[str, str]] = []
     entries: list[HistoryEntry] = []
-    for folder in _distinct_run_folders_of_history(folders):
-        if why := _left_out_of_history_sentence(folder):
+    for folder in _list_distinct_folders(folders):
+        if why := _explain_left_out(folder):
             left_out.append((str(folder), why))
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
         at, label = creation_time(run.result, run.name), _LABELS[order](run)
         if run.edits is not None and (others := run.edits.edit_sentences(whole=False)):
             left_out.append((str(folder), f"{others[0]} since the run ended"))
-        elif edited := decision_edits_sentence(folder):
+        elif edited := describe_decision_edits(folder):
             left_out.append((str(folder), edited))
         elif torn := next((why for _, why in find_result_contradictions(run.result, run.outcomes, run.listed)), ""):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
@@ -90,10 +90,10 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
         got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"
         raise AuditError(f"expected at least one finished run to order by {order}, got {got}")
-    return History(order, tuple(_groups_of_comparable_runs(_sort_history_entries(entries, order))), tuple(left_out))
+    return History(order, tuple(_group_comparable_runs(_sort_history_entries(entries, order))), tuple(left_out))
 
 
-def _distinct_run_folders_of_history(folders: Sequence[Path]) -> list[Path]:
+def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
     """Each folder once, by its own name rather than by that of a link to it, such as runs/latest."""
     folder_by_path: dict[Path, Path] = {}
     for folder in folders:
@@ -103,7 +103,7 @@ def _distinct_run_folders_of_history(folders: Sequence[Path]) -> list[Path]:
     return list(folder_by_path.values())
 
 
-def _left_out_of_history_sentence(folder: Path) -> str:
+def _explain_left_out(folder: Path) -> str:
     """Why a folder holds no result though it is no mistake to name it; "" where it holds one, or should."""
     if (folder / RESULT).exists():
         return ""
@@ -116,7 +116,7 @@ def _left_out_of_history_sentence(folder: Path) -> str:
 # --- in order ---------------------------------------------------------------------------------------------------------
 
 
-def _history_label_of_checkpoint(run: RunOutcomes) -> str | None:
+def _find_checkpoint_label(run: RunOutcomes) -> str | None:
     """The revision, or the folder of the model, where it ends in the number of a step."""
     sources = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in sources if text):
@@ -128,7 +128,7 @@ def _history_label_of_checkpoint(run: RunOutcomes) -> str | None:
 _LABELS: dict[By, Callable[[RunOutcomes], str | None]] = {
     "date": lambda run: run.result.created,
     "commit": lambda run: run.result.environment.get("commit"),
-    "checkpoint": _history_label_of_checkpoint,
+    "checkpoint": _find_checkpoint_label,
 }
 _WITHOUT: dict[By, str] = {
     "commit": "it records no commit: it was made outside a git repository, or by an older version",
@@ -150,13 +150,13 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
 # --- in lines ---------------------------------------------------------------------------------------------------------
 
 
-def _groups_of_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
+def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:
     """Each run joins the first line whose runs can all be compared with it; the last run opens the first line."""
     # with every run of the line: what can be compared is not transitive (one stopped early fits two that differ)
     grouped: list[list[HistoryEntry]] = []
     for entry in reversed(entries):
         for line in grouped:
-            if not any(_not_comparable_sentence(entry, other) for other in line):
+            if not any(_explain_incomparable(entry, other) for other in line):
                 line.append(entry)
                 break
         else:
@@ -165,11 +165,11 @@ def _groups_of_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[Comp
         runs = tuple(reversed(line))
         changes = [compare_finished_runs([before.run, now.run]) for before, now in pairwise(runs)]
         # its last run, and the first line
-        obstacles = (_not_comparable_sentence(line[0], other) for other in grouped[0])
+        obstacles = (_explain_incomparable(line[0], other) for other in grouped[0])
         yield ComparableRuns(runs, (None, *changes), next(filter(None, obstacles)) if line is not grouped[0] else "")
 
 
-def _not_comparable_sentence(entry: HistoryEntry, other: HistoryEntry) -> str:
+def _explain_incomparable(entry: HistoryEntry, other: HistoryEntry) -> str:
     try:
         check_comparable(entry.run, other.run, "match")
     except AuditError as why:

@@ -35,7 +35,7 @@ def downgrade_doubtful_ruling(result: AuditResult, assessment: LeakAssessment, r
     return replace(ruling, verdict="inconclusive", unmeasured=True, missed=None, reason=reason)
 
 
-def ruling_with_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
+def add_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
     """Return a ruling on a number with how many of the records given the run audited, if those are not all."""
     counts = result.benchmark.records.get("members")
     if counts is None or not ruling.n or counts.audited == counts.given:
@@ -44,7 +44,7 @@ def ruling_with_audited_share(result: AuditResult, ruling: Ruling) -> Ruling:
     return replace(ruling, reason=f"{ruling.reason}; {share}")
 
 
-def objection_by_strata(finding: Finding, limit: float, counts_with_a_rule: Collection[int]) -> str:
+def find_strata_objection(finding: Finding, limit: float, counts_with_a_rule: Collection[int]) -> str:
     """Return why a limit on the share extracted does not hold, in a sentence; "": nothing of the strata says so.
 
     counts_with_a_rule: numbers of copies that a rule of their own is for: those are judged by it.

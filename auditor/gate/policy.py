@@ -167,7 +167,7 @@ def read_policy(path: Path) -> Policy:
         raise AuditError(f"{path} is not TOML: {error}") from error
     found: _PolicyFile = from_json(_PolicyFile, raw, str(path))
     rules = [parse_rule(sentence) for sentence in found.rules]
-    rules += [_rule_from_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)]
+    rules += [_parse_rule_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)]
     if not rules:
         raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
     _check_require_table(found.require, raw.get("require", {}), f"{path}: require")
@@ -194,7 +194,7 @@ def parse_inconclusive_reading(value: str) -> Reading:
 def parse_rule(sentence: str) -> Rule:
     """`recall(count=16) <= 0.5`, `recall not worse than baseline by 0.02`. Raises AuditError for anything else."""
     if of_forms := _OF_FORMS.fullmatch(sentence):
-        more = _validated_rule(RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False)
+        more = _validate_rule(RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False)
         return replace(more, against_undefended=True, of_forms=True)
     found = _SENTENCE.fullmatch(sentence)
     if not found:
@@ -203,7 +203,7 @@ def parse_rule(sentence: str) -> Rule:
     name, *_, relative, what, number = found.groups()
     if relative and not relative.lower().endswith(" by") and not number:
         number = "0"
-    rule = _validated_rule(name, number, f"expected a number at the end of {sentence!r}", bool(relative))
+    rule = _validate_rule(name, number, f"expected a number at the end of {sentence!r}", bool(relative))
     if relative and what.lower() == "undefended":
         return replace(rule, against_baseline=False, against_undefended=True)
     return rule
@@ -217,7 +217,7 @@ def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bo
         name, _, value = item.rpartition("=")  # from the right: recall(count=16) holds another one
         if not _METRIC.fullmatch(name):
             raise AuditError(complaint)
-        rules.append(_validated_rule(name, value, complaint, against_baseline))
+        rules.append(_validate_rule(name, value, complaint, against_baseline))
     return refuse_repeated_limits(rules)
 
 
@@ -235,7 +235,7 @@ def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _rule_from_table(table: _RuleTable, where: str) -> Rule:
+def _parse_rule_table(table: _RuleTable, where: str) -> Rule:
     given = {field.name: value for field in fields(table) if (value := getattr(table, field.name)) is not None}
     for key, value in given.items():
         if value == "":
@@ -253,11 +253,11 @@ def _rule_from_table(table: _RuleTable, where: str) -> Rule:
     if not _METRIC.fullmatch(table.metric):
         raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}")
     limit, complaint = given[limits[0]], f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
-    metric = _rule_metric_with_count_or_kind(table.metric, given, where)
-    return replace(_validated_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed)
+    metric = _split_rule_metric(table.metric, given, where)
+    return replace(_validate_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed)
 
 
-def _rule_metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where: str) -> str:
+def _split_rule_metric(metric: str, given: Mapping[str, Any], where: str) -> str:
     """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError for two of them."""
     parts = [key for key in ("count", "kind") if key in given]
     if given.get("count", 0) < 0:
@@ -271,7 +271,7 @@ def _rule_metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where
     return whole
 
 
-def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
+def _validate_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
     """The rule with this limit, a number or the claim. Raises AuditError for one that would hold whatever leaks.
 
     name: `recall`, `recall(count=16)` or `recall(kind=email)`, which has been looked at.

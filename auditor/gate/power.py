@@ -72,47 +72,47 @@ def parse_planned_share_change(item: str) -> ShareChange:
     return ShareChange(found[1], before, after, discordant)
 
 
-def secrets_needed_for_change(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
+def count_secrets_for_change(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
     """How many secrets a limit and a baseline take. rules: decisions that the level is shared out over.
 
     Raises AuditError for a power outside (0, 1) or more than a million secrets.
     """
-    check_gate_power_and_decision_count(power, rules)
+    check_gate_power(power, rules)
     name, before, after = change.metric, change.before, change.after
     # to fail takes the level shared out, to hold LEVEL itself: as `decide` has it
     level, margin = LEVEL / rules, after - before
     chance_change = change.discordant - margin  # what changes by chance alone, when nothing got worse
     # the closed forms first: they refuse a change that is too small before anything is scanned
-    worse = secrets_to_gate_paired_difference(margin, 0.0, change.discordant, level, power)
-    unchanged = secrets_to_gate_paired_difference(0.0, margin, chance_change, LEVEL, power)
+    worse = count_secrets_for_pairs(margin, 0.0, change.discordant, level, power)
+    unchanged = count_secrets_for_pairs(0.0, margin, chance_change, LEVEL, power)
     lost, won = chance_change / 2, change.discordant - chance_change / 2  # won - lost is the margin
     # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1] (formulas.md, D2)
     return [
-        _secrets_needed_to_fail(name, before, after, level, power),
-        _secrets_needed_to_hold(name, after, before, power),
+        _count_policy_secrets_to_fail(name, before, after, level, power),
+        _count_policy_secrets_to_hold(name, after, before, power),
         SecretsNeeded(
             f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
             f"({change.discordant:.3g} of the answers changed)",
             worse,
-            *_secrets_until_gate_stops_and_median([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
+            *_simulate_gate_sizes([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
         SecretsNeeded(
             f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({chance_change:.3g} changed)",
             unchanged,
             # of -d, whose odds are the same: that its mean is at most -margin is refuted
-            *_secrets_until_gate_stops_and_median(
+            *_simulate_gate_sizes(
                 [0, 0.5, 1], [chance_change / 2, 1 - chance_change, chance_change / 2], (1 - margin) / 2, LEVEL, power
             ),
         ),
     ]
 
 
-def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: int) -> list[SecretsNeeded]:
+def count_secrets_for_policy(rules: Sequence[Rule], power: float, decisions: int) -> list[SecretsNeeded]:
     """What each limit of a policy takes: failed where the truth is twice it, held where it is half, or nothing leaks.
 
     Raises AuditError if no rule has a number of secrets.
     """
-    check_gate_power_and_decision_count(power, decisions)
+    check_gate_power(power, decisions)
     limits = [rule for rule in rules if not reason_for_no_number_of_secrets(rule)]
     if not limits:
         given = "; ".join(f"'{rule}' ({reason_for_no_number_of_secrets(rule)})" for rule in rules)
@@ -121,10 +121,13 @@ def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: in
     for rule in limits:
         if 2 * rule.limit <= 1:
             found.append(
-                _secrets_needed_to_fail(rule.metric_with_part, rule.limit, 2 * rule.limit, LEVEL / decisions, power)
+                _count_policy_secrets_to_fail(
+                    rule.metric_with_part, rule.limit, 2 * rule.limit, LEVEL / decisions, power
+                )
             )
         found += [
-            _secrets_needed_to_hold(rule.metric_with_part, rule.limit, truth, power) for truth in (rule.limit / 2, 0.0)
+            _count_policy_secrets_to_hold(rule.metric_with_part, rule.limit, truth, power)
+            for truth in (rule.limit / 2, 0.0)
         ]
     return found
 
@@ -140,33 +143,33 @@ def reason_for_no_number_of_secrets(rule: Rule) -> str:
     return "" if rule.limit > 0 else "no number of secrets shows that there is nothing at all"
 
 
-def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> SecretsNeeded:
-    stopping = _secrets_until_gate_stops_and_median([0, 1], [1 - truth, truth], limit, level, power)
+def _count_policy_secrets_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> SecretsNeeded:
+    stopping = _simulate_gate_sizes([0, 1], [1 - truth, truth], limit, level, power)
     return SecretsNeeded(
-        f"fail {name} <= {limit:g} when it is {truth:g}", secrets_to_fail_limit(limit, truth, level, power), *stopping
+        f"fail {name} <= {limit:g} when it is {truth:g}", count_secrets_to_fail(limit, truth, level, power), *stopping
     )
 
 
-def _secrets_needed_to_hold(name: str, limit: float, truth: float, power: float) -> SecretsNeeded:
+def _count_policy_secrets_to_hold(name: str, limit: float, truth: float, power: float) -> SecretsNeeded:
     # of misses, by symmetry: that their mean is at most 1 - limit is refuted
-    stopping = _secrets_until_gate_stops_and_median([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
+    stopping = _simulate_gate_sizes([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
     return SecretsNeeded(
-        f"hold {name} <= {limit:g} when it is {truth:g}", secrets_to_hold_limit(limit, truth, LEVEL, power), *stopping
+        f"hold {name} <= {limit:g} when it is {truth:g}", count_secrets_to_hold(limit, truth, LEVEL, power), *stopping
     )
 
 
-def _secrets_until_gate_stops_and_median(
+def _simulate_gate_sizes(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
     """Secrets by which a share `power` of runs has refuted that the mean is at most `mean`; and half of the runs."""
     # (runs,); one that does not stop within _MOST counts as 2 * _MOST
     found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
     # "higher": a size at which a run stopped: between two none does
-    at, half = (_checked_gate_secret_count(int(np.quantile(found, share, method="higher"))) for share in (power, 0.5))
+    at, half = (_check_secret_count(int(np.quantile(found, share, method="higher"))) for share in (power, 0.5))
     return at, half
 
 
-def check_gate_power_and_decision_count(power: float, rules: int) -> None:
+def check_gate_power(power: float, rules: int) -> None:
     """Raises AuditError for a power or a number of decisions that is out of range."""
     if not 0 < power < 1:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
@@ -176,20 +179,18 @@ def check_gate_power_and_decision_count(power: float, rules: int) -> None:
         raise AuditError(f"expected --rules of at most {_MOST:,}, got {rules:,}")
 
 
-def secrets_to_fail_limit(limit: float, truth: float, level: float, power: float) -> int:
+def count_secrets_to_fail(limit: float, truth: float, level: float, power: float) -> int:
     """The fewest secrets from which on a limit is failed with this power, by the exact binomial test."""
     # isf is the last count that does not reject; sf is the chance of more than that
-    return _fewest_secrets_for_gate_power(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
+    return _find_fewest_secrets(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 
-def secrets_to_hold_limit(limit: float, truth: float, level: float, power: float) -> int:
-    """As `secrets_to_fail_limit`, for a limit to be held: by symmetry, that the share of misses exceeds 1 - limit."""
-    return secrets_to_fail_limit(1 - limit, 1 - truth, level, power)
+def count_secrets_to_hold(limit: float, truth: float, level: float, power: float) -> int:
+    """As `count_secrets_to_fail`, for a limit to be held: by symmetry, that the share of misses exceeds 1 - limit."""
+    return count_secrets_to_fail(1 - limit, 1 - truth, level, power)
 
 
-def secrets_to_gate_paired_difference(
-    truth: float, margin: float, discordant: float, level: float, power: float
-) -> int:
+def count_secrets_for_pairs(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
     """Secrets that tell a paired difference of `truth` from one of `margin`: normal distribution, with the discrete
     step added.
 
@@ -202,10 +203,10 @@ def secrets_to_gate_paired_difference(
     n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # with no change at all seen: (1 - margin)^n <= level
     least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
-    return _checked_gate_secret_count(math.ceil(max(n, least)))
+    return _check_secret_count(math.ceil(max(n, least)))
 
 
-def _fewest_secrets_for_gate_power(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
+def _find_fewest_secrets(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
     """The smallest n from which on the curve, a sawtooth, stays at this power."""
     size = 1024
     while size <= 2 * _MOST:
@@ -213,12 +214,12 @@ def _fewest_secrets_for_gate_power(curve: Callable[[NDArray[np.int64]], NDArray[
         n = np.arange(1, size + 1)
         weak = np.flatnonzero(curve(n) < power)
         if not len(weak) or weak[-1] < size // 2:  # the last tooth is well behind
-            return _checked_gate_secret_count(1 if not len(weak) else int(n[weak[-1]]) + 1)
+            return _check_secret_count(1 if not len(weak) else int(n[weak[-1]]) + 1)
         size *= 2
-    return _checked_gate_secret_count(size)
+    return _check_secret_count(size)
 
 
-def _checked_gate_secret_count(n: int) -> int:
+def _check_secret_count(n: int) -> int:
     if n > _MOST:
         raise AuditError(f"so small a change takes more than {_MOST:,} secrets")
     return n

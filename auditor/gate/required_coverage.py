@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from auditor.core.nouns import CellKey
 from auditor.gate.policy import Required
-from auditor.gate.rulings import Ruling, ruling_without_number
+from auditor.gate.rulings import Ruling, make_ruling
 from auditor.records.outcomes import RunOutcomes
 
 _ANY = ""  # attack: whichever has looked at most
@@ -22,10 +22,10 @@ def judge_required_attacks(run: RunOutcomes, required: Required, targets: Collec
         return
     for target in targets:
         for attack in required.attacks or (_ANY,):
-            yield _required_attack_ruling(run, required, target, attack)
+            yield _judge_required_attack(run, required, target, attack)
 
 
-def _required_attack_ruling(run: RunOutcomes, required: Required, target: str, attack: str) -> Ruling:
+def _judge_required_attack(run: RunOutcomes, required: Required, target: str, attack: str) -> Ruling:
     row = CellKey(target, required.access or "", attack)
     where = f" at {required.access} access" if required.access else ""
     least = f"{required.secrets} secrets and {required.nonmembers} non-members"
@@ -41,19 +41,19 @@ def _required_attack_ruling(run: RunOutcomes, required: Required, target: str, a
     ]
     if not applied:
         why = f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}"
-        return ruling_without_number(why, rule, row=row)
+        return make_ruling(why, rule, row=row)
     enough = (required.secrets, required.nonmembers)
-    counts = [_attacked_member_and_nonmember_counts(run, key) for key in applied]
+    counts = [_count_attacked_secrets(run, key) for key in applied]
     # one row has to have enough of both: counts of several rows do not add up
     members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
     if members < required.secrets or others < required.nonmembers:
         why = f"{said}; required are {required.secrets} and {required.nonmembers}"
-        return ruling_without_number(why, rule, row=row)
-    return ruling_without_number(said, rule, "held", row)
+        return make_ruling(why, rule, row=row)
+    return make_ruling(said, rule, "held", row)
 
 
-def _attacked_member_and_nonmember_counts(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
+def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """How many members and non-members the row holds outcomes of."""
     own = run.outcomes.get(key)
     # by id: a secret that stands there twice is one

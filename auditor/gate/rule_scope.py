@@ -22,7 +22,7 @@ def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[C
             raise unknown_name_error(kind, name, known)
 
 
-def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
+def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     """The targets of a rule that names none: defenses and deployed forms, or (no defense) the undefended model too."""
     defenses, forms = result.plan.get("defense", ()), [*map(deployed_form_name, result.plan.get("forms", ()))]
     if rule.of_forms:
@@ -41,7 +41,7 @@ def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -
     return [(row, replace(rule, metric=m.name)) for row, m in main if m is not None and m.unit in (*SHARES, AUC)]
 
 
-def rule_on_group_told_best(finding: Finding, rule: Rule) -> Rule:
+def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
     """The rule; a limit on the membership AUC, for the group of copies that is told better than all members are.
 
     A group that is told is worse than the mean over all. One whose interval holds chance is not held against anybody.
@@ -56,7 +56,7 @@ def rule_on_group_told_best(finding: Finding, rule: Rule) -> Rule:
     return replace(rule, count=int(best))
 
 
-def findings_in_rule_scope(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
+def select_findings(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
     """The applicable rows of this target, setting and attack; a part that is None takes any."""
     return [
         f
@@ -65,7 +65,7 @@ def findings_in_rule_scope(result: AuditResult, scope: Mapping[str, str | None])
     ]
 
 
-def nearest_metrics_to_ruled_one_phrase(metric: str, known: Sequence[str]) -> str:
+def suggest_metrics(metric: str, known: Sequence[str]) -> str:
     """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
     suggestions = dict.fromkeys((*known[:1], *difflib.get_close_matches(metric, known, n=2)))
     others = f" and {len(known) - len(suggestions)} others" if len(known) > len(suggestions) else ""

@@ -40,7 +40,7 @@ class Ruling:
         return CellKey(self.target, self.setting, self.attack).title or "run"
 
 
-def ruling_without_number(reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN) -> Ruling:
+def make_ruling(reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN) -> Ruling:
     """A ruling that rests on no metric; of the whole run where no row is given."""
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
@@ -55,7 +55,7 @@ class Decision:
     inconclusive: Reading = "report"
     about: str = ""  # which model was judged, when, and whether it is the one that lies here
 
-    def verdict_with_inconclusive_read(self, ruling: Ruling) -> Verdict:
+    def resolve_verdict(self, ruling: Ruling) -> Verdict:
         """The ruling's verdict with the inconclusive read as asked; what nobody measured is never let pass."""
         if ruling.verdict != "inconclusive" or self.inconclusive == "report":
             return ruling.verdict
@@ -66,7 +66,7 @@ class Decision:
     @property
     def verdict(self) -> Verdict:
         """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is failed."""
-        outcomes = {self.verdict_with_inconclusive_read(ruling) for ruling in self.rulings}
+        outcomes = {self.resolve_verdict(ruling) for ruling in self.rulings}
         if "failed" in outcomes or not outcomes:
             return "failed"
         return "inconclusive" if "inconclusive" in outcomes else "held"

@@ -40,7 +40,7 @@ def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
     """
     alpha = require_renyi_order(alpha)
     require_positive("epsilon", epsilon)
-    cost = _rdp_conversion_cost(delta, alpha)
+    cost = _compute_rdp_conversion_cost(delta, alpha)
     if epsilon <= cost:
         raise AuditError(
             f"expected epsilon above {cost:.6g} nats, which the conversion from order alpha {alpha} costs at "
@@ -57,11 +57,11 @@ def rdp_to_dp(rdp: float, delta: float, alpha: int) -> float:
     """
     alpha = require_renyi_order(alpha)
     require_at_least("rdp", rdp, 0.0)
-    cost = _rdp_conversion_cost(delta, alpha)
+    cost = _compute_rdp_conversion_cost(delta, alpha)
     return 0.0 if rdp == 0 else max(0.0, rdp + cost)
 
 
-def bounded_range_rho(spread: float) -> float:
+def compute_bounded_range_rho(spread: float) -> float:
     """rho of the zCDP of a mechanism whose log-ratios range over at most `spread` nats: spread^2 / 8.
 
     Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raises AuditError on bad input.
@@ -70,19 +70,19 @@ def bounded_range_rho(spread: float) -> float:
     return spread**2 / 8
 
 
-def zcdp_epsilon(rho: float, delta: float) -> float:
+def compute_zcdp_epsilon(rho: float, delta: float) -> float:
     """Epsilon (nats) at `delta` of a rho-zCDP mechanism, by the best real order (Canonne et al. 2020, Proposition 12).
 
     0 for a mechanism that gives nothing away, inf for one without a bound. Raises AuditError on bad input.
     """
     require_at_least("rho", rho, 0.0)
-    _rdp_conversion_cost(delta, 2)  # refuses a delta that is none
+    _compute_rdp_conversion_cost(delta, 2)  # refuses a delta that is none
     if rho in (0, math.inf):
         return rho
 
     def at_order(log_above: float) -> float:
         alpha = 1 + math.exp(log_above)
-        return alpha * rho + _rdp_conversion_cost(delta, alpha)
+        return alpha * rho + _compute_rdp_conversion_cost(delta, alpha)
 
     # Any order is a bound; the best lies near 1 + sqrt(log(1/delta) / rho): its part above 1 within a factor of e^3.
     middle = 0.5 * math.log(-math.log(delta) / rho)
@@ -90,12 +90,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return max(0.0, float(best.fun))
 
 
-def zcdp_budget(epsilon: float, delta: float) -> float:
-    """The largest rho whose `zcdp_epsilon` is at most `epsilon` (nats); raises AuditError on bad input."""
+def compute_zcdp_budget(epsilon: float, delta: float) -> float:
+    """The largest rho whose `compute_zcdp_epsilon` is at most `epsilon` (nats); raises AuditError on bad input."""
     require_positive("epsilon", epsilon)
     low, high = 0.0, epsilon + 1  # at which epsilon is exceeded: rho costs more than itself
     while low < (middle := (low + high) / 2) < high:  # to neighbouring floats; `low` stays on the private side
-        low, high = (middle, high) if zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
+        low, high = (middle, high) if compute_zcdp_epsilon(middle, delta) <= epsilon else (low, middle)
     return low
 
 
@@ -107,7 +107,7 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
     """
     if not alpha > 1:
         raise AuditError(f"expected alpha > 1, got {alpha}")
-    log_p, log_q = np.broadcast_arrays(_normalise_log_probs(log_p), _normalise_log_probs(log_q))
+    log_p, log_q = np.broadcast_arrays(_normalize_log_probs(log_p), _normalize_log_probs(log_q))
     alive = ~np.isneginf(log_p)
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -np.inf), where=alive)
     if alpha == math.inf:  # the limit: the largest log-ratio where p is above 0
@@ -120,22 +120,22 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
 
 def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Largest |log p - log q| (nats) over the last axis; inf where the supports differ. Raises AuditError."""
-    return two_sided_renyi(log_p, log_q, math.inf)
+    return compute_two_sided_renyi(log_p, log_q, math.inf)
 
 
-def two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> npt.NDArray[np.float64]:
+def compute_two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> npt.NDArray[np.float64]:
     """The larger `realised_renyi` of both directions."""
     return np.maximum(realised_renyi(log_p, log_q, alpha), realised_renyi(log_q, log_p, alpha))
 
 
-def _rdp_conversion_cost(delta: float, alpha: float) -> float:
+def _compute_rdp_conversion_cost(delta: float, alpha: float) -> float:
     if not 0 < delta < 1:
         raise AuditError(f"expected delta in (0, 1), got {delta}")
     # PMixED Theorem C.3 (Balle et al. 2020): epsilon less the Renyi divergence of order alpha
     return math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
 
 
-def _normalise_log_probs(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _normalize_log_probs(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
     distribution = np.asarray(log_distribution, dtype=np.float64)
     log_mass = logsumexp(distribution, axis=-1, keepdims=True)
     if not np.all(np.abs(log_mass) < MASS_TOLERANCE):  # NaN too

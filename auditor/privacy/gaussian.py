@@ -44,22 +44,22 @@ def pld_epsilon(
     """
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
-    return _composed_epsilon(PLDAccountant(value_discretization_interval=cell), sigma, q, steps, delta, earlier)
+    return _compose_epsilon(PLDAccountant(value_discretization_interval=cell), sigma, q, steps, delta, earlier)
 
 
 @functools.lru_cache(maxsize=64)
-def rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
+def compute_rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
     """Epsilon of T steps by Renyi accounting: an upper bound, a tenth to a quarter looser, in a tenth of the time."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    return _composed_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
+    return _compose_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
 
 
 def quick_rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
-    """`rdp_epsilon` at whole orders only, where the formula is a short sum: milliseconds, for a running number."""
+    """Return `compute_rdp_epsilon` at whole orders only: a short sum, fast enough for a running number."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    return _composed_epsilon(RdpAccountant([*range(2, 65), 96, 128, 256, 512]), sigma, q, steps, delta, earlier)
+    return _compose_epsilon(RdpAccountant([*range(2, 65), 96, 128, 256, 512]), sigma, q, steps, delta, earlier)
 
 
 def epsilon_by_tightest_accountant(
@@ -72,14 +72,14 @@ def epsilon_by_tightest_accountant(
     quick = quick_rdp_epsilon(sigma, q, steps, delta, earlier)
     if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
         return quick, "dp-accounting RDP"
-    loose = rdp_epsilon(sigma, q, steps, delta, earlier), "dp-accounting RDP"
+    loose = compute_rdp_epsilon(sigma, q, steps, delta, earlier), "dp-accounting RDP"
     if delta < _PLD_DELTA:
         return loose
     # as tuples: of equal epsilons PLD's comes first
     return min((pld_epsilon(sigma, q, steps, delta, earlier, cell), "dp-accounting PLD"), loose)
 
 
-def _composed_epsilon(
+def _compose_epsilon(
     accountant: PrivacyAccountant, sigma: float, q: float, steps: int, delta: float, earlier: Earlier
 ) -> float:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -127,7 +127,7 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
         return epsilon_by_tightest_accountant(sigma, q, steps, delta)[0]
 
     # RDP is an upper bound and fast: its sigma is enough, and the reported one lies shortly below.
-    high = _bisect_noise_multiplier(
+    high = _find_noise_multiplier(
         lambda sigma: quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02
     )
     if high < _PLD_FROM or epsilon > _PLD_TO:
@@ -152,7 +152,7 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
     return high
 
 
-def _bisect_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
+def _find_noise_multiplier(enough: Any, low: float, high: float, precision: float) -> float:
     """The upper end of a log-bracket of this width around where `enough` becomes true."""
     if not enough(high):
         raise AuditError(f"expected an epsilon that some noise multiplier up to {high:g} gives; none is enough")
@@ -165,7 +165,7 @@ def _bisect_noise_multiplier(enough: Any, low: float, high: float, precision: fl
 # --- two scales of noise ----------------------------------------------------------------------------------------------
 
 
-def noise_scale_divergence(order: float, parameters: int, first: float, second: float) -> float:
+def compute_noise_scale_divergence(order: float, parameters: int, first: float, second: float) -> float:
     """Renyi divergence (nats) of noise N(0, one^2 I) from N(0, other^2 I) on so many parameters; inf where it has none.
 
     Formulas B4 (i): what the scale of the noise alone gives away, where it depends on the data.
@@ -176,15 +176,15 @@ def noise_scale_divergence(order: float, parameters: int, first: float, second: 
     return parameters * (math.log(second / first) + math.log(second**2 / mixed) / (2 * (order - 1)))
 
 
-def epsilon_between_noise_scales(parameters: int, first: float, second: float, delta: float) -> float:
+def compute_noise_scale_epsilon(parameters: int, first: float, second: float, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which these two noises are (epsilon, delta)-indistinguishable.
 
     The squared norm is a sufficient statistic: scaled, it is chi-squared. The larger of both directions.
     """
-    return max(_one_way_scale_epsilon(parameters, *pair, delta) for pair in ((first, second), (second, first)))
+    return max(_compute_one_way_epsilon(parameters, *pair, delta) for pair in ((first, second), (second, first)))
 
 
-def _one_way_scale_epsilon(parameters: int, first: float, second: float, delta: float) -> float:
+def _compute_one_way_epsilon(parameters: int, first: float, second: float, delta: float) -> float:
     if first == second:
         return 0.0
     slope = (second**-2 - first**-2) / 2  # of the log-ratio in the squared norm

@@ -28,7 +28,7 @@ _Terms = list[tuple[float, float]]  # a sum, kept as the logs of (weight, value)
 _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
-def published_pmixed_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
+def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> float:
     """Renyi divergence (nats) that PMixED claims for one query answered by `subset_size` members (Theorems 5.1, C.4).
 
     A claim, not a bound: its triangle inequality fails at a single order. Raises AuditError on bad input.
@@ -46,26 +46,26 @@ def published_pmixed_query_rdp(alpha: int, q: float, beta: float, subset_size: i
         (_log_binomial_probability(k, alpha, q) - math.log(size), _log_expm1((k - 1) * factor * beta * k))
         for k in range(2, alpha + 1)
     ]
-    return _log1p_sum(terms) / (alpha - 1)
+    return _add_log1p(terms) / (alpha - 1)
 
 
 @cache
-def largest_published_pmixed_beta(
+def find_largest_published_beta(
     epsilon: float, delta: float, alpha: int, queries: int, q: float, subset_size: int
 ) -> float:
-    """Largest beta whose `published_pmixed_query_rdp`, `queries` times, claims (epsilon, delta) at most; PMixED 5.2.
+    """Largest beta whose `compute_published_query_rdp`, `queries` times, claims (epsilon, delta) at most; PMixED 5.2.
 
     Members are projected to the radius alpha * beta (nats). inf where nothing is spent; raises AuditError on bad input
     or an (epsilon, delta, alpha) that leaves no budget.
     """
 
     def query_rdp(beta: float) -> float:
-        return published_pmixed_query_rdp(alpha, q, beta, subset_size)
+        return compute_published_query_rdp(alpha, q, beta, subset_size)
 
-    return _largest_radius_within_budget(query_rdp, epsilon, delta, alpha, queries)
+    return _find_largest_radius(query_rdp, epsilon, delta, alpha, queries)
 
 
-def member_mixing_weight(q: float, members: int) -> float:
+def compute_member_mixing_weight(q: float, members: int) -> float:
     """w = (1 - (1-q)^N) / N: the weight of each of N members in a token's distribution, under Poisson(q) sampling.
 
     The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public), public being the
@@ -76,14 +76,14 @@ def member_mixing_weight(q: float, members: int) -> float:
     return q if members == 1 else -math.expm1(members * _log1m(q)) / members
 
 
-def subset_size_distribution(q: float, members: int) -> npt.NDArray[np.float64]:
+def compute_subset_sizes(q: float, members: int) -> npt.NDArray[np.float64]:
     """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises AuditError on bad input."""
     require_in_unit_interval("q", q)
     members = require_count("members", members, 0)
     return np.exp([_log_binomial_probability(size, members, q) for size in range(members + 1)])
 
 
-def mean_member_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
+def compute_mean_member_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
     """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is the public one's.
 
     weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or the one of all
@@ -91,11 +91,11 @@ def mean_member_weights(weights: npt.NDArray[np.float64], q: float, members: int
     distribution is public + sum_j share_j (member_j - public). Raises AuditError on bad input.
     """
     if weights.shape[-2] == 1:
-        return weights[..., 0, :] * member_mixing_weight(q, members)
+        return weights[..., 0, :] * compute_member_mixing_weight(q, members)
     if weights.shape[-2] != members:
         raise AuditError(f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}")
     # (1 / N) sum_m Bin(m; N, q) weight of size m; where none is sampled the public model answers
-    return np.einsum("m,...mj->...j", subset_size_distribution(q, members)[1:], weights) / members
+    return np.einsum("m,...mj->...j", compute_subset_sizes(q, members)[1:], weights) / members
 
 
 def neighbour_distributions(
@@ -109,20 +109,20 @@ def neighbour_distributions(
 
     It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
     neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in
-    `mean_member_weights`, for the sizes 1..N - 1 where a member is absent: those that the neighbour is served with.
-    O(N V), by the collapse lemma; sums of non-negative terms only, so that small probabilities keep their precision.
+    `compute_mean_member_weights`, for the sizes 1..N - 1 where a member is absent: those that the neighbour is served
+    with. O(N V), by the collapse lemma; sums of non-negative terms only, so that small probabilities keep their precision.
     """
     members = distributions.shape[-2]
     n_remaining = members - 1 if adjacency == "add_remove" else members
-    shares = mean_member_weights(weights, q, n_remaining) if n_remaining else np.zeros(distributions.shape[:-1])
+    shares = compute_mean_member_weights(weights, q, n_remaining) if n_remaining else np.zeros(distributions.shape[:-1])
     parts = shares[..., None] * distributions
-    mixed, private = _leave_one_member_out_sums(parts), _leave_one_member_out_sums(shares[..., None])
+    mixed, private = _sum_without_each_member(parts), _sum_without_each_member(shares[..., None])
     if adjacency == "replace":
         mixed, private = mixed + np.roll(parts, -1, axis=-2), private + np.roll(shares, -1, axis=-1)[..., None]
     return mixed + np.maximum(1 - private, 0.0) * public[..., None, :]
 
 
-def _leave_one_member_out_sums(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _sum_without_each_member(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Sum over the second last axis of all but each one, without subtracting."""
     before, after = np.zeros_like(parts), np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
@@ -154,14 +154,14 @@ def sound_pmixed_query_rdp(
     if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
         return 0.0
     if adjacency == "add_remove":
-        terms = _renyi_terms_add_remove(alpha, q, radius, cap)
+        terms = _compute_add_remove_terms(alpha, q, radius, cap)
     else:
-        terms = _renyi_terms_fixed_members(adjacency, alpha, q, members, radius, cap)
-    return max(map(_log1p_sum, terms)) / (alpha - 1)
+        terms = _compute_fixed_member_terms(adjacency, alpha, q, members, radius, cap)
+    return max(map(_add_log1p, terms)) / (alpha - 1)
 
 
 @cache
-def sound_pmixed_epsilon(
+def bound_pmixed_epsilon(
     adjacency: Adjacency,
     delta: float,
     alpha: int,
@@ -186,7 +186,7 @@ def sound_pmixed_epsilon(
 
 
 @cache
-def largest_sound_pmixed_radius(
+def find_largest_sound_radius(
     adjacency: Adjacency,
     epsilon: float,
     delta: float,
@@ -205,10 +205,10 @@ def largest_sound_pmixed_radius(
     def query_rdp(radius: float) -> float:
         return sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap)
 
-    return _largest_radius_within_budget(query_rdp, epsilon, delta, alpha, queries)
+    return _find_largest_radius(query_rdp, epsilon, delta, alpha, queries)
 
 
-def _renyi_terms_fixed_members(
+def _compute_fixed_member_terms(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> list[_Terms]:
     """The terms of E_Q (P/Q)^alpha - 1, once for each direction, for zero_out and replace.
@@ -216,7 +216,7 @@ def _renyi_terms_fixed_members(
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j base^(1-j) E h^j, where the
     base distribution is at least `base` times the public one.
     """
-    share = member_mixing_weight(q, members)
+    share = compute_member_mixing_weight(q, members)
     log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
     # b1 = 1 - w N c and b0 = 1 - w (N - 1) c of formulas B2.5, c being `reach`: as sums, which do not cancel
@@ -270,7 +270,7 @@ def _log_moment_of_replaced_member(j: int, radius: float, log_reach: float) -> f
     return above if j % 2 else math.log(2) + above  # h and h' may change places: below 0 the bound is the same
 
 
-def _renyi_terms_add_remove(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
+def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
     """The terms of E_Q (P/Q)^alpha - 1 when one member is absent: if it was sampled alone, and beside one other.
 
     Given the others' subset, of size K (joint convexity), the member weighs 1 / (K + 1), as if it were sampled at the
@@ -285,7 +285,7 @@ def _renyi_terms_add_remove(alpha: int, q: float, radius: float, cap: float) -> 
     ]
 
 
-def _largest_radius_within_budget(
+def _find_largest_radius(
     query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
 ) -> float:
     """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon, delta) at order alpha."""
@@ -314,7 +314,7 @@ def _largest_radius_within_budget(
     return low
 
 
-def _log1p_sum(log_terms: _Terms) -> float:
+def _add_log1p(log_terms: _Terms) -> float:
     """log(1 + sum of weight * value), without overflow and with the relative accuracy of a small sum."""
     terms = [weight + value for weight, value in log_terms if weight > -math.inf]  # a weight of 0 annuls even inf
     top = max(terms, default=-math.inf)

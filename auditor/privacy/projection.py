@@ -42,7 +42,7 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 @torch.no_grad()
-def largest_mixing_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
+def find_largest_mixing_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
     """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats); float64.
 
     `moments` are `log_ratio_moments` up to alpha; `radius` broadcasts with their leading dimensions, and may have more.
@@ -72,7 +72,7 @@ def projection_weight(
 
     `radius` broadcasts with the leading dimensions. Single precision loses 1e-4 of it. Raises AuditError on bad input.
     """
-    return largest_mixing_weight(
+    return find_largest_mixing_weight(
         log_ratio_moments(log_p, log_p0, alpha), _radii_less_precision_margin(radius, log_p, log_p0), max_weight
     )
 
@@ -86,7 +86,7 @@ def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radiu
     """
     radius = _radii_less_precision_margin(radius, log_p, log_p0)
     moments = log_ratio_moments(log_p, log_p0, alpha)
-    weight = largest_mixing_weight(moments, radius)
+    weight = find_largest_mixing_weight(moments, radius)
     budget = ((alpha - 1) * radius).expand(weight.shape)
     # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
@@ -121,7 +121,7 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     # A p0 below the smallest normal number is rounded up to it: more divergence, less weight, nothing lost.
     public = log_p0.clamp_min(math.log(torch.finfo(log_p0.dtype).tiny)).exp_()
     _require_total_mass_one(public.sum(-1))
-    excess = _ratio_minus_one(log_p, log_p0)
+    excess = _compute_ratio_excess(log_p, log_p0)
     term = excess * public
     powers = [term.sum(-1)]  # E h, which is 0
     for _ in range(2, alpha + 1):
@@ -154,7 +154,7 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     return moments.clamp_min_(0.0)  # a rounding below 0 is one
 
 
-def _ratio_minus_one(log_p: Tensor, log_p0: Tensor) -> Tensor:
+def _compute_ratio_excess(log_p: Tensor, log_p0: Tensor) -> Tensor:
     """h = p / p0 - 1; 0 where both distributions are, inf where only p0 is 0."""
     return _log_ratio(log_p, log_p0).expm1_()
 
@@ -239,7 +239,7 @@ class _ReverseDivergence:
 
     def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:
         self.alpha = alpha
-        self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _ratio_minus_one(log_p, log_p0)
+        self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _compute_ratio_excess(log_p, log_p0)
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
     def select_distributions(self, distributions: Tensor) -> Self:
@@ -252,9 +252,7 @@ class _ReverseDivergence:
         """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
         inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
         # coefficients alpha - j, from j = alpha - 1, the highest power, down
-        return weight**2 * self._mean_weighted_by_squared_excess(
-            _polynomial_without_constant(inverse, range(1, self.alpha))
-        )
+        return weight**2 * self._mean_weighted_by_squared_excess(_evaluate_polynomial(inverse, range(1, self.alpha)))
 
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
         weight_column = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
@@ -277,9 +275,7 @@ class _ReverseDivergence:
             moment = self.reverse_moment_excess(weight, inverse)
             log_moment = torch.log1p(moment)
             slope = (
-                order
-                * weight
-                * self._mean_weighted_by_squared_excess(_polynomial_without_constant(inverse, [1] * self.alpha))
+                order * weight * self._mean_weighted_by_squared_excess(_evaluate_polynomial(inverse, [1] * self.alpha))
             )
             # Newton on G^(-1/order), G = E x^-order: ((G / e^budget)^(1/order) - 1) order G / G'
             step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / slope
@@ -291,7 +287,7 @@ class _ReverseDivergence:
         return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
 
 
-def _polynomial_without_constant(x: Tensor, coefficients: Iterable[int]) -> Tensor:
+def _evaluate_polynomial(x: Tensor, coefficients: Iterable[int]) -> Tensor:
     """sum_j c_j x^j for j = n..1: the coefficient of the highest power first (Horner)."""
     first, *others = coefficients
     total = first * x

@@ -106,13 +106,13 @@ class PrivacyRecord:
         if self.epsilon is None:
             numbers = "; ".join(f"{mechanism}: ε {value:.3g}" for mechanism, value in self.nominal.items())
             status_note = f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else "")
-            return (status_note, *self._gradient_canary_remarks())
+            return (status_note, *self._note_gradient_canaries())
         scope_note = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
             scope_note = "the claim is for one record: a text that occurs k times is protected at the group size k only"
-        return (scope_note, *self._accounting_premise_notes(), *self._gradient_canary_remarks())
+        return (scope_note, *self._note_accounting_premises(), *self._note_gradient_canaries())
 
-    def _accounting_premise_notes(self) -> Iterator[str]:
+    def _note_accounting_premises(self) -> Iterator[str]:
         if self.units_given and self.units is not None:
             yield f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was given as public"
         elif self.units is not None:
@@ -131,7 +131,7 @@ class PrivacyRecord:
                 f"ε {self.epsilon_twice:.3g} together"
             )
 
-    def _gradient_canary_remarks(self) -> tuple[str, ...]:
+    def _note_gradient_canaries(self) -> tuple[str, ...]:
         if not (planted := self.details.get(CANARIES)):
             return ()
         return (
@@ -140,9 +140,7 @@ class PrivacyRecord:
         )
 
 
-def private_training_settings_to_compare(
-    record: PrivacyRecord, control: PrivacyRecord
-) -> Iterator[tuple[str, object, object]]:
+def list_training_differences(record: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
     """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(record, name), getattr(control, name)

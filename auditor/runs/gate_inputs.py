@@ -52,7 +52,7 @@ def judge_run_by_policy(
     decision = apply_policy(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
     bound = [
         *judge_deployed_model(found, policy.require),
-        *filter(None, (decision_log.edited_decisions_ruling(folder),)),
+        *filter(None, (decision_log.judge_decision_edits(folder),)),
     ]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 

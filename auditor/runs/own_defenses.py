@@ -110,7 +110,7 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
         record = promises.read_privacy_record(Path(folder)) if folder else None
         if own is None or record is None:
             continue  # what is no folder of the right training is refused by `load_trained_defense`
-        for what, one, other in promises.private_training_settings_to_compare(own, record):
+        for what, one, other in promises.list_training_differences(own, record):
             if one != other:
                 raise AuditError(
                     f"expected the control {folder!r} to be trained as the {defense.name} model was, "

@@ -35,7 +35,7 @@ from auditor.plugins.defense import Prompt, Scenario
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
-from auditor.privacy.gaussian import epsilon_between_noise_scales, noise_scale_divergence
+from auditor.privacy.gaussian import compute_noise_scale_divergence, compute_noise_scale_epsilon
 from auditor.reports import tables
 from auditor.statistics.composition import compute_exact_game_epsilon
 from auditor.statistics.one_run import compute_gaussian_epsilon
@@ -295,11 +295,11 @@ def check_published_adp_claim(query: GivenDistributions, options: Mapping[str, A
         one, two = scale * sigma, other * sigma
         pairs = ((one, two), (two, one))
         # The gradient is the same on both sides: the noise alone tells them apart.
-        realised = max(noise_scale_divergence(order, query.parameters, *pair) for pair in pairs)
+        realised = max(compute_noise_scale_divergence(order, query.parameters, *pair) for pair in pairs)
         what = "record in or out" + ", γ public" * ours
         yield PromiseCheck(query.name, query.setting_label, what, realised, charged, order, unit="step", ours=ours)
         if not ours:
-            exact = epsilon_between_noise_scales(query.parameters, one, two, delta)
+            exact = compute_noise_scale_epsilon(query.parameters, one, two, delta)
             yield PromiseCheck(query.name, query.setting_label, what, exact, charged_epsilon, unit="step")
 
 

@@ -41,7 +41,7 @@ from auditor.models.in_context import InContextEnsemble
 from auditor.plugins.defense import Prompt, QueryBudget, Scenario, largest_lot_token_count
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, ClaimTokenMeter, View
-from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
+from auditor.privacy.accounting import compute_zcdp_budget, compute_zcdp_epsilon, realised_pure_dp, realised_renyi
 from auditor.runs.token_allowance import divide_query_budget
 from tests.conftest import refuses, save_tiny, states
 
@@ -198,7 +198,7 @@ def test_the_clip_of_a_budget_is_the_papers(neox: HuggingFaceModel, epsilon: flo
     assert claim.epsilon["zero_out"] == pytest.approx(epsilon, rel=1e-9) and claim.epsilon["zero_out"] <= epsilon
     again = InvisibleInk(clip=claim.details["clip"], delta=1e-6, batch=batch, queries=500).claim(case, 0)
     assert again.epsilon == pytest.approx(claim.epsilon) == claim.spent_epsilon
-    assert claim.epsilon["replace"] == pytest.approx(zcdp_epsilon(4 * zcdp_budget(epsilon, 1e-6), 1e-6))
+    assert claim.epsilon["replace"] == pytest.approx(compute_zcdp_epsilon(4 * compute_zcdp_budget(epsilon, 1e-6), 1e-6))
 
 
 @given(

@@ -26,7 +26,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import record_digests
 from auditor.plugins.defense import QueryBudget, Scenario
 from auditor.privacy.accounting import rdp_budget, realised_renyi
-from auditor.privacy.mixing import Adjacency, sound_pmixed_epsilon, sound_pmixed_query_rdp, subset_size_distribution
+from auditor.privacy.mixing import Adjacency, bound_pmixed_epsilon, compute_subset_sizes, sound_pmixed_query_rdp
 from tests.conftest import refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -302,7 +302,7 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
     assert claim.epsilon["add_remove"] == pytest.approx(8, abs=1e-6)
     assert set(claim.epsilon) == {"zero_out", "add_remove", "replace"}
     radius = claim.details["radius"]
-    assert claim.spent_epsilon["replace"] == sound_pmixed_epsilon("replace", 1e-5, 4, 100, 0.03, 3, radius, radius)
+    assert claim.spent_epsilon["replace"] == bound_pmixed_epsilon("replace", 1e-5, 4, 100, 0.03, 3, radius, radius)
     assert claim.spent_epsilon["add_remove"] < claim.epsilon["add_remove"]
     assert (claim.queries, claim.spent_queries) == (500, 100)
     assert defense.claim(case, spent=0).spent_epsilon["add_remove"] == 0
@@ -433,7 +433,7 @@ def test_the_distribution_is_that_of_scipys_bisection_on_the_private_side(make_t
         return projection.cap if excess(projection.cap) <= 0 else bisect(excess, 0, projection.cap, xtol=1e-13)
 
     distribution = np.zeros(9)
-    for size, chance in enumerate(subset_size_distribution(0.5, 3)):
+    for size, chance in enumerate(compute_subset_sizes(0.5, 3)):
         radius = float(model.radii[size])
         weights = [weight(member, radius * (1 - 1e-4)) if size else 0.0 for member in (1, 2, 3)]
         ours = (

@@ -22,11 +22,11 @@ from auditor.models.loading import load_causal_lm
 from auditor.plugins import registry
 from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import (
+    compute_rdp_epsilon,
     epsilon_by_tightest_accountant,
     noise_multiplier_for,
     pld_epsilon,
     quick_rdp_epsilon,
-    rdp_epsilon,
 )
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord, read_privacy_record
@@ -83,7 +83,10 @@ def test_the_record_says_what_was_done_and_what_it_is_worth(world: Path, tmp_pat
     )
     assert (record.noise_multiplier, record.clip, record.sampling_rate, record.steps) == (3.0, 1.0, 0.25, 8)
     assert record.epsilon == pytest.approx(pld_epsilon(3.0, 0.25, 8, 1e-5))
-    assert record.epsilon_rdp == pytest.approx(rdp_epsilon(3.0, 0.25, 8, 1e-5)) and record.epsilon_rdp > record.epsilon
+    assert (
+        record.epsilon_rdp == pytest.approx(compute_rdp_epsilon(3.0, 0.25, 8, 1e-5))
+        and record.epsilon_rdp > record.epsilon
+    )
     assert record.accountant == "dp-accounting PLD" and record.noise == "secret" and record.status == "sound"
     assert set(record.versions) == {"opacus", "dp-accounting", "torch"}
     assert states(told, f"ε {record.epsilon:.3f}", "δ 1e-05")

@@ -221,7 +221,7 @@ def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(here: Path, c
 def test_a_run_about_no_weights_is_not_attested(here: Path) -> None:
     edit(here / "run" / "result.json", lambda held: held.update(weights={}))
     with pytest.raises(AuditError, match="nothing says which model"):
-        attest.in_toto_run_statement(here / "run")
+        attest.build_run_statement(here / "run")
 
 
 def test_in_totos_library_verifies_our_envelope_by_the_public_key_alone(world: Path) -> None:
@@ -238,7 +238,7 @@ def test_in_totos_library_verifies_our_envelope_by_the_public_key_alone(world: P
 @pytest.mark.parametrize("keyid", [None, "a name of its own"])
 def test_an_envelope_that_in_totos_library_signs_is_accepted(here: Path, keyid: str | None) -> None:
     private: Any = keys.load_pem_private_key((here / "ours.pem").read_bytes(), None)
-    statement = json.dumps(attest.in_toto_run_statement(here / "run")).encode()
+    statement = json.dumps(attest.build_run_statement(here / "run")).encode()
     envelope = Envelope(statement, dsse.IN_TOTO, {})
     envelope.sign(CryptoSigner(private, SSlibKey.from_crypto(private.public_key(), keyid)))
     (here / "run" / "attestation.json").write_text(json.dumps(envelope.to_dict()))
@@ -246,7 +246,7 @@ def test_an_envelope_that_in_totos_library_signs_is_accepted(here: Path, keyid: 
 
 
 def test_an_attestation_of_the_former_predicate_type_fails_and_says_what_to_do(here: Path, capsys: Said) -> None:
-    statement = attest.in_toto_run_statement(here / "run")
+    statement = attest.build_run_statement(here / "run")
     statement["predicateType"] = "https://pypi.org/project/audit-lm/leakage-audit/v1"
     signed = dsse.sign_payload_into_dsse_envelope(json.dumps(statement).encode(), here / "ours.pem")
     (here / "run" / "attestation.json").write_text(signed)

@@ -20,11 +20,11 @@ from auditor.gate.compare import compare_finished_runs
 from auditor.gate.decide import apply_policy, judge_rules
 from auditor.gate.policy import Policy, Rule, parse_rule
 from auditor.gate.power import (
+    count_secrets_for_change,
+    count_secrets_for_pairs,
+    count_secrets_to_fail,
+    count_secrets_to_hold,
     parse_planned_share_change,
-    secrets_needed_for_change,
-    secrets_to_fail_limit,
-    secrets_to_gate_paired_difference,
-    secrets_to_hold_limit,
 )
 from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.statistics.intervals import share_with_interval
@@ -264,7 +264,7 @@ def test_false_alarms_on_the_limit_are_at_most_five_percent(which: str) -> None:
 
 def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
-    asked = secrets_to_gate_paired_difference(0.1, 0.0, 0.15, 0.05, 0.8)
+    asked = count_secrets_for_pairs(0.1, 0.0, 0.15, 0.05, 0.8)
     found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
     half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 100, 0)["failed"]
     assert found >= 0.8 - 0.06 and half < 0.7
@@ -272,8 +272,8 @@ def test_the_plan_finds_what_it_promises() -> None:
 
 def test_secrets_for_a_limit_by_the_exact_test() -> None:
     """0 of 59 hold 5%, 0 of 299 hold 1%: nothing less does, and with no leak at all every run finds that."""
-    assert secrets_to_hold_limit(0.05, 0.0, 0.05, 0.8) == 59 and secrets_to_hold_limit(0.01, 0.0, 0.05, 0.8) == 299
-    needed = secrets_to_fail_limit(0.05, 0.15, 0.05, 0.8)
+    assert count_secrets_to_hold(0.05, 0.0, 0.05, 0.8) == 59 and count_secrets_to_hold(0.01, 0.0, 0.05, 0.8) == 299
+    needed = count_secrets_to_fail(0.05, 0.15, 0.05, 0.8)
     power: Callable[[int], float] = lambda n: sum(  # noqa: E731
         math.comb(n, k) * 0.15**k * 0.85 ** (n - k)
         for k in range(n + 1)
@@ -285,10 +285,10 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
 def test_plans_are_read_or_refused() -> None:
     change = parse_planned_share_change("recall=0.05:0.10")
     assert change.discordant == pytest.approx(0.05 * 0.9 + 0.1 * 0.95)
-    assert [need.secrets for need in secrets_needed_for_change(change, 0.8, 1)] < [
-        need.secrets for need in secrets_needed_for_change(change, 0.8, 10)
+    assert [need.secrets for need in count_secrets_for_change(change, 0.8, 1)] < [
+        need.secrets for need in count_secrets_for_change(change, 0.8, 10)
     ]
-    assert [need.secrets for need in secrets_needed_for_change(parse_planned_share_change("recall=0:1"), 0.8, 1)][
+    assert [need.secrets for need in count_secrets_for_change(parse_planned_share_change("recall=0:1"), 0.8, 1)][
         :2
     ] == [
         1,
@@ -296,7 +296,7 @@ def test_plans_are_read_or_refused() -> None:
     ]  # one tells none from all
     for power in (0.0, 1.0, 1.5):
         with pytest.raises(AuditError, match="power between 0 and 1"):
-            secrets_needed_for_change(change, power, 1)
+            count_secrets_for_change(change, power, 1)
     for bad in ("recall", "recall=0.1", "recall=0.2:0.1", "recall=0.1:1.2", "recall=a:b", "recall=0.1:0.2:0.9"):
         with pytest.raises(AuditError, match=r"expected"):
             parse_planned_share_change(bad)
@@ -307,7 +307,7 @@ def test_plans_are_read_or_refused() -> None:
         with pytest.raises(AuditError, match=f"from less to more, got {end} to {end}"):
             parse_planned_share_change(f"recall={end}:{end}")
     with pytest.raises(AuditError, match="more than 1,000,000 secrets"):
-        secrets_needed_for_change(parse_planned_share_change("recall=0.5:0.5001"), 0.8, 1)
+        count_secrets_for_change(parse_planned_share_change("recall=0.5:0.5001"), 0.8, 1)
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------

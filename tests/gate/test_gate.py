@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
-from auditor.gate.decide import apply_policy, one_sided_bounds_for_gate_rule
+from auditor.gate.decide import apply_policy, compute_rule_bounds
 from auditor.gate.decide import judge_rules as rule_on
 from auditor.gate.objections import downgrade_doubtful_ruling
 from auditor.gate.policy import Policy, Rule, parse_limits
@@ -98,8 +98,8 @@ def test_held_means_that_the_upper_bound_is_within_the_limit(name: str, hits: in
     measured = Measurement(name, hits / 50, hits / 80, min(1.0, hits / 30), 50)
     (ruling,) = judge(result(row("undefended", measured)), {name: limit})
     low, high = (
-        one_sided_bounds_for_gate_rule(measured).low(LEVEL),
-        one_sided_bounds_for_gate_rule(measured).high(LEVEL),
+        compute_rule_bounds(measured).low(LEVEL),
+        compute_rule_bounds(measured).high(LEVEL),
     )
     assert low <= measured.value <= high and (ruling.low, ruling.high) == (low, high)
     assert (ruling.verdict == "held") == (high <= limit)

@@ -43,7 +43,7 @@ def test_zcdp_known_answers_and_dp_accountings_beside_them(delta: float, rho: fl
     from dp_accounting import ZCDpEvent
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    found = accounting.zcdp_epsilon(rho, delta)
+    found = accounting.compute_zcdp_epsilon(rho, delta)
     assert found == pytest.approx(epsilon, abs=6e-7)
     theirs = RdpAccountant(list(1 + np.geomspace(0.5, 200, 3000))).compose(ZCDpEvent(rho)).get_epsilon(delta)
     assert found <= theirs <= found * (1 + 1e-5)
@@ -51,8 +51,8 @@ def test_zcdp_known_answers_and_dp_accountings_beside_them(delta: float, rho: fl
 
 @pytest.mark.parametrize(("epsilon", "rho"), [(1, 0.02435597), (3, 0.18506984), (8, 1.052358), (10, 1.53927876)])
 def test_zcdp_budget_known_answers(epsilon: float, rho: float) -> None:
-    found = accounting.zcdp_budget(epsilon, 1e-6)
-    assert found == pytest.approx(rho, rel=1e-6) and accounting.zcdp_epsilon(found, 1e-6) <= epsilon
+    found = accounting.compute_zcdp_budget(epsilon, 1e-6)
+    assert found == pytest.approx(rho, rel=1e-6) and accounting.compute_zcdp_epsilon(found, 1e-6) <= epsilon
 
 
 @pytest.mark.parametrize(("rho", "delta"), [(1e-9, 1e-5), (1e-4, 0.3), (1e5, 1e-12), (3.0, 0.9)])
@@ -61,17 +61,17 @@ def test_zcdp_epsilon_is_the_least_over_all_orders(rho: float, delta: float) -> 
         return alpha * rho + math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
 
     least = max(0.0, min(at(1 + 10**power) for power in np.linspace(-8, 8, 20_000)))
-    assert accounting.zcdp_epsilon(rho, delta) == pytest.approx(least, rel=1e-6, abs=1e-9)
+    assert accounting.compute_zcdp_epsilon(rho, delta) == pytest.approx(least, rel=1e-6, abs=1e-9)
 
 
 def test_zcdp_edges_and_bad_input() -> None:
-    assert accounting.zcdp_epsilon(0, 1e-5) == 0 and accounting.zcdp_epsilon(math.inf, 1e-5) == math.inf
-    assert accounting.bounded_range_rho(2) == 0.5
+    assert accounting.compute_zcdp_epsilon(0, 1e-5) == 0 and accounting.compute_zcdp_epsilon(math.inf, 1e-5) == math.inf
+    assert accounting.compute_bounded_range_rho(2) == 0.5
     for call, said in (
-        (lambda: accounting.zcdp_epsilon(-1, 1e-5), "expected rho >= 0"),
-        (lambda: accounting.zcdp_epsilon(1, 0), r"expected delta in \(0, 1\), got 0"),
-        (lambda: accounting.zcdp_budget(0, 1e-5), "expected epsilon > 0"),
-        (lambda: accounting.bounded_range_rho(-1), "expected spread >= 0"),
+        (lambda: accounting.compute_zcdp_epsilon(-1, 1e-5), "expected rho >= 0"),
+        (lambda: accounting.compute_zcdp_epsilon(1, 0), r"expected delta in \(0, 1\), got 0"),
+        (lambda: accounting.compute_zcdp_budget(0, 1e-5), "expected epsilon > 0"),
+        (lambda: accounting.compute_bounded_range_rho(-1), "expected spread >= 0"),
     ):
         with pytest.raises(AuditError, match=said):
             call()
@@ -158,7 +158,7 @@ def test_no_budget_is_refused_with_everything_that_could_be_changed() -> None:
     with pytest.raises(AuditError, match=r"expected epsilon above 4\.80\d* nats.*alpha 3.*delta 1e-05, got 2"):
         accounting.rdp_budget(2, DELTA, 3)
     with pytest.raises(AuditError, match="raise epsilon or delta"):
-        mixing.largest_sound_pmixed_radius("zero_out", 2, DELTA, 3, 1024, 0.03, 80)
+        mixing.find_largest_sound_radius("zero_out", 2, DELTA, 3, 1024, 0.03, 80)
 
 
 def test_conversion_limits() -> None:
@@ -189,7 +189,7 @@ RADII_BY_SIZE = (  # beta * alpha
 
 @pytest.mark.parametrize(("size", "beta"), list(enumerate(BETAS)))
 def test_published_beta_table_1(size: int, beta: float) -> None:
-    ours = mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, 0.03, size)
+    ours = mixing.find_largest_published_beta(8, DELTA, 3, 1024, 0.03, size)
     assert ours == pytest.approx(beta, rel=1e-11)
     assert 3 * ours == pytest.approx(RADII_BY_SIZE[size], rel=1e-11)
 
@@ -198,12 +198,12 @@ def test_published_beta_table_1(size: int, beta: float) -> None:
     ("size", "beta"), [(1, 0.001041116055), (2, 0.000518942232), (4, 0.001031500664), (80, 0.016930469703)]
 )
 def test_published_beta_without_subsampling(size: int, beta: float) -> None:
-    assert mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, 1.0, size) == pytest.approx(beta, rel=1e-9)
+    assert mixing.find_largest_published_beta(8, DELTA, 3, 1024, 1.0, size) == pytest.approx(beta, rel=1e-9)
 
 
 def test_published_query_rdp_known_answers() -> None:
-    assert mixing.published_pmixed_query_rdp(3, 1.0, 0.2, 2) == pytest.approx(2.05752444339, rel=1e-11)
-    assert mixing.published_pmixed_query_rdp(3, 0.03, 0.2, 2) == pytest.approx(0.00339017399815, rel=1e-11)
+    assert mixing.compute_published_query_rdp(3, 1.0, 0.2, 2) == pytest.approx(2.05752444339, rel=1e-11)
+    assert mixing.compute_published_query_rdp(3, 0.03, 0.2, 2) == pytest.approx(0.00339017399815, rel=1e-11)
 
 
 def published_twin(alpha: int, q: float, beta: float, size: int) -> float:
@@ -222,16 +222,16 @@ def published_twin(alpha: int, q: float, beta: float, size: int) -> float:
 @given(alpha=st.integers(2, 32), q=st.floats(0, 1), beta=st.floats(1e-9, 50), size=st.integers(0, 200))
 @settings(deadline=None, max_examples=60)
 def test_published_query_rdp_twin(alpha: int, q: float, beta: float, size: int) -> None:
-    ours = mixing.published_pmixed_query_rdp(alpha, q, beta, size)
+    ours = mixing.compute_published_query_rdp(alpha, q, beta, size)
     assert ours == pytest.approx(published_twin(alpha, q, beta, size), rel=1e-11, abs=1e-45)
 
 
 def test_nothing_asked_costs_nothing() -> None:
-    assert mixing.largest_published_pmixed_beta(8, DELTA, 3, 0, 0.03, 2) == math.inf
-    assert mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, 0, 2) == math.inf
+    assert mixing.find_largest_published_beta(8, DELTA, 3, 0, 0.03, 2) == math.inf
+    assert mixing.find_largest_published_beta(8, DELTA, 3, 1024, 0, 2) == math.inf
     for adjacency in ADJACENCIES:
-        assert mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 0, 0.03, 80) == math.inf
-        assert mixing.sound_pmixed_epsilon(adjacency, DELTA, 3, 0, 0.03, 80, math.inf, math.inf) == 0
+        assert mixing.find_largest_sound_radius(adjacency, 8, DELTA, 3, 0, 0.03, 80) == math.inf
+        assert mixing.bound_pmixed_epsilon(adjacency, DELTA, 3, 0, 0.03, 80, math.inf, math.inf) == 0
 
 
 # Exact distributions of one token
@@ -255,7 +255,7 @@ def enumerated_distribution(
 def collapsed_distribution(
     public: np.ndarray, by_size: Callable[[int], np.ndarray], q: float, members: int
 ) -> np.ndarray:
-    sizes = mixing.subset_size_distribution(q, members)
+    sizes = mixing.compute_subset_sizes(q, members)
     return public + sum(sizes[n] * (by_size(n) - public).mean(0) for n in range(1, members + 1))
 
 
@@ -273,7 +273,7 @@ def test_collapse_lemma(seed: int, q: float, members: int) -> None:
     assert np.abs(collapsed_distribution(public, by_size, q, members) - exact).max() <= 1e-14
     # With one radius for every size a single share says it all
     exact = enumerated_distribution(public, lambda _: by_size(0), q, members)
-    distribution = public + mixing.member_mixing_weight(q, members) * (by_size(0) - public).sum(0)
+    distribution = public + mixing.compute_member_mixing_weight(q, members) * (by_size(0) - public).sum(0)
     assert np.abs(distribution - exact).max() <= 1e-14
 
 
@@ -307,7 +307,7 @@ def test_distributions_of_neighbours_against_enumeration(members: int, by_subset
             served = weights[: members - 1] if adjacency == "add_remove" and by_subset_size else weights
             ours = mixing.neighbour_distributions(adjacency, public, np.array(distributions), served, 0.4)[i]
             assert np.abs(ours - distribution).max() <= 1e-14, adjacency
-    shares = mixing.mean_member_weights(weights, 0.4, members)
+    shares = mixing.compute_mean_member_weights(weights, 0.4, members)
     whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     assert np.abs(whole - mixed(everybody, {})).max() <= 1e-14
 
@@ -321,7 +321,7 @@ def test_distributions_of_eighty_neighbours_keep_their_precision_and_cost_one_pa
     distributions[7] = [1 - 4e-6, 1e-6, 1e-6, 1e-6, 1e-6]
     public, distributions = public / public.sum(), distributions / distributions.sum(-1, keepdims=True)
     weights = rng.uniform(0.2, 0.9, (1, 80))
-    shares = [mpf(mixing.member_mixing_weight(0.03, 80)) * mpf(w) for w in weights[0]]
+    shares = [mpf(mixing.compute_member_mixing_weight(0.03, 80)) * mpf(w) for w in weights[0]]
     ours = mixing.neighbour_distributions("zero_out", public, distributions, weights, 0.03)
     for i in (0, 7, 79):
         others = [j for j in range(80) if j != i]
@@ -341,7 +341,7 @@ def test_draws_with_replacement_have_the_same_distribution() -> None:
     rng = np.random.default_rng(3)
     public, *distributions = rng.dirichlet(np.ones(4), size=5)
     distributions = public + 0.6 * (np.array(distributions) - public)
-    sizes, distribution = mixing.subset_size_distribution(0.3, 4), np.zeros(4)
+    sizes, distribution = mixing.compute_subset_sizes(0.3, 4), np.zeros(4)
     for n, chance in enumerate(sizes):
         drawn = [
             distributions[list(chosen)].mean(0) if n else public for chosen in itertools.product(range(4), repeat=n)
@@ -351,12 +351,12 @@ def test_draws_with_replacement_have_the_same_distribution() -> None:
 
 
 def test_member_share_and_subset_sizes() -> None:
-    assert mixing.member_mixing_weight(0.03, 80) == pytest.approx(0.01140692803851466, rel=1e-14)
-    assert mixing.subset_size_distribution(0.03, 80)[0] == pytest.approx(0.08744575691882712, rel=1e-13)
-    assert mixing.subset_size_distribution(0.3, 2) == pytest.approx([0.49, 0.42, 0.09], rel=1e-13)
-    assert mixing.member_mixing_weight(1, 4) == 0.25
-    assert mixing.member_mixing_weight(1e-18, 4) == pytest.approx(1e-18, rel=1e-14)
-    assert mixing.subset_size_distribution(1, 2).tolist() == [0, 0, 1]
+    assert mixing.compute_member_mixing_weight(0.03, 80) == pytest.approx(0.01140692803851466, rel=1e-14)
+    assert mixing.compute_subset_sizes(0.03, 80)[0] == pytest.approx(0.08744575691882712, rel=1e-13)
+    assert mixing.compute_subset_sizes(0.3, 2) == pytest.approx([0.49, 0.42, 0.09], rel=1e-13)
+    assert mixing.compute_member_mixing_weight(1, 4) == 0.25
+    assert mixing.compute_member_mixing_weight(1e-18, 4) == pytest.approx(1e-18, rel=1e-14)
+    assert mixing.compute_subset_sizes(1, 2).tolist() == [0, 0, 1]
 
 
 def log_distribution(*first: float) -> np.ndarray:
@@ -388,7 +388,7 @@ def published_neighbours(
     p_o."""
     sizes = range(1, members + 1)
     radius = torch.tensor(
-        [3 * mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64
+        [3 * mixing.find_largest_published_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64
     )
     weight_i, weight_o = (
         two_sided_projection_weight(torch.tensor(distribution), torch.tensor(p0), 3, radius).numpy()[:, None]
@@ -396,7 +396,7 @@ def published_neighbours(
     )
     weights = np.hstack([weight_i, *[weight_o] * (members - 1)])  # (sizes, N)
     public, distributions = np.exp(p0), np.exp(np.vstack([p_i, *[p_o] * (members - 1)]))
-    shares = mixing.mean_member_weights(weights, q, members)
+    shares = mixing.compute_mean_member_weights(weights, q, members)
     whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     served = {"add_remove": weights[: max(1, members - 1)], "zero_out": weights}
     changed = {a: mixing.neighbour_distributions(a, public, distributions, w, q)[0] for a, w in served.items()}  # type: ignore[arg-type]
@@ -505,10 +505,10 @@ def test_sound_radius_table_1(adjacency: mixing.Adjacency) -> None:
     for cap, radius in zip((None, 0.5, 1, 1.5, 2, 50), RADII[adjacency], strict=True):
         if radius is None:
             with pytest.raises(AuditError, match=r"no radius fits 1024 queries .* lower the cap"):
-                mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap)
+                mixing.find_largest_sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap)
         else:
             ours, close = (
-                mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap),
+                mixing.find_largest_sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80, cap),
                 6e-10 if not cap else 6e-7,
             )
             assert ours >= radius - close
@@ -517,7 +517,7 @@ def test_sound_radius_table_1(adjacency: mixing.Adjacency) -> None:
 
 def test_sound_cap_on_the_weight_table_1() -> None:
     zero_out, add_remove, replace = (
-        -math.expm1(-mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80))
+        -math.expm1(-mixing.find_largest_sound_radius(adjacency, 8, DELTA, 3, 1024, 0.03, 80))
         for adjacency in ADJACENCIES
     )
     assert add_remove == pytest.approx(0.682649, abs=6e-7)
@@ -540,7 +540,7 @@ def test_sound_query_rdp_table_1(
     adjacency: mixing.Adjacency, at: float, order_3: float, order_2: float | None, epsilon: float
 ) -> None:
     ours = mixing.sound_pmixed_query_rdp(adjacency, 3, 0.03, 80, at, at)
-    total = mixing.sound_pmixed_epsilon(adjacency, DELTA, 3, 1024, 0.03, 80, at, at)
+    total = mixing.bound_pmixed_epsilon(adjacency, DELTA, 3, 1024, 0.03, 80, at, at)
     if adjacency == "add_remove":
         assert ours == pytest.approx(order_3, rel=1e-9)
         assert total == pytest.approx(epsilon, abs=6e-7)
@@ -554,8 +554,8 @@ def test_sound_query_rdp_table_1(
 @pytest.mark.parametrize(("q", "sound", "published"), [(0.1, 1.4148, 0.327), (0.5, 1.4143, 0.095)])
 def test_soundness_is_not_the_price_of_utility(q: float, sound: float, published: float) -> None:
     """80 members, Table 1's budget: the sound radius beside the published one at the usual size of a subset."""
-    assert mixing.largest_sound_pmixed_radius("zero_out", 8, DELTA, 3, 1024, q, 80) == pytest.approx(sound, abs=6e-5)
-    typical = 3 * mixing.largest_published_pmixed_beta(8, DELTA, 3, 1024, q, round(80 * q))
+    assert mixing.find_largest_sound_radius("zero_out", 8, DELTA, 3, 1024, q, 80) == pytest.approx(sound, abs=6e-5)
+    typical = 3 * mixing.find_largest_published_beta(8, DELTA, 3, 1024, q, round(80 * q))
     assert typical == pytest.approx(published, abs=6e-4)
 
 
@@ -690,7 +690,7 @@ def worst_of(adjacency: mixing.Adjacency, alpha: int, q: float, members: int, ra
     Three tokens; one member changes, the others say one and the same.
     """
     claim = mixing.sound_pmixed_query_rdp(adjacency, alpha, q, members, radius, radius)
-    chosen = mixing.mean_member_weights(np.ones((1, members)), q, members)[0]
+    chosen = mixing.compute_mean_member_weights(np.ones((1, members)), q, members)[0]
 
     def share(logits: np.ndarray) -> float:
         log_distributions = torch.tensor(np.clip(logits, -80, 80).reshape(4, 3)).log_softmax(-1)
@@ -704,7 +704,7 @@ def worst_of(adjacency: mixing.Adjacency, alpha: int, q: float, members: int, ra
         before = public + chosen * (mine + (members - 1) * others)
         after = {
             "zero_out": public + chosen * (members - 1) * others,
-            "add_remove": public + mixing.member_mixing_weight(q, max(1, members - 1)) * (members - 1) * others,
+            "add_remove": public + mixing.compute_member_mixing_weight(q, max(1, members - 1)) * (members - 1) * others,
             "replace": public + chosen * (theirs + (members - 1) * others),
         }[adjacency]
         with np.errstate(divide="ignore"):
@@ -796,21 +796,21 @@ def test_sound_radius_is_the_largest_that_fits(
     adjacency: mixing.Adjacency, alpha: int, queries: int, q: float, members: int
 ) -> None:
     setting = {"q": q, "members": members}
-    radius = mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, alpha, queries, **setting)
+    radius = mixing.find_largest_sound_radius(adjacency, 8, DELTA, alpha, queries, **setting)
 
     def at_order_alpha(radius: float) -> float:
         rdp = mixing.sound_pmixed_query_rdp(adjacency, alpha, radius=radius, cap=radius, **setting)
         return accounting.rdp_to_dp(queries * rdp, DELTA, alpha)
 
     assert at_order_alpha(radius) <= 8 < at_order_alpha(radius * (1 + 1e-9))
-    total = mixing.sound_pmixed_epsilon(adjacency, DELTA, alpha, queries, radius=radius, cap=radius, **setting)
+    total = mixing.bound_pmixed_epsilon(adjacency, DELTA, alpha, queries, radius=radius, cap=radius, **setting)
     assert total <= at_order_alpha(radius)
 
 
 def test_long_runs_fit_a_radius() -> None:
     """The moments of order 3 and more vanish with the radius, as those of B2.5 do not."""
     for adjacency in ("zero_out", "replace"):
-        assert mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16) > 1e-3  # type: ignore[arg-type]
+        assert mixing.find_largest_sound_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16) > 1e-3  # type: ignore[arg-type]
 
 
 def test_sound_epsilon_takes_the_best_order_up_to_the_projections() -> None:
@@ -819,7 +819,7 @@ def test_sound_epsilon_takes_the_best_order_up_to_the_projections() -> None:
         return [accounting.rdp_to_dp(20_000 * rdp, DELTA, a) for a, rdp in enumerate(rdps, start=2)]
 
     for alpha in (2, 3, 5, 8):
-        ours = mixing.sound_pmixed_epsilon("add_remove", DELTA, alpha, 20_000, 0.03, 80, 1.0, 1.0)
+        ours = mixing.bound_pmixed_epsilon("add_remove", DELTA, alpha, 20_000, 0.03, 80, 1.0, 1.0)
         assert ours == min(by_order(alpha))
     assert min(by_order(8)) < by_order(8)[-1]  # a lower order wins here
 
@@ -830,7 +830,7 @@ def test_sound_rule_grows_with_radius_cap_and_queries() -> None:
         assert (np.diff(at, axis=0) >= 0).all()
         assert (np.diff(at, axis=0)[:, :2] > 0).all()  # a large cap may be all that counts
         assert (np.diff(at, axis=1) >= 0).all()
-        longer = [mixing.largest_sound_pmixed_radius(adjacency, 8, DELTA, 3, t, 0.03, 80) for t in (10, 10**3, 10**5)]
+        longer = [mixing.find_largest_sound_radius(adjacency, 8, DELTA, 3, t, 0.03, 80) for t in (10, 10**3, 10**5)]
         assert longer == sorted(longer, reverse=True)
 
 
@@ -849,8 +849,8 @@ def test_sound_rule_limits(adjacency: mixing.Adjacency) -> None:
 def test_solving_is_fast() -> None:
     start = time.perf_counter()
     for adjacency in ADJACENCIES:
-        mixing.largest_sound_pmixed_radius(adjacency, 12, DELTA, 32, 1024, 0.0317, 200)
-    mixing.largest_published_pmixed_beta(8, DELTA, 32, 1024, 0.0317, 200)
+        mixing.find_largest_sound_radius(adjacency, 12, DELTA, 32, 1024, 0.0317, 200)
+    mixing.find_largest_published_beta(8, DELTA, 32, 1024, 0.0317, 200)
     assert time.perf_counter() - start < 1  # 20 ms on a quiet core
 
 
@@ -928,12 +928,12 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
         (lambda: accounting.rdp_budget(8, DELTA, 2.5), "expected a whole number for alpha, got 2.5"),  # type: ignore[arg-type]
         (lambda: accounting.rdp_budget(-8, DELTA, 3), "expected epsilon > 0, got -8"),
         (lambda: accounting.rdp_to_dp(-0.1, DELTA, 3), "expected rdp >= 0, got -0.1"),
-        (lambda: mixing.published_pmixed_query_rdp(3, 1.2, 0.1, 2), r"expected q in \[0, 1\], got 1\.2"),
-        (lambda: mixing.published_pmixed_query_rdp(3, 0.1, -0.1, 2), "expected beta >= 0, got -0.1"),
-        (lambda: mixing.published_pmixed_query_rdp(3, 0.1, 0.1, -2), "expected subset_size >= 0, got -2"),
-        (lambda: mixing.largest_published_pmixed_beta(**{**PUBLISHED, "queries": -1}), "expected queries >= 0, got -1"),
+        (lambda: mixing.compute_published_query_rdp(3, 1.2, 0.1, 2), r"expected q in \[0, 1\], got 1\.2"),
+        (lambda: mixing.compute_published_query_rdp(3, 0.1, -0.1, 2), "expected beta >= 0, got -0.1"),
+        (lambda: mixing.compute_published_query_rdp(3, 0.1, 0.1, -2), "expected subset_size >= 0, got -2"),
+        (lambda: mixing.find_largest_published_beta(**{**PUBLISHED, "queries": -1}), "expected queries >= 0, got -1"),
         (
-            lambda: mixing.largest_published_pmixed_beta(**{**PUBLISHED, "q": -0.1}),
+            lambda: mixing.find_largest_published_beta(**{**PUBLISHED, "q": -0.1}),
             r"expected q in \[0, 1\], got -0\.1",
         ),
         (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "adjacency": "zero-out"}), "did you mean 'zero_out'"),
@@ -941,8 +941,11 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
         (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "radius": -1}), "expected radius >= 0, got -1"),
         (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "cap": math.nan}), "expected cap >= 0, got nan"),
         (lambda: mixing.sound_pmixed_query_rdp(**{**SOUND, "q": 2}), r"expected q in \[0, 1\], got 2"),
-        (lambda: mixing.mean_member_weights(np.ones((2, 3)), 0.5, 3), "expected weights of 1 or 3 subset sizes, got 2"),
-        (lambda: mixing.member_mixing_weight(1.5, 3), r"expected q in \[0, 1\], got 1\.5"),
+        (
+            lambda: mixing.compute_mean_member_weights(np.ones((2, 3)), 0.5, 3),
+            "expected weights of 1 or 3 subset sizes, got 2",
+        ),
+        (lambda: mixing.compute_member_mixing_weight(1.5, 3), r"expected q in \[0, 1\], got 1\.5"),
         (lambda: accounting.realised_renyi([0.0], [0.0], 1.0), "expected alpha > 1, got 1.0"),
         (lambda: accounting.realised_renyi([0.0, 0.0], [-0.7, -0.7], 2), "of total mass 1, got mass"),
         (lambda: accounting.realised_pure_dp([math.nan, 0.0], [0.0, 0.0]), "of total mass 1, got mass"),
@@ -954,4 +957,4 @@ def test_bad_input_is_refused_aloud(call: Callable[[], object], sentence: str) -
 
 
 def test_of_no_members_every_subset_is_empty() -> None:
-    assert mixing.subset_size_distribution(0.3, 0).tolist() == [1.0]
+    assert mixing.compute_subset_sizes(0.3, 0).tolist() == [1.0]

@@ -18,13 +18,13 @@ from scipy.stats import chi2, norm
 from auditor.core.errors import AuditError
 from auditor.privacy import gaussian
 from auditor.privacy.gaussian import (
-    epsilon_between_noise_scales,
+    compute_noise_scale_divergence,
+    compute_noise_scale_epsilon,
+    compute_rdp_epsilon,
     epsilon_by_tightest_accountant,
     noise_multiplier_for,
-    noise_scale_divergence,
     pld_epsilon,
     quick_rdp_epsilon,
-    rdp_epsilon,
 )
 
 # q, sigma, T, delta, PLD, RDP
@@ -45,7 +45,7 @@ KNOWN = [
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta", "pld", "rdp"), KNOWN)
 def test_known_answers(q: float, sigma: float, steps: int, delta: float, pld: float, rdp: float) -> None:
     assert pld_epsilon(sigma, q, steps, delta) == pytest.approx(pld, abs=2e-6)
-    assert rdp_epsilon(sigma, q, steps, delta) == pytest.approx(rdp, abs=2e-6)
+    assert compute_rdp_epsilon(sigma, q, steps, delta) == pytest.approx(rdp, abs=2e-6)
     assert pld < rdp - 2e-6 <= quick_rdp_epsilon(sigma, q, steps, delta) < 1.1 * rdp
 
 
@@ -98,7 +98,7 @@ def test_the_noise_solved_for_is_enough_at_a_tiny_delta(delta: float, q: float, 
     sigma = noise_multiplier_for(8.0, delta, q, steps)
     epsilon, accountant = epsilon_by_tightest_accountant(sigma, q, steps, delta)
     assert 7.99 <= epsilon <= 8 and accountant == "dp-accounting RDP"
-    assert epsilon == rdp_epsilon(sigma, q, steps, delta)
+    assert epsilon == compute_rdp_epsilon(sigma, q, steps, delta)
     assert epsilon <= renyi_epsilon(sigma, q, steps, delta) < 8.3
     assert renyi_epsilon(1.03 * sigma, q, steps, delta) <= 8
 
@@ -121,7 +121,7 @@ def test_hardly_any_noise_is_accounted_by_renyi_and_says_so() -> None:
     ],
 )
 def test_mechanisms_that_do_not_exist_are_refused(mechanism: tuple[float, float, int, float], sentence: str) -> None:
-    for epsilon in (pld_epsilon, rdp_epsilon):
+    for epsilon in (pld_epsilon, compute_rdp_epsilon):
         with pytest.raises(AuditError, match=sentence):
             epsilon(*mechanism)
 
@@ -161,14 +161,14 @@ def test_divergence_of_two_scales_is_the_integral(order: float, one: float, othe
         return math.exp(order * norm.logpdf(x, scale=one) + (1 - order) * norm.logpdf(x, scale=other))
 
     expected = math.log(quad(integrand, -60, 60, points=[0.0], limit=400)[0]) / (order - 1)
-    assert noise_scale_divergence(order, 1, one, other) == pytest.approx(expected, rel=1e-7)
-    assert noise_scale_divergence(order, 7, one, other) == pytest.approx(7 * expected, rel=1e-7)
+    assert compute_noise_scale_divergence(order, 1, one, other) == pytest.approx(expected, rel=1e-7)
+    assert compute_noise_scale_divergence(order, 7, one, other) == pytest.approx(7 * expected, rel=1e-7)
 
 
 def test_epsilon_of_two_scales_is_exact() -> None:
     """Against the integral of what exceeds e^epsilon, over the squared norm."""
     one, other, delta = 1.0, 0.8, 1e-3
-    epsilon = epsilon_between_noise_scales(3, one, other, delta)
+    epsilon = compute_noise_scale_epsilon(3, one, other, delta)
 
     def delta_at(a: float, b: float) -> float:
         def above(x: float) -> float:
@@ -179,7 +179,7 @@ def test_epsilon_of_two_scales_is_exact() -> None:
 
     assert max(delta_at(one, other), delta_at(other, one)) == pytest.approx(delta, rel=1e-5)
     assert (
-        epsilon_between_noise_scales(3, 0.7, 0.7, delta) == 0
-        and epsilon_between_noise_scales(10**8, 1.0, 0.999, 1e-5) > 40
+        compute_noise_scale_epsilon(3, 0.7, 0.7, delta) == 0
+        and compute_noise_scale_epsilon(10**8, 1.0, 0.999, 1e-5) > 40
     )
-    assert noise_scale_divergence(2, 5, 1.0, 0.5) == math.inf
+    assert compute_noise_scale_divergence(2, 5, 1.0, 0.5) == math.inf

@@ -14,7 +14,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.privacy import projection
 from auditor.privacy.projection import (
-    largest_mixing_weight,
+    find_largest_mixing_weight,
     log_ratio_moments,
     projection_weight,
     two_sided_projection_weight,
@@ -243,7 +243,7 @@ def test_moments_serve_many_radii() -> None:
     log_p, log_p0 = random_distributions(4, 2.0, 6)
     moments = log_ratio_moments(log_p, log_p0, 4)
     for radius in (0.0, 0.1, 3.0):
-        ours = largest_mixing_weight(moments, radius, 0.7)
+        ours = find_largest_mixing_weight(moments, radius, 0.7)
         assert torch.allclose(ours, projection_weight(log_p, log_p0, 4, radius, 0.7), rtol=1e-11)
 
 

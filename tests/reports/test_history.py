@@ -248,9 +248,9 @@ def test_a_gate_that_is_killed_while_it_keeps_breaks_no_chain(
         patched.setattr(disk, "append_durably", killed(own[1]))
         with contextlib.suppress(KeyboardInterrupt):
             decision_log.save_decision(run, decision)
-    assert not decision_log.decision_edits_sentence(run)
+    assert not decision_log.describe_decision_edits(run)
     decision_log.save_decision(run, decision)
-    assert not decision_log.decision_edits_sentence(run)
+    assert not decision_log.describe_decision_edits(run)
     assert len((run / "decisions.jsonl").read_text().splitlines()) == (3 if writes > 1 else 2)
 
 

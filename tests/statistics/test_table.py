@@ -52,7 +52,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         members = one.select_secrets(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
         assert phrases.metric_label(new.name) == "No guess right" and isinstance(
-            decide.one_sided_bounds_for_gate_rule(measured), BinomialCount
+            decide.compute_rule_bounds(measured), BinomialCount
         )
         kept = outcomes.RowValuesBySecret.from_judged_guesses(one)
         assert recompute_metric(
@@ -124,7 +124,7 @@ def test_titles(name: str, title: str) -> None:
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     """By its own unit, with the interval on record, and paired by what is kept of it."""
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
-    assert isinstance(decide.one_sided_bounds_for_gate_rule(m), RecordedInterval)
+    assert isinstance(decide.compute_rule_bounds(m), RecordedInterval)
     kept = outcomes.RowValuesBySecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
     found = outcomes.paired_row_difference_or_reason("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0

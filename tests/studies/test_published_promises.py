@@ -12,7 +12,7 @@ import pytest
 
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
-from auditor.privacy.gaussian import noise_scale_divergence
+from auditor.privacy.gaussian import compute_noise_scale_divergence
 from auditor.studies import papers, published_promises
 from auditor.studies.published_promises import PromiseCheck, PublishedPromise
 
@@ -127,7 +127,9 @@ def test_pmixed_as_published_at_its_worst_queries(
 def test_what_the_scale_of_adps_noise_gives_away(scale: float, parameters: float, divergence: float) -> None:
     """Formulas B4 (i): one example with rho = 1 removed from a batch of 4,096."""
     without = (scale * 4096 - 1) / 4095
-    found = max(noise_scale_divergence(2, int(parameters), *pair) for pair in ((scale, without), (without, scale)))
+    found = max(
+        compute_noise_scale_divergence(2, int(parameters), *pair) for pair in ((scale, without), (without, scale))
+    )
     assert found == pytest.approx(divergence, rel=6e-3)
 
 

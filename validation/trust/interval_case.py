@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.gate.decide import one_sided_bounds_for_gate_rule
+from auditor.gate.decide import compute_rule_bounds
 from auditor.statistics.audited import LEVEL
 from auditor.statistics.bounds import BoundedNumber
 from auditor.statistics.intervals import clopper_pearson
@@ -57,7 +57,7 @@ def ends(found: BoundedNumber) -> Ends:
 
 def of(found: Measurement) -> Ends:
     """As a report prints it, and as a gate reads it."""
-    seen = one_sided_bounds_for_gate_rule(found)
+    seen = compute_rule_bounds(found)
     return found.low, found.high, seen.low(LEVEL), seen.high(LEVEL)
 
 
