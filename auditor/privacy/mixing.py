@@ -110,7 +110,8 @@ def neighbour_distributions(
     It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
     neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in
     `compute_mean_member_weights`, for the sizes 1..N - 1 where a member is absent: those that the neighbour is served
-    with. O(N V), by the collapse lemma; sums of non-negative terms only, so that small probabilities keep their precision.
+    with. O(N V), by the collapse lemma; sums of non-negative terms only, so that small probabilities keep
+    their precision.
     """
     members = distributions.shape[-2]
     n_remaining = members - 1 if adjacency == "add_remove" else members
