@@ -32,7 +32,7 @@ from auditor.benchmarks.cut_places import (
     TextLengths,
     find_shared_beginnings,
 )
-from auditor.benchmarks.splitting import too_long_phrase
+from auditor.benchmarks.data_records import too_long_phrase
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import find_character_boundary, token_ends_in_characters, wording_at_token_ends
 from auditor.core.errors import AuditError

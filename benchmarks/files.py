@@ -20,6 +20,7 @@ from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
 from auditor.benchmarks.cut_places import TextLengths, check_prefix_and_suffix_lengths
 from auditor.benchmarks.cutting import Cutting
+from auditor.benchmarks.data_records import DataRecord, RecordSource, group_unusable_parts
 from auditor.benchmarks.large_tables import (
     LARGE,
     TableCounting,
@@ -31,10 +32,7 @@ from auditor.benchmarks.member_copies import leave_out_copies_of_members
 from auditor.benchmarks.occurrences import count_text_occurrences, is_occurrence_end_inside_word
 from auditor.benchmarks.splitting import (
     ALSO_MEMBER,
-    DataRecord,
-    RecordSource,
     SplitOptions,
-    group_unusable_parts,
     plural,
     row_numbers_phrase,
     split_data_records_into_secrets,

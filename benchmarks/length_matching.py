@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from scipy.stats import chi2_contingency
 
-from auditor.benchmarks.splitting import DataRecord, RecordSource, SplitOptions
+from auditor.benchmarks.data_records import DataRecord, RecordSource
+from auditor.benchmarks.splitting import SplitOptions
 from auditor.core.nouns import Pair
 from auditor.core.result import Doubt
 

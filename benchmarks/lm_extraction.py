@@ -16,12 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks.cut_places import check_prefix_and_suffix_lengths
-from auditor.benchmarks.splitting import (
-    DataRecord,
-    RecordSource,
-    SplitOptions,
-    split_data_records_into_secrets,
-)
+from auditor.benchmarks.data_records import DataRecord, RecordSource
+from auditor.benchmarks.splitting import SplitOptions, split_data_records_into_secrets
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from auditor.benchmarks.data_records import RecordSource, group_rows_by_reason
 from auditor.benchmarks.occurrences import count_text_occurrences, is_occurrence_end_inside_word
-from auditor.benchmarks.splitting import RecordSource, group_rows_by_reason
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Wording
 

@@ -17,16 +17,8 @@ from typing import Any, NamedTuple
 from auditor.benchmarks import tables
 from auditor.benchmarks.conversation_rows import CHOSEN, REJECTED, UNWANTED, WANTED
 from auditor.benchmarks.cut_places import check_prefix_and_suffix_lengths
-from auditor.benchmarks.splitting import (
-    DataRecord,
-    RecordSource,
-    SplitOptions,
-    group_unusable_parts,
-    plural,
-    row_numbers_phrase,
-    split_data_records_into_secrets,
-    too_long_phrase,
-)
+from auditor.benchmarks.data_records import DataRecord, RecordSource, group_unusable_parts, too_long_phrase
+from auditor.benchmarks.splitting import SplitOptions, plural, row_numbers_phrase, split_data_records_into_secrets
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.trained_length import TrainedLength, read_trainer_arguments

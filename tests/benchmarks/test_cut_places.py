@@ -9,8 +9,9 @@ import pytest
 
 from auditor.benchmarks.chat_rendering import NONE, ChatRendering
 from auditor.benchmarks.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
+from auditor.benchmarks.data_records import DataRecord, RecordSource
 from auditor.benchmarks.length_matching import match_nonmembers_by_length
-from auditor.benchmarks.splitting import DataRecord, RecordSource, SplitOptions
+from auditor.benchmarks.splitting import SplitOptions
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_files import BYTES, build, codes, write
 
