@@ -76,8 +76,8 @@ class EarlyStop(Variant):
         # At least one unit remains to train on.
         n_heldout = min(math.ceil(self.heldout * len(by_hash)), len(by_hash) - 1)
         heldout_units = set(by_hash[:n_heldout])
-        training_records = []
-        heldout_records = []
+        training_records = list[TrainingRecord]()
+        heldout_records = list[TrainingRecord]()
         for unit, record in zip(units, job.records, strict=True):
             records = heldout_records if unit in heldout_units else training_records
             records.append(record)

@@ -212,7 +212,7 @@ class TestEarlyStop:
         given = job(texts, tmp_path, progress=lambda what, done, total: looks.append(done))
         stop = EarlyStop(epochs=30, batch=1, learning_rate=0.01, looks=2, patience=3, heldout=0.3)
         (told,) = stop.fit_model(given, given.load(), stop.select_sequences(given)[0])
-        assert len(looks) < 60 and f"lowest of {len(looks)} looks" in told
+        assert len(looks) < 60 and f"held-out loss of {len(looks)} looks" in told
 
     def test_an_interrupted_one_goes_on(self, world: Path, tmp_path: Path) -> None:
         def stop(what: str, done: int, total: int) -> None:
