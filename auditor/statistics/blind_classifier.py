@@ -1,5 +1,5 @@
-"""What a classifier learns of members and non-members, each told by what was learnt of others:
-blind and stacked.
+"""Classify members and non-members from what was learnt on other records: the blind and the stacked
+score.
 
 Cross-fitted: a record is scored by a classifier that was fitted to the other folds.
 Near-duplicates, the parts of one record and the records of one person are in one fold: neither a

@@ -1,7 +1,7 @@
-"""What generations hold of the training data: n-grams, records, and how well a ranking puts them
-first.
+"""Measure which n-grams and records of the training data generations contain, and how well a
+ranking puts them first.
 
-Knows which n-grams of a generation stand in the training data and in held-out text; no text, index
+Knows which n-grams of a generation occur in the training data and in held-out text; no text, index
 or model.
 """
 
@@ -63,11 +63,11 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class MemorisedTokens:
-    """What one generation holds, in n-grams that do not overlap.
+    """Counts of n-grams without overlap in one generation.
 
-    memorised: of the training data and not of held-out text; common: of both; heldout: of held-out
-    text alone. records: the longest run of each trained record that some n-gram stands in and no
-    other text has; strangers: held-out records of the kind.
+    memorised: in the training data and not in held-out text; common: in both; heldout: in held-out
+    text only. records: the longest run of each trained record that contains some n-gram which no
+    other text has; strangers: held-out records likewise.
     """
 
     memorised: int

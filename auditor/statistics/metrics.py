@@ -67,7 +67,7 @@ class Metric:
 
     @property
     def is_gateable(self) -> bool:
-        """Whether a rule of a gate may name it."""
+        """Return whether a gate's rule may name this metric."""
         return self.bounded and not self.of_model
 
     @property
@@ -84,29 +84,31 @@ class Metric:
 
     @property
     def is_of_member_guesses(self) -> bool:
-        """Whether an attack's guesses for the members are all that it takes, each by itself."""
+        """Return whether the metric needs only an attack's guesses for the members, each by itself."""
         return self.members and not self.signed and self.trait != people.USER and bool(self.values or self.errors)
 
     def compute_wrong_guess_limit(self, n: int) -> int:
-        """How many wrong guesses end the ranking of n secrets: only right ones before the last of these count."""
+        """Return how many wrong guesses end the ranking of n secrets: only right guesses before the
+        last of these count.
+        """
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
 
     def fill_numbers(self, *numbers: str) -> Metric:
-        """The member of a family with these numbers in its name."""
-        said = dict(zip(("n", "p"), numbers, strict=False))
-        return replace(self, name=self.name.format(**said), title=self.title.format(**said), number=int(numbers[0]))
+        """Return the member of a family with these numbers in its name."""
+        values = dict(zip(("n", "p"), numbers, strict=False))
+        return replace(self, name=self.name.format(**values), title=self.title.format(**values), number=int(numbers[0]))
 
     def parse_numbers(self, name: str) -> tuple[str, ...] | None:
-        """The numbers in a name of this family; None for other names."""
+        """Return the numbers in a name of this family; None for other names."""
         pattern = re.escape(self.name).replace(r"\{n\}", "([0-9]{1,15})").replace(r"\{p\}", "([0-9.e-]{1,15})")
-        found = re.fullmatch(pattern, name)
-        return found.groups() if found else None
+        match = re.fullmatch(pattern, name)
+        return match.groups() if match else None
 
     # --- of an attack's guesses ---------------------------------------------------------------------------------------
 
     def measure(self, members: Outcome, others: Outcome) -> Measurement | None:
-        """The number with its interval; None where these guesses do not give it."""
+        """Return the number with its interval; None if these guesses do not give it."""
         outcome = members if self.members else others
         if self.errors is not None:
             return measure_recall_at_errors(self.name, outcome, self.compute_wrong_guess_limit(len(outcome.ids)))
@@ -124,7 +126,9 @@ class Metric:
         return estimate_mean(self.name, chosen.astype(float), self.unit, self.note)
 
     def compute_resampled_values(self, outcome: Outcome, draws: Draws) -> Values:
-        """The number at every resample of the members: (resamples,). Only where `is_of_member_guesses`."""
+        """Return (resamples,) the number at every resample of the members. Only if
+        `is_of_member_guesses`.
+        """
         if self.errors is not None:
             return compute_resampled_recall(
                 outcome.hit, outcome.score, draws, self.compute_wrong_guess_limit(len(outcome.ids))
@@ -148,24 +152,26 @@ CONTROLS = {"blind": "blind baseline", "reference_alone": "the reference alone"}
 
 
 def auc_name(score: str) -> str:
-    """What the AUC of a membership score is called; "": of the strongest one."""
+    """Return the name of the AUC of a membership score; "": of the strongest score."""
     if score in CONTROLS:
         return f"{score}_auc"
     return f"membership_auc_{score}" if score else "membership_auc"
 
 
 def name_tpr_metric(score: str, rate: float) -> str:
-    """What the share of members found at this rate of false positives is called: `tpr_at_1pct_fpr_loss`."""
+    """Return the name of the share of members found at this false-positive rate, such as
+    `tpr_at_1pct_fpr_loss`.
+    """
     return "_".join(filter(None, (f"tpr_at_{100 * rate:g}pct_fpr", score)))
 
 
 def name_partial_auc_metric(score: str) -> str:
-    """What the mean share of members found at low rates of false positives is called."""
+    """Return the name of the mean share of members found at low false-positive rates."""
     return "_".join(filter(None, (f"partial_auc_{100 * BELOW:g}pct_fpr", score)))
 
 
 def name_score_column(score: str) -> str:
-    """What the column of a membership score is called; "": that of the strongest one."""
+    """Return the name of the column of a membership score; "": of the strongest score."""
     return "_".join(filter(None, ("membership_score", score)))
 
 
@@ -180,8 +186,8 @@ def _list_score_metrics(score: str, title: str) -> Iterator[Metric]:
     column = name_score_column(score)
     yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=column)
     for rate in FALSE_POSITIVES:
-        found = f"Members found at {100 * rate:g}% false positives{by}"
-        yield Metric(name_tpr_metric(score, rate), found, scores=column, rate=rate)
+        label = f"Members found at {100 * rate:g}% false positives{by}"
+        yield Metric(name_tpr_metric(score, rate), label, scores=column, rate=rate)
     mean = f"Members found, mean up to {100 * BELOW:g}% false positives{by}"
     yield Metric(name_partial_auc_metric(score), mean, scores=column, below=BELOW)
 
@@ -210,8 +216,8 @@ def _list_generation_metrics() -> Iterator[Metric]:
     yield Metric("new_records_per_1000", "New records per 1,000 generations to come (Good–Turing)", _PER_1000)
     yield Metric("records_to_come_out", "Records extracted in the end, at least (Chao)", "records")
     for name, title in RANKINGS.items():
-        said = f"Memorised among the first 100 by {title}"
-        yield Metric(f"memorised_in_top_100_{name}", said, exact=True)
+        label = f"Memorised among the first 100 by {title}"
+        yield Metric(f"memorised_in_top_100_{name}", label, exact=True)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -379,14 +385,15 @@ _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
 def register_plugin_titles(titles: Mapping[str, str]) -> None:
-    """Sets, from here on, the titles of plug-ins' numbers by name: for a run that begins or a record that is read."""
+    """Register titles of plug-ins' numbers by name, for a run that begins or a record that is read."""
     _DECLARED.update(titles)
     find_metric.cache_clear()  # it may have been asked before, and kept a name in place of the title
 
 
 @cache
 def find_metric(name: str) -> Metric:
-    """The entry of this name, or what can be said of a name without one: NAME_nonmembers, excess_NAME, a plug-in's.
+    """Return the entry of this name, or an entry derived from it: NAME_nonmembers, excess_NAME, or
+    a plug-in's.
 
     NAME_at_least and NAME_at_most are the ends of a bracket around NAME.
     """
@@ -412,26 +419,30 @@ def find_metric(name: str) -> Metric:
 
 
 def is_builtin_metric(name: str) -> bool:
-    """Whether it is a name of ours, as NAME_nonmembers of one is; else it is a plug-in's or nobody's."""
+    """Return whether the name is built in, as NAME_nonmembers of a built-in metric is; else it may
+    be a plug-in's.
+    """
     return find_metric(name).unit != ""  # which no entry is without
 
 
 def name_nonmember_metric(name: str) -> str:
-    """What the same number of the non-members is called."""
+    """Return the name of the same number on non-members."""
     return f"{name}{_OTHERS}"
 
 
 def name_upper_bound_metric(name: str) -> str:
-    """The name of a bracket's upper end, from that of its lower end; "" for a name of no bracket."""
+    """Return the name of a bracket's upper end from that of its lower end; "" if the name is not of
+    a bracket.
+    """
     return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
 
 
 def name_excess_metric(name: str) -> str:
-    """What the members' number minus that of the non-members is called."""
+    """Return the name of the members' number minus that of the non-members."""
     return f"{EXCESS}{name}"
 
 
 def make_label(name: str) -> str:
-    """A name as a label: `peak_rate` is `Peak rate`."""
+    """Return a name as a label: `peak_rate` is `Peak rate`."""
     text = name.replace("_", " ")
     return text[:1].upper() + text[1:]
