@@ -94,3 +94,6 @@ def test_an_attack_without_any_row_is_named(result: AuditResult) -> None:
     assert coverage.attacks_without_any_row(replace(result, findings=(row, lost))) == {"lost": "why"}
     elsewhere = replace(row, attack="lost", target="pmixed", not_applicable="")
     assert coverage.attacks_without_any_row(replace(result, findings=(row, lost, elsewhere))) == {}
+    # Answers that tell nothing, as samples that are equal for all canaries: the attack ran.
+    untold = replace(lost, not_applicable="no conclusion: expected scores that distinguish canaries")
+    assert coverage.attacks_without_any_row(replace(result, findings=(row, untold))) == {}
