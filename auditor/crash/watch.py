@@ -284,8 +284,9 @@ class StepWatch:
 
 def _let_hooks_see_base_steps() -> None:
     """Let hooks see the steps of torch's optimizers, as once one was made: a subclass may add noise before it."""
-    for kind in vars(torch.optim).values():
-        if isinstance(kind, type) and "step" in vars(kind) and not hasattr(kind.step, "hooked"):
+    kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    for kind in kinds:
+        if "step" in vars(kind) and not hasattr(kind.step, "hooked"):
             kind.step = torch.optim.Optimizer.profile_hook_step(kind.step)
             kind.step.hooked = True
 

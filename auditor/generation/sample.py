@@ -208,9 +208,9 @@ def merge_candidates(parts: Sequence[SuffixCandidates]) -> SuffixCandidates:
     """Merge the candidates of one secret from several passes, ordered by their first sample."""
     suffixes = torch.cat([part.suffixes for part in parts])
     counts = torch.cat([part.counts for part in parts])
-    _, first, inverse = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
+    _, first, inverse_array = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
     # numpy 2.0 returns the inverse with one dimension more.
-    inverse = torch.from_numpy(inverse.reshape(-1))
+    inverse = torch.from_numpy(inverse_array.reshape(-1))
     total = counts.new_zeros(len(first)).index_add_(0, inverse, counts)
     order = torch.from_numpy(np.argsort(first))
     log_probs = [part.token_log_probs for part in parts if part.token_log_probs is not None]

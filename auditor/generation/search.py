@@ -131,8 +131,8 @@ def find_suffixes_above_threshold(
     n_leaves = torch.bincount(secret_of_node, minlength=n_secrets).tolist()
     columns = (column.cpu().split(n_leaves) for column in (paths.tokens, paths.scores, log_q))
     return [
-        _certify_leaves(*leaf_columns, pruned, cost, floor)
-        for *leaf_columns, pruned, cost in zip(
+        _certify_leaves(leaf_tokens, leaf_scores, leaf_log_q, pruned, cost, floor)
+        for leaf_tokens, leaf_scores, leaf_log_q, pruned, cost in zip(
             *columns,
             max_pruned.tolist(),
             n_rows.tolist(),

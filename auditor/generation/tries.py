@@ -100,8 +100,8 @@ def load_or_build_trie(space: CanarySpace, tokenizer: Any) -> Trie:
     """
     # The serialised backend describes the whole behaviour of a fast tokenizer; others have none.
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    fast = backend is not None and getattr(tokenizer, "is_fast", False)
-    if space.size < _MIN_TEXTS_CACHED or not fast:
+    is_fast = getattr(tokenizer, "is_fast", False)
+    if space.size < _MIN_TEXTS_CACHED or backend is None or not is_fast:
         return build_trie(space, tokenizer)
     # 1 is the version of the file format: raise it with every change of `TrieLevel`.
     recipe = repr((1, space.format, space.lists, backend.to_str()))
@@ -192,7 +192,7 @@ def _build_trie_levels(
 
 def _save_trie(path: Path, trie: Trie) -> None:
     """Write atomically: two processes may write the same trie at once."""
-    arrays = {"head": np.array(trie.head, dtype=np.int64), "largest": np.array(trie.largest)}
+    arrays: dict[str, Any] = {"head": np.array(trie.head, dtype=np.int64), "largest": np.array(trie.largest)}
     for depth, level in enumerate(trie.levels):
         for field in fields(TrieLevel):
             arrays[f"{field.name}-{depth}"] = getattr(level, field.name).numpy()

@@ -404,7 +404,7 @@ def compute_log_sum_exp(
     buffer = distribution.new_empty(min(step, n_rows), vocab_size)
     for start in range(0, n_rows, step):
         part = slice(start, start + step)
-        part_rows = distribution[part] if all_rows else distribution[rows[part]]
+        part_rows = distribution[part] if rows is None or all_rows else distribution[rows[part]]
         largest = part_rows.amax(-1, keepdim=True)
         # The buffer avoids fresh pages in each pass; torch has no gradient through it.
         shifted = torch.sub(part_rows, largest, out=buffer[: len(part_rows)])

@@ -120,7 +120,7 @@ class CachedServerQueries:
                 every = zip(of, self.dialect.parse_sampled_answers(answer, len(of), length), strict=True)
                 return {keys[i]: self._stored_form_of_answer(context, one, length) for i, one in every}
 
-            failed = ["", [], None, withheld_answers.FAILED, []]
+            failed: list[Any] = ["", [], None, withheld_answers.FAILED, []]
             on_error = {keys[i]: failed for i in mine}
             yield ServerRequest(body, len(context) + 8 + len(mine) * length, read, on_error=on_error)
 

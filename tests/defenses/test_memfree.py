@@ -142,7 +142,7 @@ def test_on_a_model_of_ones_own_it_filters_the_data(world: Path, tmp_path: Path)
     """Whole records, beyond what is attacked of them; the claim check says that nothing is claimed."""
     attacks = ["--attack", "extraction-probability", "--attack", "near-verbatim", "--attack", "claim-check"]
     attacks += ["--setting", "white-box"]
-    assert run_command_line(run(world, tmp_path / "run", *attacks)) == 0
+    assert run_command_line(run(world, tmp_path / "run", *attacks)) == 2
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}
 

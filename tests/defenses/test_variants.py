@@ -278,7 +278,7 @@ def run(world: Path, out: Path, *more: str) -> list[str]:
 def test_a_folder_that_was_trained_so_is_a_row_that_claims_nothing(trained: Path, tmp_path: Path) -> None:
     options = ["--defense", "goldfish", "-D", f"goldfish.model={trained / 'fish'}"]
     probes = ["--attack", "extraction-probability", "--attack", "claim-check"]
-    assert run_command_line(run(trained, tmp_path / "run", *probes, *options)) == 0
+    assert run_command_line(run(trained, tmp_path / "run", *probes, *options)) == 2
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     row = next(target for target in result["targets"] if target["name"] == "goldfish")
     assert row["claim"] is None and any("the Goldfish loss leaves out" in note for note in row["notes"])
