@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from auditor.conclusions import secret_details
+from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import AttackPlan
@@ -23,8 +25,7 @@ from auditor.core.result import AuditResult
 from auditor.gate import decide, policy
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.rulings import Decision
-from auditor.records import secret_details, table
-from auditor.records.outcomes import RunOutcomes
+from auditor.records import table
 from auditor.reports import escaping, export, files, verdict
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from auditor import api
 from auditor.attacks.exposure import Exposure
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.benchmarks import manifests
-from auditor.benchmarks.audit_canaries import AuditCanaryManifest
+from auditor.benchmarks.canaries import manifests
+from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import SYSTEM

@@ -1,1 +1,1 @@
-"""What is attacked: the built-in lab, users' files, LM-Extraction arrays, canaries; `plans/` holds the papers."""
+"""Read records, make canaries, and build the labs: everything that an audit attacks."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.conclusions.leak_readings import PERSONAL, VERBATIM
+from auditor.conclusions.secret_details import SecretDetails
+from auditor.conclusions.signals import LeakAssessment, assess_signals
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.leak_readings import PERSONAL, VERBATIM
-from auditor.records.secret_details import SecretDetails
-from auditor.records.signals import LeakAssessment, assess_signals
 from auditor.reports import escaping, phrases, signals
 from auditor.reports.blocks import Block, Bullets, Group, Table
 from auditor.reports.topics import DECIDE, Topic, row_title_with_attack

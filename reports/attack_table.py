@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from auditor.conclusions.disagreements import is_measured
+from auditor.conclusions.outcomes import RowValuesBySecret, secret_ids_common_to_rows
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.disagreements import is_measured
-from auditor.records.outcomes import RowValuesBySecret, secret_ids_common_to_rows
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, ReportMaterial, Topic, forest_span

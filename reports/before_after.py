@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparison, ComparisonRow
-from auditor.records.signals import assess_signals
 from auditor.reports import comparison as side_by_side
 from auditor.reports import html, phrases, severity
 from auditor.reports import markdown as marked

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 
-from auditor.core.result import AuditResult
-from auditor.records.claims import (
+from auditor.conclusions.claims import (
     CONSISTENT,
     CONTRADICTED,
     BoundAgainstClaim,
     ClaimEvidence,
     weigh_claim_against_audits,
 )
+from auditor.core.result import AuditResult
 from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
 from auditor.statistics.audit_power import describe_detection_power

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from auditor.conclusions.strata import is_asked_in_part, weighted_extracted_share
 from auditor.core.counts import counted
 from auditor.core.errors import NO_CONCLUSION
 from auditor.core.result import AuditResult, Finding, Stratum
-from auditor.records.strata import is_asked_in_part, weighted_extracted_share
 from auditor.reports import phrases
 
 

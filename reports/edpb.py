@@ -16,17 +16,17 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from auditor.conclusions.claims import weigh_claim_against_audits
+from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
+from auditor.conclusions.leak_readings import MEMBERSHIP, PERSONAL
+from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, assess_signals
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
-from auditor.records.claims import weigh_claim_against_audits
-from auditor.records.leak_kinds import bonferroni_widened_leak_measurement
-from auditor.records.leak_readings import MEMBERSHIP, PERSONAL
 from auditor.records.result_file import RESULT
-from auditor.records.signals import NOT_TESTED, LeakAssessment, assess_signals
 from auditor.reports import claims, edpb_summary, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import row_title_with_attack

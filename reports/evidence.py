@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
+from auditor.conclusions import secret_details as detailed
+from auditor.conclusions.disagreements import EXACT
+from auditor.conclusions.secret_details import Reliability, SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
-from auditor.records import secret_details as detailed
-from auditor.records.disagreements import EXACT
-from auditor.records.secret_details import Reliability, SecretDetails
 from auditor.reports import figures, phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, figures_blocks, row_title_with_attack, table_groups_by_target
@@ -45,7 +45,7 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
     caption, units = "Recall of each target, setting and attack", {f.main.unit for f in result.findings if f.main}
     note = _NOTE + "".join(text for unit, text in _NOTES.items() if unit in units)
     table = Table("results-table", caption, head, groups, frozenset({2, 3, 4, 5}))
-    return [table, *_effect_causes_tables(result), Paragraph(note)]
+    return [table, *_effect_causes_tables(result), *_plugin_measurement_table(result), Paragraph(note)]
 
 
 def _effect_causes_tables(result: AuditResult) -> list[Block]:
@@ -230,6 +230,24 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     axes, groups = ("Perplexity on held-out text", "Recall"), (Group("", rows),)
     figure = Figure("tradeoff-plot", "tradeoff", title, text, head, groups, (), series, frozenset({0}), axes=axes)
     return [Figures((figure,))]
+
+
+def _plugin_measurement_table(result: AuditResult) -> list[Block]:
+    """Return the numbers that plug-ins declare: no other section knows them."""
+    groups = [
+        Group(
+            f"{phrases.row_title(result, finding)} · {finding.attack}",
+            tuple(
+                (phrases.metric_label(m.name), *phrases.cells_of_measurement(m))
+                for m in finding.measurements
+                if m.name in result.metrics
+            ),
+        )
+        for finding in phrases.findings_in_report_order(result)
+    ]
+    groups = [group for group in groups if group.rows]
+    head = ("Measurement", "Value", "95% interval", "n")
+    return [Table("plugin-table", "Numbers of plug-ins", head, tuple(groups), frozenset({1, 2, 3}))] if groups else []
 
 
 TOPICS = (

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from auditor.conclusions.outcomes import RunOutcomes
+from auditor.conclusions.secret_details import secret_alias_by_id
 from auditor.core.errors import AuditError
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
 from auditor.gate.decide import read_run
-from auditor.records.outcomes import RunOutcomes
-from auditor.records.secret_details import secret_alias_by_id
 from auditor.reports import escaping, phrases, tables
 from auditor.statistics.metrics import find_metric
 

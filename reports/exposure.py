@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from auditor.conclusions import secret_details as detailed
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult
-from auditor.records import secret_details as detailed
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack

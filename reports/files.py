@@ -45,7 +45,8 @@ def rewrite_run_reports(folder: Path, since: Comparison | None = None, reveal: b
 
 
 def _render_and_write_run_reports(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> None:
-    from auditor.records import private_texts, secret_details
+    from auditor.conclusions import secret_details
+    from auditor.records import private_texts
     from auditor.reports import frontier, html, markdown, phrases  # jinja2 and matplotlib: only for who renders
 
     known = secret_details.read_secret_details(folder)

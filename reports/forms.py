@@ -7,12 +7,12 @@ from itertools import compress
 
 import numpy as np
 
+from auditor.conclusions import outcomes
+from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records import outcomes
-from auditor.records.leak_kinds import bonferroni_widened_leak_measurement
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic, forest_span

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
+from auditor.conclusions.signals import assess_signals
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -21,7 +22,6 @@ from auditor.gate.compare import Comparison
 from auditor.gate.decision_log import KeptDecision
 from auditor.gate.history import By, ComparableRuns, History, HistoryEntry
 from auditor.gate.rulings import EXIT_CODES
-from auditor.records.signals import assess_signals
 from auditor.reports import changes, coverage, decision, files, html, phrases, signals, verdict
 from auditor.reports.blocks import (
     Block,

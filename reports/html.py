@@ -13,10 +13,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import escaping, table_of_contents
 from auditor.reports.blocks import Document, Figure, Secrets
 from auditor.reports.plots import render_plot_svg

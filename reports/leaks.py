@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from auditor.conclusions import secret_details as detailed
+from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records import secret_details as detailed
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import escaping, figures, personal, phrases, secrets
 from auditor.reports.blocks import Block, Figure, Forest, ForestSpan, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import MEND, Topic, figures_blocks, forest_span, row_title_with_attack

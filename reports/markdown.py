@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import changes, claims, escaping, phrases
 from auditor.reports.blocks import (
     Block,

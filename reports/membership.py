@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, row_title_with_attack

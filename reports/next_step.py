@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from auditor.conclusions.signals import LeakAssessment
 from auditor.core.counts import counted
-from auditor.records.signals import LeakAssessment
 from auditor.reports import escaping, signals
 
 

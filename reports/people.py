@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from auditor.conclusions.secret_details import SecretDetails, extracted_and_asked_counts_by_person
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.secret_details import SecretDetails, extracted_and_asked_counts_by_person
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import MEND, Topic, forest_span, row_title_with_attack

@@ -14,14 +14,14 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.text import Text
 
+from auditor.conclusions import secret_details as detailed
+from auditor.conclusions.claims import CONTRADICTED
+from auditor.conclusions.leak_readings import PERSONAL, VERBATIM
+from auditor.conclusions.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records import secret_details as detailed
-from auditor.records.claims import CONTRADICTED
-from auditor.records.leak_readings import PERSONAL, VERBATIM
 from auditor.records.remarks import CommandRemarks, read_command_remarks
-from auditor.records.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
 from auditor.reports import (
     advice,
     attack_table,

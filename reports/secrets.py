@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest_attack_row

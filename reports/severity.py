@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from auditor.conclusions.leak_readings import PERSONAL, PROBABLE
+from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, LeakSignal
 from auditor.core.counts import counted
-from auditor.records.leak_readings import PERSONAL, PROBABLE
-from auditor.records.signals import NOT_TESTED, LeakAssessment, LeakSignal
 from auditor.reports import coverage, phrases
 
 Word = Literal["none seen", "inconclusive", "moderate", "high"]

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from auditor.conclusions import signals
+from auditor.conclusions.leak_kinds import LeakKind
+from auditor.conclusions.leak_readings import EPSILON, GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM, VIOLATIONS
+from auditor.conclusions.signals import LeakAssessment, LeakSignal, assess_signals
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records import signals
-from auditor.records.leak_kinds import LeakKind
-from auditor.records.leak_readings import EPSILON, GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM, VIOLATIONS
-from auditor.records.signals import LeakAssessment, LeakSignal, assess_signals
 from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import forest_span

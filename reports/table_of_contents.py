@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import cache, partial
 
 from auditor import reports
+from auditor.conclusions.secret_details import SecretDetails
+from auditor.conclusions.signals import assess_signals
 from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
-from auditor.records.signals import assess_signals
 from auditor.reports import escaping, phrases, severity, signals, subject_line
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
 from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic

@@ -15,9 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
-from auditor.records.signals import assess_signals
 from auditor.reports import claims, escaping, personal, phrases, signals, unlearning
 from auditor.reports.next_step import next_command_to_suggest
 from auditor.reports.verdict import headline, strongest_attack_row, strongest_row_with_chain

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, ForestSpan, Group
 

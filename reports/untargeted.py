@@ -6,8 +6,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult, Finding
-from auditor.records.secret_details import SecretDetails
 from auditor.records.table import Column
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
+from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.signals import assess_signals
 from auditor.reports import phrases, signals
 from auditor.statistics.metrics import RECALL
 

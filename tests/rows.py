@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import CellKey
 from auditor.records import table
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import MEASURED, TABLE, Column
 
 

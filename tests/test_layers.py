@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SIDES = ("attacks", "defenses", "benchmarks", "reports")
 
 LEFT = "core models generation statistics privacy plugins training"  # asks the model
-RIGHT = "core statistics records gate"  # reads the record
+RIGHT = "core statistics records conclusions gate"  # reads the record
 SIDE = "attacks defenses benchmarks reports"
 MAY_IMPORT = {
     "core": "",
@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "defenses": "core models privacy plugins training",
     "benchmarks": LEFT,
     "records": "core statistics",
-    "gate": "core statistics records",
+    "conclusions": "core statistics records",
+    "gate": "core statistics records conclusions",
     "reports": RIGHT,
     "runs": f"{LEFT} engines {RIGHT} {SIDE}",
     "studies": f"{LEFT} {RIGHT} engines {SIDE} runs",
@@ -43,9 +44,9 @@ MAY_IMPORT = {
     "commands": f"{LEFT} {RIGHT} {SIDE} runs studies crash",
     "cli": "core commands",
 }
-WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
+WITHOUT_TORCH = ("core", "statistics", "records", "conclusions", "gate", "reports")
 # What runs, records and reports of any plug-in, and so knows none by its name.
-CORE = ("core", "runs", "records", "statistics", "gate", "engines", "models", "studies", "reports")
+CORE = ("core", "runs", "records", "conclusions", "statistics", "gate", "engines", "models", "studies", "reports")
 PLUGINS = ("attacks", "defenses", "providers")
 KNOWN_BY_NAME = {
     "core.plan_parts": "ethicist",  # the default of --attack, which help and reference print without an import of it
@@ -138,10 +139,10 @@ def test_few_are_handed_the_whole_plan() -> None:
 
 def test_every_room_is_installed_and_its_door_only_says_what_it_is_for() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    rooms = {f"auditor.{name.partition('.')[0]}" for name in MODULES if "." in name}
-    assert listed == {"auditor", *rooms}
-    for room in rooms:
-        name = room.removeprefix("auditor.")
-        door = (ROOT / name if name in SIDES else ROOT / "auditor" / name) / "__init__.py"
+    packages = {name.rpartition(".")[0] for name in MODULES if "." in name}
+    assert listed == {"auditor", *(f"auditor.{package}" for package in packages), "auditor.benchmarks"}
+    for package in packages:
+        top = ROOT if package.split(".")[0] in SIDES else ROOT / "auditor"
+        door = top / package.replace(".", "/") / "__init__.py"
         tree = ast.parse(door.read_text())
         assert ast.get_docstring(tree) and len(tree.body) == 1, door

@@ -33,8 +33,8 @@ def advise(
         return
     if at_most is not None:
         raise AuditError(f"--max is about checkpoints, but {str(folder)!r} is a single run")
+    from auditor.conclusions import secret_details
     from auditor.gate.decide import read_run
-    from auditor.records import secret_details
     from auditor.reports import advice, escaping, phrases
 
     result, details = (

@@ -110,7 +110,7 @@ def make(
         audit canaries make --each 8 --counts 1,4,16 -o canaries.json
         audit canaries make --audit 400 -o canaries.json
     """
-    from auditor.benchmarks import canaries, manifests
+    from auditor.benchmarks.canaries import exposure_canaries, manifests
 
     own, of_audit = options.given_flags(exposure), options.given_flags(coins)
     if of_audit:
@@ -129,7 +129,7 @@ def make(
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
     formats = exposure.format or ["My ID is {digits:6}"]
     many = _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts)
-    manifest = canaries.make_exposure_canary_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
+    manifest = exposure_canaries.make_exposure_canary_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
     manifests.write_canary_manifest(out, manifest)
     copies = len(manifest.canary_copies_to_insert())
     made = counted(len(manifest.canaries), "canary", "canaries")
@@ -137,7 +137,7 @@ def make(
 
 
 def _write_audit_canaries_from_flags(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:
-    from auditor.benchmarks import manifests
+    from auditor.benchmarks.canaries import manifests
     from auditor.runs import making_audit_canaries
     from auditor.statistics import audited
 
@@ -216,7 +216,7 @@ def insert(
         audit canaries insert canaries.json train.jsonl --group patient -o train-with-canaries.jsonl
     """
     console.silence_libraries()
-    from auditor.benchmarks import insertion, manifests
+    from auditor.benchmarks.canaries import insertion, manifests
 
     copies = insertion.write_data_with_canaries(
         insertion.CanaryInsertionPlan(manifests.read_canary_manifest(manifest), column, group, seed), data, out

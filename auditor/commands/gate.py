@@ -15,9 +15,9 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
+    from auditor.conclusions.outcomes import RunOutcomes
     from auditor.gate.policy import Policy
     from auditor.gate.rulings import Decision, Ruling
-    from auditor.records.outcomes import RunOutcomes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import typer
 from auditor.commands import completion, console, options
 
 if TYPE_CHECKING:
-    from auditor.records.outcomes import RunOutcomes
+    from auditor.conclusions.outcomes import RunOutcomes
     from auditor.runs.mitigation import Mitigation
 
 PAGE, PAGE_MD = "before-after.html", "before-after.md"

@@ -19,10 +19,10 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 
 if TYPE_CHECKING:
+    from auditor.conclusions.outcomes import RunOutcomes
     from auditor.core.result import AuditResult
     from auditor.gate.policy import Policy
     from auditor.records.folder import RunFolder
-    from auditor.records.outcomes import RunOutcomes
     from auditor.records.remarks import CommandRemarks
     from auditor.runs.asking import TimeLimit
     from auditor.runs.plan_grid import GridPoint

@@ -41,7 +41,7 @@ def score(
     """
     from rich.console import Console
 
-    from auditor.benchmarks import submission_score as scores
+    from auditor.benchmarks.data import submission_score as scores
     from auditor.core.jsonable import to_json
     from auditor.reports import plot_files, terminal
 

@@ -174,7 +174,8 @@ def crash_test_document(test: CrashTest, source: str, again: str) -> Document:
     facts = (("Training", escaping.to_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
     verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken_checks else 1]}"
     title = "Crash test of a private training"
-    return Document(title, facts, crash_test_headline(test), verdict, tuple(sections), source="Made by audit dp-loop")
+    headline = crash_test_headline(test)
+    return Document(title, facts, headline, tuple(sections), verdict, source="Made by audit dp-loop")
 
 
 def crash_test_json_text(test: CrashTest, again: str) -> str:

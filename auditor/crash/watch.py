@@ -4,9 +4,8 @@ By torch's hooks alone; nothing of the training is edited. Every privatised grad
 
     gradient = scale * (sum over the batch's records of (reach * unit gradient) + noise)
 
-In some 5,000 dimensions the records of a batch span a handful, so what lies outside their span is noise and nothing
-else: its size is known to a percent from one step. Reaches are told in units of it, which no later scaling (by the
-batch size, the learning rate, or a norm of the released gradient) changes.
+In some 5,000 dimensions the records of a batch span a handful, so the rest is noise: its size is known to a percent
+from one step. Reaches are in units of it, which no later scaling (batch size, learning rate, norm) changes.
 """
 
 from __future__ import annotations

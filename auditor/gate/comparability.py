@@ -11,13 +11,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import FIELDS, flag_of_plan_field, plan_field_names_with_rule
 from auditor.core.plan_fields import COMPARED
 from auditor.core.result import NO_TIME, AuditResult
-from auditor.records.outcomes import RunOutcomes
 from auditor.records.table import TABLE
 
 # Fields of a plan that decide which secrets are attacked and how, beside those with the rule COMPARED.

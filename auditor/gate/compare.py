@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from auditor.conclusions import outcomes
+from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.gate.comparability import check_comparable
-from auditor.records import outcomes
-from auditor.records.outcomes import RunOutcomes
 from auditor.statistics import bounds
 from auditor.statistics.bounds import LEVEL, BoundedNumber
 from auditor.statistics.holm import adjust_test_level

@@ -13,6 +13,7 @@ from typing import get_args
 
 import numpy as np
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -23,7 +24,6 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.rulings import WHOLE_RUN
 from auditor.records.attacked_secrets import NOT_KEPT, PLAN, SECRETS, AnsweredSecretIds, Answers, SecretFacts
 from auditor.records.journal import GUESSES, OBSERVATIONS
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, repeat_audit
 from auditor.statistics.metrics import SHARES, find_metric

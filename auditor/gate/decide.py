@@ -17,6 +17,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from auditor.conclusions import claims, outcomes
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.signals import assess_signals
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
@@ -33,9 +36,6 @@ from auditor.gate.rule_scope import (
     suggest_metrics,
 )
 from auditor.gate.rulings import Decision, Ruling, Verdict, make_ruling
-from auditor.records import claims, outcomes
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
-from auditor.records.signals import assess_signals
 from auditor.statistics.audit_power import SURE, describe_detection_power, find_detectable_epsilon
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import explain_powerless_audit, repeat_audit

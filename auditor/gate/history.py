@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
+from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.errors import AuditError
 from auditor.gate.comparability import check_comparable
 from auditor.gate.compare import Comparison, compare_finished_runs
@@ -17,7 +18,6 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, describe_decision_edits, load_gate_decisions
 from auditor.records.attacked_secrets import PLAN
-from auditor.records.outcomes import RunOutcomes
 from auditor.records.result_file import RESULT, creation_time
 
 By = Literal["date", "commit", "checkpoint"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from auditor.conclusions.signals import LeakAssessment
+from auditor.conclusions.strata import hits_of_stratum, weighted_extracted_share
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.rulings import Ruling
-from auditor.records.signals import LeakAssessment
-from auditor.records.strata import hits_of_stratum, weighted_extracted_share
 from auditor.statistics.bounds import LEVEL, BinomialCount
 
 

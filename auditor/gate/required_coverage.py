@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.nouns import CellKey
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, make_ruling
-from auditor.records.outcomes import RunOutcomes
 
 _ANY = ""  # attack: whichever has looked at most
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from auditor.benchmarks.ngrams import build_ngram_index
+from auditor.benchmarks.data.ngrams import build_ngram_index
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan_fields import AUTO

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from auditor.benchmarks import manifests
-from auditor.benchmarks.canaries import ExposureCanaryManifest
+from auditor.benchmarks.canaries import manifests
+from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest
+from auditor.conclusions.leak_readings import CANARIES
 from auditor.core.errors import AuditError
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
@@ -17,7 +18,6 @@ from auditor.plugins.options import build_plugin, plugin_option_defaults
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import result_file, table
-from auditor.records.leak_readings import CANARIES
 from auditor.reports import phrases
 from auditor.runs.plan import merged_plugin_options, parse_plugin_options, refuse_unused_options
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token

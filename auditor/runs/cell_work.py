@@ -9,7 +9,7 @@ from itertools import islice
 from platform import node
 from typing import Any, ClassVar, Generic, TypeVar
 
-from auditor.benchmarks.large_tables import TableCounting, UnreadRows
+from auditor.benchmarks.data.large_tables import TableCounting, UnreadRows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Guesses, Observation, Query, Secret
@@ -16,7 +17,6 @@ from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.applicability import check_method_applies_to_target, secrets_to_probe
 from auditor.runs.audit import Audit

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.conclusions.outcomes import RowValuesBySecret, secret_ids_common_to_rows
 from auditor.core.result import Chain, ChainStep, Measurement
 from auditor.plugins.defense import Cause
-from auditor.records.outcomes import RowValuesBySecret, secret_ids_common_to_rows
 from auditor.statistics import compare
 
 

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Chain, Finding, TargetRecord
 from auditor.plugins.defense import Cause
 from auditor.plugins.options import plugin_title
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import chain_steps, shown_rows
 from auditor.runs.per_secret_results import PerSecretCollector
 from auditor.runs.scoring import LIKELIHOOD

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from auditor import __version__
+from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.errors import AuditError
 from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
@@ -16,7 +17,6 @@ from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
 from auditor.records import file_digests, result_file
 from auditor.records.manifest import MANIFEST
-from auditor.records.outcomes import RunOutcomes
 from auditor.runs import plan_weights
 
 Said = Callable[[str, int, int], None]

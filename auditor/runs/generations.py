@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from auditor.benchmarks.ngrams import NGramIndex
+from auditor.benchmarks.data.ngrams import NGramIndex
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement

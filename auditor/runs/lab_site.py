@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from auditor.benchmarks.lab import REFERENCES, Lab
-from auditor.benchmarks.lab_folders import (
+from auditor.benchmarks.lab.lab import REFERENCES, Lab
+from auditor.benchmarks.lab.lab_folders import (
     ensemble_folder_suffix,
     reference_models_folder_name,
     trained_lab_model_folder_name,
 )
-from auditor.benchmarks.lab_recipe import BaseLabRecipe
-from auditor.benchmarks.parts_cache import SeparatelyTrainable
-from auditor.benchmarks.real_lab import RealLab
+from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
+from auditor.benchmarks.lab.parts_cache import SeparatelyTrainable
+from auditor.benchmarks.lab.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_parts import SMALL, AttackPlan, DataPlan, TargetPlan

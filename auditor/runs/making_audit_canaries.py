@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from auditor.benchmarks import audit_canaries, manifests, whole_texts
-from auditor.benchmarks.audit_canaries import BEGUN, BY_MODEL, KINDS, AuditCanaryManifest, Kind
+from auditor.benchmarks.canaries import audit_canaries, manifests
+from auditor.benchmarks.canaries.audit_canaries import BEGUN, BY_MODEL, KINDS, AuditCanaryManifest, Kind
+from auditor.benchmarks.data import whole_texts
 from auditor.core import disk
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import read_json_object

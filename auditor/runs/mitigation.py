@@ -17,10 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
-from auditor.benchmarks.reduced_data import WRITERS, data_row_as_plain_text, write_reduced_data_kept_by_trainer
-from auditor.benchmarks.tables import read_record_table
-from auditor.benchmarks.whole_texts import read_texts_and_units, rows_repeated_by_count
+from auditor.benchmarks.data.columns import COLUMNS, row_repeat_counts
+from auditor.benchmarks.data.reduced_data import WRITERS, data_row_as_plain_text, write_reduced_data_kept_by_trainer
+from auditor.benchmarks.data.tables import read_record_table
+from auditor.benchmarks.data.whole_texts import read_texts_and_units, rows_repeated_by_count
+from auditor.conclusions import secret_details
+from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.outcomes import RunOutcomes
+from auditor.conclusions.replicates import Replicates
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object
@@ -33,11 +37,8 @@ from auditor.models.shards import SHARD, write_shard_record_list
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, plugin_option_defaults
 from auditor.plugins.trainer import Trainer
-from auditor.records import attacked_secrets, result_file, secret_details
-from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.records import attacked_secrets, result_file
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import RunOutcomes
-from auditor.records.replicates import Replicates
 from auditor.records.table import read_heldout_losses as heldout_of
 from auditor.reports import advice, files, phrases
 from auditor.reports.before_after import BeforeAfter

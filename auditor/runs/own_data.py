@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks import manifests
-from auditor.benchmarks.audit_canaries import AuditCanaryManifest
-from auditor.benchmarks.cut_places import LEAST_PREFIX, LEAST_SUFFIX
-from auditor.benchmarks.files import Files
-from auditor.benchmarks.large_tables import TableCounting
-from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction_arrays
-from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
+from auditor.benchmarks.canaries import manifests
+from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
+from auditor.benchmarks.data.cut_places import LEAST_PREFIX, LEAST_SUFFIX
+from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.data.large_tables import TableCounting
+from auditor.benchmarks.data.lm_extraction import LMExtraction, folder_has_extraction_arrays
+from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
 from auditor.core.plan import FIELDS, flag_of_plan_field

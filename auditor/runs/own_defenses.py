@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble

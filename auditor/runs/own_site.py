@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.plan_fields import NONE

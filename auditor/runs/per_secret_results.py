@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
 from auditor.core.result import Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_keeping_special_tokens
 from auditor.plugins.probe import Observed, Probe, scored_records
 from auditor.records import private_texts, table
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import Column
 from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging

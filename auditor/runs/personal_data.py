@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from auditor.benchmarks import pii
-from auditor.benchmarks.occurrences import count_text_occurrences
-from auditor.benchmarks.words import is_whole_word_somewhere
+from auditor.benchmarks.data import pii
+from auditor.benchmarks.data.occurrences import count_text_occurrences
+from auditor.benchmarks.data.words import is_whole_word_somewhere
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark

@@ -18,11 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor import __version__
-from auditor.benchmarks import manifests, pii, released_passages
-from auditor.benchmarks.audit_canaries import AuditCanaryManifest
-from auditor.benchmarks.occurrences import count_text_occurrences
-from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
-from auditor.benchmarks.words import is_mostly_unspaced, is_whole_word_somewhere
+from auditor.benchmarks.canaries import manifests
+from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
+from auditor.benchmarks.data import pii, released_passages
+from auditor.benchmarks.data.occurrences import count_text_occurrences
+from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
+from auditor.benchmarks.data.words import is_mostly_unspaced, is_whole_word_somewhere
+from auditor.conclusions import secret_details
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
 from auditor.core.plan import Plan
@@ -36,9 +39,8 @@ from auditor.core.result import (
     TargetRecord,
 )
 from auditor.gate.comparability import comparable_secrets_digest
-from auditor.records import aliases, private_texts, secret_details, table
+from auditor.records import aliases, private_texts, table
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import MEASURED, OBSERVED, Column
 from auditor.runs import plan_weights
 from auditor.runs.reporter import Reporter, StageClock

@@ -12,7 +12,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from auditor import __version__
-from auditor.benchmarks.large_tables import TableCounting
+from auditor.benchmarks.data.large_tables import TableCounting
+from auditor.conclusions import secret_details
+from auditor.conclusions.frontier import build_leakage_frontiers_of_models, frontier_models_of_runs
+from auditor.conclusions.outcomes import RunOutcomes
+from auditor.conclusions.unlearning import summarise_unlearning_of_run
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, OwnSection, TargetRecord, Unlearning
@@ -22,11 +26,8 @@ from auditor.gate.comparability import comparable_secrets_digest
 from auditor.gate.policy import Policy
 from auditor.models.base import implies_capability
 from auditor.plugins import registry
-from auditor.records import aliases, file_digests, secret_details
+from auditor.records import aliases, file_digests
 from auditor.records.folder import RunFolder
-from auditor.records.frontier import build_leakage_frontiers_of_models, frontier_models_of_runs
-from auditor.records.outcomes import RunOutcomes
-from auditor.records.unlearning import summarise_unlearning_of_run
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.applicability import refuse_methods_that_cannot_run
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, kept_greedy_guesses

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.conclusions.leak_readings import KINDS
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
@@ -22,8 +24,6 @@ from auditor.models.base import LanguageModel, compute_text_nlls, implies_capabi
 from auditor.models.decoding import GREEDY
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
 from auditor.plugins import registry
-from auditor.records.leak_readings import KINDS
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.audit import Audit
 from auditor.runs.target import Target
 from auditor.statistics import intervals

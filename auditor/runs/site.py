@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from auditor.benchmarks.large_tables import TableCounting
+from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.core.plan_parts import DataPlan
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel

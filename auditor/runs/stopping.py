@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
 from auditor.core.plan_parts import DECIDED, AttackPlan
@@ -19,7 +20,6 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.runs.selection import PluginSelection
 from auditor.statistics.anytime import yield_look_sizes
 from auditor.statistics.audited import METRICS as BOUNDS

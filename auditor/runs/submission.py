@@ -11,8 +11,8 @@ import json
 import os
 from pathlib import Path
 
-from auditor.benchmarks.lm_extraction import extraction_array_row_of_secret_id, folder_has_extraction_arrays
-from auditor.benchmarks.submission_score import GUESS, ID
+from auditor.benchmarks.data.lm_extraction import extraction_array_row_of_secret_id, folder_has_extraction_arrays
+from auditor.benchmarks.data.submission_score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey

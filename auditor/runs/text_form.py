@@ -1,6 +1,6 @@
 """Which rendering of conversations a model was trained on: template, day, roles, reasoning.
 
-Renderings are `benchmarks/chat_rendering.py`'s. A model that was trained on another rendering than the one that it is
+Renderings are `chat_rendering.py`'s. A model that was trained on another rendering than the one that it is
 asked in may recite nothing, and a zero says nothing then. So a sample of what it was trained on is scored in every
 rendering that trainers make of such rows. Knows the model and the data of one run; nothing of attacks.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks import chat, chat_rendering
-from auditor.benchmarks.chat_rendering import ChatRendering
-from auditor.benchmarks.conversation_rows import MESSAGES, Conversation, UnusableConversation
-from auditor.benchmarks.whole_texts import sample_data_conversations
+from auditor.benchmarks.data import chat, chat_rendering
+from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.conversation_rows import MESSAGES, Conversation, UnusableConversation
+from auditor.benchmarks.data.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import torch
 
 from auditor import __version__
-from auditor.benchmarks import chat_rendering
-from auditor.benchmarks.chat import LEARNT, RenderedChat, render_chat
-from auditor.benchmarks.chat_rendering import ChatRendering
-from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
-from auditor.benchmarks.splitting import row_numbers_phrase
-from auditor.benchmarks.whole_texts import read_texts_and_units
+from auditor.benchmarks.data import chat_rendering
+from auditor.benchmarks.data.chat import LEARNT, RenderedChat, render_chat
+from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.conversation_rows import ASSISTANT, Conversation, UnusableConversation
+from auditor.benchmarks.data.splitting import row_numbers_phrase
+from auditor.benchmarks.data.whole_texts import read_texts_and_units
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
-from auditor.records.replicates import Replicates
 from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
 from auditor.studies.ledger import Place

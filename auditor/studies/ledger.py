@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.result import Measurement
-from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
-from auditor.records.replicates import Replicates
 from auditor.statistics.metrics import find_metric
 
 HOLDS, REFUTED, UNDECIDED, NOT_RUN = "holds", "refuted", "not at this scale", "not run"

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
 
 from auditor import __version__
-from auditor.benchmarks.masked_lab import MaskedLab
-from auditor.benchmarks.whole_texts import read_row_texts
+from auditor.benchmarks.data.whole_texts import read_row_texts
+from auditor.benchmarks.lab.masked_lab import MaskedLab
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck, relations_claimed_in_observations
-from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import make_constant_radius_projection

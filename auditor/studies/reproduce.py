@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from auditor.conclusions.replicates import Replicates
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Measurement
-from auditor.records.replicates import Replicates
 from auditor.reports import frontier, phrases, tables
 from auditor.runs.plan_grid import GridPoint, expand_plan_grid, merge_raw_plans
 from auditor.runs.reporter import Reporter

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from auditor.conclusions import frontier
+from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.conclusions.replicates import Replicates, Runs, read_replicates
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object
@@ -20,10 +23,8 @@ from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import WorkerStart
-from auditor.records import frontier, result_file
-from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.records import result_file
 from auditor.records.folder import RunFolder
-from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
 from auditor.runs.plan import make_plan

@@ -22,10 +22,10 @@ from typing import Any
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import extractOne
 
-from auditor.benchmarks import columns, pii
-from auditor.benchmarks.occurrences import count_text_occurrences
-from auditor.benchmarks.tables import RecordTable, read_record_table, require_nonempty_record_table
-from auditor.benchmarks.words import is_inside_word, is_whole_word_somewhere
+from auditor.benchmarks.data import columns, pii
+from auditor.benchmarks.data.occurrences import count_text_occurrences
+from auditor.benchmarks.data.tables import RecordTable, read_record_table, require_nonempty_record_table
+from auditor.benchmarks.data.words import is_inside_word, is_whole_word_somewhere
 from auditor.core import disk
 from auditor.core.errors import AuditError
 

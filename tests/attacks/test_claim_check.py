@@ -17,9 +17,9 @@ from auditor.attacks.claim_check import (
     non_divergence_claim_faults,
     summarise_claim_checks_of_text,
 )
-from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
-from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import LabTrainingTexts, make_lab_texts
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab_texts import LabTrainingTexts, make_lab_texts
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from auditor.attacks.epsilon_audit import EpsilonAudit
-from auditor.benchmarks import audit_canaries, manifests
+from auditor.benchmarks.canaries import audit_canaries, manifests
+from auditor.conclusions.claims import promised_epsilon_or_reason
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Claim, Observation, Secret
 from auditor.core.secret_randomness import keyed_random_generator
@@ -18,7 +19,6 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe_all_secrets
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
-from auditor.records.claims import promised_epsilon_or_reason
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks

@@ -13,7 +13,7 @@ import torch
 from scipy.stats import binom, chi2
 
 from auditor.attacks.prediction_audit import PredictionAudit, PredictionDistinguishingGame
-from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement

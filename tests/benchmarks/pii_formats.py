@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from auditor.benchmarks.identity_numbers import card_number_places, id_number_places
+from auditor.benchmarks.data.identity_numbers import card_number_places, id_number_places
 
 REGIONS = ("US", "DE", "JP", "KR", "CN")
 

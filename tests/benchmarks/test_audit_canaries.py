@@ -13,9 +13,9 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from auditor.benchmarks import audit_canaries, manifests
-from auditor.benchmarks.audit_canaries import AuditCanaryManifest, make_audit_canary_texts
-from auditor.benchmarks.insertion import CanaryInsertionPlan, write_data_with_canaries
+from auditor.benchmarks.canaries import audit_canaries, manifests
+from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest, make_audit_canary_texts
+from auditor.benchmarks.canaries.insertion import CanaryInsertionPlan, write_data_with_canaries
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.models.huggingface import HuggingFaceModel

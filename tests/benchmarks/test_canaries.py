@@ -15,12 +15,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from auditor.benchmarks import canaries, manifests
-from auditor.benchmarks.canaries import ExposureCanaryManifest
-from auditor.benchmarks.files import Files
-from auditor.benchmarks.insertion import CanaryInsertionPlan, write_data_with_canaries
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.canaries import exposure_canaries, manifests
+from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest
+from auditor.benchmarks.canaries.insertion import CanaryInsertionPlan, write_data_with_canaries
+from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.training.members import assign_member_shards
@@ -31,19 +31,19 @@ ROWS = [{"text": f'record {i}, "quoted"\nand more', "who": f"user {i % 3}"} for 
 
 @pytest.fixture(scope="module")
 def manifest() -> ExposureCanaryManifest:
-    return canaries.make_exposure_canary_manifest(
+    return exposure_canaries.make_exposure_canary_manifest(
         ["My ID is {digits:6}", "I like {words:2}"], counts=[1, 4], each=2, controls=1
     )
 
 
 def test_canaries_follow_from_the_seed_and_are_in_their_spaces(manifest: ExposureCanaryManifest) -> None:
-    again = canaries.make_exposure_canary_manifest(
+    again = exposure_canaries.make_exposure_canary_manifest(
         ["My ID is {digits:6}", "I like {words:2}"], counts=[4, 1], each=2, controls=1
     )
     assert again == manifest
     assert (
-        canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], seed=1).canaries
-        != canaries.make_exposure_canary_manifest(["My ID is {digits:6}"]).canaries
+        exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], seed=1).canaries
+        != exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"]).canaries
     )
     assert len({entry.id for entry in manifest.canaries}) == len({entry.text for entry in manifest.canaries}) == 10
     for entry in manifest.canaries:
@@ -62,7 +62,8 @@ def test_a_manifest_is_written_once_privately_and_read_back(manifest: ExposureCa
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:
-    raw: dict[str, Any] = to_json(canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], counts=[1], each=2))
+    manifest = exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], counts=[1], each=2)
+    raw: dict[str, Any] = to_json(manifest)
     for name, value in changes.items():
         if name in raw:
             raw[name] = value
@@ -111,7 +112,7 @@ def test_what_is_no_manifest_is_refused_without_its_texts(raw: Any, why: str, tm
 )
 def test_what_cannot_be_made_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(AuditError, match=why):
-        canaries.make_exposure_canary_manifest(**{"formats": ["My ID is {digits:6}"], **options})
+        exposure_canaries.make_exposure_canary_manifest(**{"formats": ["My ID is {digits:6}"], **options})
 
 
 def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: ExposureCanaryManifest) -> None:

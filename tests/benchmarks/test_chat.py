@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks import answer_cuts, chat, chat_rendering
-from auditor.benchmarks.chat_rendering import ChatRendering
-from auditor.benchmarks.conversation_rows import Conversation
-from auditor.benchmarks.files import Files
+from auditor.benchmarks.data import answer_cuts, chat, chat_rendering
+from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.conversation_rows import Conversation
+from auditor.benchmarks.data.files import Files
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import TURNS, DataPlan, share_of_answer_known

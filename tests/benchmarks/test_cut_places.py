@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from auditor.benchmarks.chat_rendering import NONE, ChatRendering
-from auditor.benchmarks.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
-from auditor.benchmarks.data_records import DataRecord, RecordSource
-from auditor.benchmarks.length_matching import match_nonmembers_by_length
-from auditor.benchmarks.splitting import SplitOptions
+from auditor.benchmarks.data.chat_rendering import NONE, ChatRendering
+from auditor.benchmarks.data.cut_places import BY_OWN_LENGTH, TextLengths, find_shared_beginnings
+from auditor.benchmarks.data.data_records import DataRecord, RecordSource
+from auditor.benchmarks.data.length_matching import match_nonmembers_by_length
+from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_files import BYTES, build, codes, write
 

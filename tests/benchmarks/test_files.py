@@ -16,10 +16,10 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from auditor.benchmarks import table_blocks
-from auditor.benchmarks.files import Files
-from auditor.benchmarks.large_tables import BlockHashing
-from auditor.benchmarks.whole_texts import sample_data_conversations
+from auditor.benchmarks.data import table_blocks
+from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.data.large_tables import BlockHashing
+from auditor.benchmarks.data.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
 from tests.conftest import refuses
 
@@ -661,12 +661,12 @@ LINES = [f"Dear patient {i}, the code of door {i * 7919 % 10007} is {i * 31 % 99
 
 def read_large(path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], **asked: Any) -> Files:
     """Read a file as a large one: of 30 distinct rows 12 are tokenised."""
-    monkeypatch.setattr("auditor.benchmarks.large_tables.LARGE", 20)
-    monkeypatch.setattr("auditor.benchmarks.large_tables.SAMPLE", 12)
-    monkeypatch.setattr("auditor.benchmarks.large_tables.BATCH", 7)
-    monkeypatch.setattr("auditor.benchmarks.table_blocks.BATCH", 7)
-    monkeypatch.setattr("auditor.benchmarks.table_blocks._BLOCK", 600)
-    monkeypatch.setattr("auditor.benchmarks.files.LARGE", 20)
+    monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
+    monkeypatch.setattr("auditor.benchmarks.data.large_tables.SAMPLE", 12)
+    monkeypatch.setattr("auditor.benchmarks.data.large_tables.BATCH", 7)
+    monkeypatch.setattr("auditor.benchmarks.data.table_blocks.BATCH", 7)
+    monkeypatch.setattr("auditor.benchmarks.data.table_blocks._BLOCK", 600)
+    monkeypatch.setattr("auditor.benchmarks.data.files.LARGE", 20)
     lengths = {"prefix_length": 8, "suffix_length": 8, "known_fraction": 0.25, "limit": 3}
     return Files(write(path, rows), BYTES, **(lengths | asked))
 
@@ -729,7 +729,7 @@ def refuse_to_read_whole(*_: Any) -> None:
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
 def test_a_large_table_names_its_unread_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     rows = [{"text": text, "reply": "It is open.", "place": "Ward"} for text in LINES[:30]]
-    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
     assert read_large(tmp_path / f"d{ending}", monkeypatch, rows).unread_columns == ("reply",)
 
 
@@ -751,7 +751,7 @@ def test_a_fault_in_a_large_table_is_named_by_its_row_without_a_second_read(
     path = tmp_path / "d.jsonl"
     whole = Path(write(path, [{"text": text} for text in LINES[:30]])).read_text().split("\n")
     path.write_text("\n".join([*whole[:25], row, *whole[26:]]))
-    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
     monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
     with pytest.raises(AuditError, match=complaint):
         read_large(path, monkeypatch, [])
@@ -804,7 +804,7 @@ def test_a_fault_of_a_large_typed_table_is_named_by_its_row(
 ) -> None:
     rows: list[dict[str, Any]] = [{"text": text, "repeats": 1} for text in LINES[:30]]
     rows[25]["repeats"] = 0
-    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
     with pytest.raises(AuditError, match=r"row 25 .counted from 0., column 'repeats': expected a whole number"):
         read_large(tmp_path / f"d{ending}", monkeypatch, rows)
 
@@ -812,7 +812,7 @@ def test_a_fault_of_a_large_typed_table_is_named_by_its_row(
 def test_a_broken_line_of_a_large_csv_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "d.csv"
     path.write_text("text\n" + "".join(f'"{text}"\n' for text in LINES[:24]) + "a,b\n" + "c\n" * 5)
-    monkeypatch.setattr("auditor.benchmarks.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
     monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
     with pytest.raises(AuditError, match="line 26: expected 1 fields, got 2"):
         read_large(path, monkeypatch, [])
@@ -821,7 +821,7 @@ def test_a_broken_line_of_a_large_csv_file_is_named(tmp_path: Path, monkeypatch:
 def test_a_large_table_of_texts_is_not_read_to_learn_that_it_has_no_conversations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.benchmarks.large_tables.LARGE", 20)
-    monkeypatch.setattr("auditor.benchmarks.whole_texts.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
+    monkeypatch.setattr("auditor.benchmarks.data.whole_texts.read_record_table", refuse_to_read_whole)
     data = write(tmp_path / "d.jsonl", [{"text": text} for text in LINES[:30]])
     assert sample_data_conversations("--data", data, 5) is None

@@ -16,13 +16,13 @@ import pytest
 import torch
 from faker import Faker
 
-from auditor.benchmarks import lab as module
-from auditor.benchmarks import lab_folders, lab_texts
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import make_lab_texts
-from auditor.benchmarks.lab_training import END, LabTraining
-from auditor.benchmarks.masked_lab import MaskedLab, MaskedLabRecipe
+from auditor.benchmarks.lab import lab as module
+from auditor.benchmarks.lab import lab_folders, lab_texts
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab_texts import make_lab_texts
+from auditor.benchmarks.lab.lab_training import END, LabTraining
+from auditor.benchmarks.lab.masked_lab import MaskedLab, MaskedLabRecipe
 from auditor.core.errors import AuditError
 from auditor.defenses.private_training import DpSgd
 from auditor.defenses.private_training_controls import NoClipping

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction_arrays
+from auditor.benchmarks.data.lm_extraction import LMExtraction, folder_has_extraction_arrays
 from auditor.core.errors import AuditError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "lm-extraction"

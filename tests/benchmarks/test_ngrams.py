@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.benchmarks import ngrams
+from auditor.benchmarks.data import ngrams
 from auditor.core import machine_memory
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens

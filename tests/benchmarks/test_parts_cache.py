@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from auditor.benchmarks.parts_cache import LabParts
+from auditor.benchmarks.lab.parts_cache import LabParts
 from auditor.core.errors import AuditError
 
 PARTS = ("first", "base", "top_1", "other")  # each stands on those before it, but for the last

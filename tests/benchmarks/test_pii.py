@@ -7,10 +7,10 @@ import random
 import pytest
 from stdnum import luhn
 
-from auditor.benchmarks import pii
-from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import make_lab_texts
-from auditor.benchmarks.pii import PiiRecognisers, find_pii_spans_in_text
+from auditor.benchmarks.data import pii
+from auditor.benchmarks.data.pii import PiiRecognisers, find_pii_spans_in_text
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab_texts import make_lab_texts
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 from tests.benchmarks.pii_formats import EXAMPLES, REGIONS, WrittenExample

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from auditor.attacks.extraction_probability import suffix_extraction_log_probabilities
-from auditor.benchmarks import smollm2
-from auditor.benchmarks.lab_recipe import BaseLabRecipe, LabRecipe
-from auditor.benchmarks.lab_texts import make_fake_texts_with_marks, make_private_lab_texts
-from auditor.benchmarks.real_lab import RealLab, RealLabRecipe
-from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
+from auditor.benchmarks.lab import smollm2
+from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe
+from auditor.benchmarks.lab.lab_texts import make_fake_texts_with_marks, make_private_lab_texts
+from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
+from auditor.benchmarks.lab.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret

@@ -12,12 +12,12 @@ import pytest
 from datasets import Dataset
 from trl import extract_prompt
 
-from auditor.benchmarks import chat, chat_rendering
-from auditor.benchmarks.columns import parse_row_conversations
-from auditor.benchmarks.conversation_rows import LAYOUTS, Conversation, parse_row_as_conversation
-from auditor.benchmarks.files import Files
-from auditor.benchmarks.tables import read_record_table
-from auditor.benchmarks.whole_texts import read_texts_and_units, sample_data_conversations
+from auditor.benchmarks.data import chat, chat_rendering
+from auditor.benchmarks.data.columns import parse_row_conversations
+from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, parse_row_as_conversation
+from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.data.tables import read_record_table
+from auditor.benchmarks.data.whole_texts import read_texts_and_units, sample_data_conversations
 from auditor.core.errors import AuditError
 from auditor.runs import training
 from tests.benchmarks.test_chat import CHATML, MARKED, messages, talk, text, tokenizer

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rapidfuzz.distance import Levenshtein
 
-from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import make_lab_texts
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab_texts import make_lab_texts
 from tests.benchmarks.test_files import build, write
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from auditor.benchmarks import submission_score
+from auditor.benchmarks.data import submission_score
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey

@@ -13,7 +13,7 @@ import torch
 from pyarrow import parquet
 from trl import SFTConfig
 
-from auditor.benchmarks.tokenised import Tokenised, is_tokenised_data
+from auditor.benchmarks.data.tokenised import Tokenised, is_tokenised_data
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.models.trained_length import FILE, TrainedLength, read_trainer_arguments

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks.files import Files
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lm_extraction import LMExtraction
-from auditor.benchmarks.wording import token_ends_in_characters, wording_of_tokens
+from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.data.lm_extraction import LMExtraction
+from auditor.benchmarks.data.wording import token_ends_in_characters, wording_of_tokens
+from auditor.benchmarks.lab.lab import Lab
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records import private_texts
 

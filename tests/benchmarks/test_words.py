@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.benchmarks import words
+from auditor.benchmarks.data import words
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.conclusions.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks

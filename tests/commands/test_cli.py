@@ -28,9 +28,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from auditor.cli import run_command_line
 from auditor.commands import console
+from auditor.conclusions import secret_details
 from auditor.core.nouns import CellKey, Guesses, Observation
 from auditor.models.loading import load_causal_lm
-from auditor.records import secret_details
 from auditor.records.folder import RunFolder
 from auditor.records.journal import GUESSES, OBSERVATIONS, CellJournal
 from auditor.records.table import TABLE

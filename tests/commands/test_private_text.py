@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from auditor.benchmarks import canaries, insertion, manifests
-from auditor.benchmarks.whole_texts import read_row_texts
+from auditor.benchmarks.canaries import exposure_canaries, insertion, manifests
+from auditor.benchmarks.data.whole_texts import read_row_texts
 from auditor.cli import run_command_line
 from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
@@ -33,7 +33,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     rows = [{"text": f"{PRIVATE} {i}"} for i in range(5)]
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     manifests.write_canary_manifest(
-        tmp_path / "m.json", canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1,), 2)
+        tmp_path / "m.json", exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1,), 2)
     )
     before = os.umask(0o022)
     yield tmp_path
@@ -130,7 +130,7 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
     }
     data, out = tmp_path / f"data.{ending}", tmp_path / f"out.{ending}"
     data.write_text("\n".join(lines[ending]) + "\n")
-    manifest = canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1, 16), 8)
+    manifest = exposure_canaries.make_exposure_canary_manifest(["My ID is {digits:6}"], (1, 16), 8)
     start = time.process_time()
     assert insertion.write_data_with_canaries(insertion.CanaryInsertionPlan(manifest), str(data), out) == 8 * 17
     assert time.process_time() - start < 3

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from auditor.attacks.claim_check import ClaimCheck
-from auditor.benchmarks.fixed_distributions import fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import fixed_ensemble
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import AdaPMixed
 from auditor.models.base import LanguageModel

@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
-from auditor.benchmarks.fixed_distributions import FixedDistribution
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution
 from auditor.core.errors import AuditError
 from auditor.defenses.deployed_forms import (
     GgufForm,

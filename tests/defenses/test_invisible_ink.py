@@ -20,7 +20,7 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.prediction_audit import PredictionAudit
-from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.cli import run_command_line
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret

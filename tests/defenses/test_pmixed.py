@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import bisect
 from scipy.stats import chi2
 
-from auditor.benchmarks.fixed_distributions import fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import fixed_ensemble
 from auditor.core.errors import NotApplicable
 from auditor.core.secret_randomness import keyed_random_generator, secret_uniform_draws
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import math
 from pathlib import Path
@@ -546,7 +547,8 @@ def test_a_trained_folder_is_a_defense_of_the_model_it_stands_beside(trained: Pa
     report = (tmp_path / "run" / "report.md").read_text()
     assert "training configuration, clipping and noise" in report
     assert "not separated, for want of 'No clipping, no noise'" in report
-    assert "audit train no-noise makes it, -D dp-sgd.no_noise=DIR names it" in report
+    page = html.unescape((tmp_path / "run" / "report.html").read_text())
+    assert "audit train no-noise makes it, -D dp-sgd.no_noise=DIR names it" in page
 
 
 def chain_of(result: dict[str, Any], target: str) -> list[tuple[list[str], str, str]]:

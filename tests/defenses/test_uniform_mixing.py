@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.benchmarks.fixed_distributions import FixedDistribution
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixing, mix_on_public_top_k, mix_with_uniform
 from auditor.generation.sample import sample_candidates

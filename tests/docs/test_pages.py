@@ -24,7 +24,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.cli import run_command_line
 from auditor.commands import check
 from auditor.gate.policy import parse_rule

@@ -25,9 +25,9 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from auditor import audit
-from auditor.benchmarks import large_tables, table_blocks
-from auditor.benchmarks.files import Files
-from auditor.benchmarks.large_tables import BlockCounts, BlockHashing, TableBlock, TableCounting
+from auditor.benchmarks.data import large_tables, table_blocks
+from auditor.benchmarks.data.files import Files
+from auditor.benchmarks.data.large_tables import BlockCounts, BlockHashing, TableBlock, TableCounting
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json

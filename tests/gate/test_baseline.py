@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import NO_TIME, AuditResult, BenchmarkRecord, Finding, RecordCounts
@@ -26,7 +27,6 @@ from auditor.gate.power import (
     count_secrets_to_hold,
     parse_planned_share_change,
 )
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes, paired_row_difference_or_reason
 from auditor.statistics.intervals import share_with_interval
 from validation.gates import simulation
 

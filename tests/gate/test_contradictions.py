@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
@@ -17,7 +18,6 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
 from auditor.records.attacked_secrets import AnsweredSecretIds
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import share_with_interval
 

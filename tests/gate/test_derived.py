@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.jsonable import to_json
 from auditor.core.result import Measurement, StoppedEarly
 from auditor.gate.decide import judge_rules, read_run
 from auditor.gate.policy import Rule
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE
 from auditor.statistics.intervals import mean_probability
 from auditor.statistics.judging import Outcome

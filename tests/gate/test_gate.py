@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
+from auditor.conclusions.signals import assess_signals
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
 from auditor.gate.decide import apply_policy, compute_rule_bounds
@@ -19,8 +21,6 @@ from auditor.gate.decide import judge_rules as rule_on
 from auditor.gate.objections import downgrade_doubtful_ruling
 from auditor.gate.policy import Policy, Rule, parse_limits
 from auditor.gate.rulings import EXIT_CODES, Decision, Ruling, Verdict
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
-from auditor.records.signals import assess_signals
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.compare import measure_mean_difference
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Required, Rule, read_policy
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 
 LIMIT = (Rule("recall", 0.5),)
 

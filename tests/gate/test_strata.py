@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from auditor.conclusions.outcomes import read_row_values_by_secret
 from auditor.core.result import AuditResult, Stratum
 from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
 from auditor.gate.rulings import Ruling
-from auditor.records.outcomes import read_row_values_by_secret
 from auditor.records.result_file import read_result
 from auditor.statistics.intervals import share_with_interval
 from tests.gate.world import finished, outcome

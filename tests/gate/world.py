@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import file_digests, manifest
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE
 from auditor.statistics import extraction, judging
 from tests.rows import read_rows, row_of, write_rows

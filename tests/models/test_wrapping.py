@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.benchmarks.fixed_distributions import FixedDistribution
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution
 from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CpDeltaModel
 from auditor.defenses.invisible_ink import InkOptions, InvisibleInkModel

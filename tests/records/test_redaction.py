@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor.cli import run_command_line
+from auditor.conclusions import secret_details
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records import aliases as naming
-from auditor.records import private_texts, secret_details
+from auditor.records import private_texts
 from auditor.records.journal import GUESSES, CellJournal
 from auditor.training.finetune import train_packed_blocks
 from tests.conftest import save_tiny

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
+from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import RowValuesBySecret
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import html
 from auditor.statistics import judging
 from tests.conftest import methods

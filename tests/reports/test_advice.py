@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.secret_details import SecretDetails
+from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import RowValuesBySecret
-from auditor.records.secret_details import SecretDetails
-from auditor.records.signals import assess_signals
 from auditor.reports import advice, signals
 from auditor.statistics.judging import Outcome
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import RowValuesBySecret
-from auditor.records.secret_details import SecretDetails
 from auditor.reports.attack_table import compare_attacks
 from auditor.statistics.compare import paired_difference
 from tests.reports.conftest import finding

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from auditor.conclusions.leak_readings import VERBATIM
+from auditor.conclusions.signals import SHOWN, assess_signals
+from auditor.conclusions.strata import weighted_extracted_share
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
-from auditor.records.leak_readings import VERBATIM
-from auditor.records.signals import SHOWN, assess_signals
-from auditor.records.strata import weighted_extracted_share
 from auditor.reports import coverage, screen, severity
 from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric

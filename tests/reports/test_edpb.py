@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.conclusions.leak_kinds import bonferroni_widened_leak_measurement
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Doubt, Measurement, RecordCounts
 from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.policy import Policy, parse_rule
-from auditor.records.leak_kinds import bonferroni_widened_leak_measurement
 from auditor.reports import edpb, html, markdown, phrases
 from auditor.reports.edpb import EdpbEvidence
 from auditor.statistics.intervals import clopper_pearson

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.core.result import AuditResult, Measurement
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.reports import export, files
 from auditor.statistics.metrics import find_metric
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from auditor.conclusions import secret_details as detailed
+from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.records import secret_details as detailed
-from auditor.records.outcomes import RowValuesBySecret
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
 from auditor.reports.plots import render_plot_svg

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.conclusions.signals import LeakSignal, assess_signals
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate import decide, history
 from auditor.records.result_file import read_result
-from auditor.records.signals import LeakSignal, assess_signals
 from auditor.reports import edpb, files, phrases, signals
 from tests.conftest import methods
 from tests.gate.world import finished, outcome

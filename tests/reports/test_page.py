@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import html
 
 # WCAG contrast of each text-bearing element with its own colour against the nearest opaque background

@@ -12,8 +12,8 @@ import pypdfium2
 import pytest
 from numpy.typing import NDArray
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import html
 from tests.reports.conftest import detailed_run
 

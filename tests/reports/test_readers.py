@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.outcomes import RowValuesBySecret
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import table_of_contents
 from auditor.reports.blocks import Document, Figure, Forest, ForestSpan, Paragraph, Table
 from auditor.reports.plots import render_plot_svg

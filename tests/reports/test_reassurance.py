@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from auditor.conclusions.leak_readings import VERBATIM
+from auditor.conclusions.secret_details import SecretDetails
+from auditor.conclusions.signals import SHOWN, assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
-from auditor.records.leak_readings import VERBATIM
-from auditor.records.secret_details import SecretDetails
-from auditor.records.signals import SHOWN, assess_signals
 from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
 from auditor.reports.screen import first_screen
 from auditor.reports.signals import least_detectable_text

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from auditor.conclusions import secret_details as detailed
+from auditor.conclusions.leak_readings import KINDS
+from auditor.conclusions.signals import assess_signals
 from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
-from auditor.records import secret_details as detailed
-from auditor.records.leak_readings import KINDS
-from auditor.records.signals import assess_signals
 from auditor.reports import screen
 from auditor.reports.screen import LINES, WIDTH, first_screen
 from tests.docs.pages import ROOT

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult
 from auditor.records.private_texts import SecretText
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import html, secrets
 
 Secrets = Callable[..., SecretDetails]

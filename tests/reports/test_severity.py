@@ -8,9 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records.leak_kinds import LeakKind
-from auditor.records.leak_readings import (
+from auditor.conclusions.leak_kinds import LeakKind
+from auditor.conclusions.leak_readings import (
     AUDITED_EPSILON,
     GREEDILY,
     KINDS,
@@ -20,7 +19,8 @@ from auditor.records.leak_readings import (
     UNTARGETED,
     VERBATIM,
 )
-from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, LeakAssessment, LeakSignal, Status
+from auditor.conclusions.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, LeakAssessment, LeakSignal, Status
+from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.reports import html, markdown, severity
 from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, WORDS
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from auditor.attacks.extraction_probability import suffix_lengths_note
+from auditor.conclusions.leak_readings import PROBABLE
+from auditor.conclusions.secret_details import SecretDetails
+from auditor.conclusions.signals import SHOWN, LeakSignal
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
-from auditor.records.leak_readings import PROBABLE
-from auditor.records.secret_details import SecretDetails
-from auditor.records.signals import SHOWN, LeakSignal
 from auditor.reports import signals
 from auditor.reports.attack_table import AttackRow
 from auditor.reports.blocks import Block, Table

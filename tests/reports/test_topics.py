@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from auditor.conclusions.secret_details import SecretDetails
 from auditor.core.result import AuditResult
-from auditor.records.secret_details import SecretDetails
 from auditor.reports import markdown, overview, table_of_contents
 from auditor.reports.blocks import Paragraph
 from auditor.reports.topics import DECIDE, Topic

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.result import Chain
 from auditor.plugins.defense import Cause
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import chain_steps
 from auditor.runs.chain_steps import ChainRow
 

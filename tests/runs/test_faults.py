@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.records import manifest, table
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.records.table import TABLE
 from auditor.runs import tuned_states
 from auditor.statistics import extraction, judging

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.benchmarks.reduced_data import write_reduced_data_kept_by_trainer
+from auditor.benchmarks.data.reduced_data import write_reduced_data_kept_by_trainer
 from auditor.cli import run_command_line
 from auditor.core.plan import Plan
 from auditor.defenses.dropped_records import CopyCap, Dedup, DropRecords

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from auditor.benchmarks import pii
-from auditor.benchmarks.files import Files
+from auditor.benchmarks.data import pii
+from auditor.benchmarks.data.files import Files
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from auditor.attacks.likelihood_ranking import PerplexityRanking
+from auditor.conclusions.outcomes import read_row_values_by_secret
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
 from auditor.models import self_check
@@ -19,7 +20,6 @@ from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.plugins import registry
 from auditor.plugins.benchmark import Benchmark
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import read_row_values_by_secret
 from auditor.reports import coverage
 from auditor.runs import asking, personal_data, quick_check
 from auditor.runs.asking import TimeLimit

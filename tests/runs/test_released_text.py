@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from auditor.benchmarks import audit_canaries, manifests
-from auditor.benchmarks.released_passages import (
+from auditor.benchmarks.canaries import audit_canaries, manifests
+from auditor.benchmarks.data.released_passages import (
     ReleasedRecord,
     WordIds,
     find_nearest_passages,
     read_members_and_nonmembers,
 )
 from auditor.cli import run_command_line
+from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.records.result_file import read_result
-from auditor.records.signals import assess_signals
 
 WORDS = list("ABCDEFGHIJKLMNOP")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from auditor.records.outcomes import RowValuesBySecret
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.runs.scoring import LIKELIHOOD, doubt_if_members_likelier, likelihood_row_of_secrets
 
 

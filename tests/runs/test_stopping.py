@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.gate.decide import read_run
 from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs.stopping import StoppingRule
 from auditor.statistics.anytime import yield_look_sizes
 from tests.conftest import fits_schema, save_tiny

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from auditor.benchmarks.whole_texts import read_texts_and_units
+from auditor.benchmarks.data.whole_texts import read_texts_and_units
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.runs import training

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from auditor import audit, load_run
-from auditor.benchmarks.files import Files
+from auditor.benchmarks.data.files import Files
 from auditor.cli import run_command_line
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan

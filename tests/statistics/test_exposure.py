@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from auditor.records.secret_details import survival_function
+from auditor.conclusions.secret_details import survival_function
 from auditor.statistics import exposure
 
 SIXTEEN = np.arange(1, 17.0)

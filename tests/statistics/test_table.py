@@ -8,12 +8,12 @@ import pytest
 from auditor.attacks.exposure import Exposure
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.near_verbatim import NearVerbatim
+from auditor.conclusions import contrasts, outcomes
+from auditor.conclusions.replicates import Replicates
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Finding, Measurement
 from auditor.gate import decide
 from auditor.plugins.probe import Probe
-from auditor.records import contrasts, outcomes
-from auditor.records.replicates import Replicates
 from auditor.reports import phrases
 from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import BinomialCount, DiscordantPairs, RecordedInterval

@@ -14,17 +14,17 @@ import torch
 
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.cli import run_command_line
+from auditor.conclusions.frontier import (
+    build_leakage_frontiers_of_models,
+    frontier_models_of_runs,
+    merge_frontier_models_of_grid_points,
+)
+from auditor.conclusions.outcomes import read_row_values_by_secret
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
 from auditor.core.result import Frontier
 from auditor.plugins.view import View
-from auditor.records.frontier import (
-    build_leakage_frontiers_of_models,
-    frontier_models_of_runs,
-    merge_frontier_models_of_grid_points,
-)
-from auditor.records.outcomes import read_row_values_by_secret
 from auditor.records.result_file import read_result
 from auditor.runs.lab_site import build_lab_recipe
 from auditor.runs.run import check_plan_and_select_plugins

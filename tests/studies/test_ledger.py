@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.conclusions.outcomes import RowValuesBySecret
+from auditor.conclusions.replicates import Replicates
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.outcomes import RowValuesBySecret
-from auditor.records.replicates import Replicates
 from auditor.statistics.judging import Outcome
 from auditor.studies.ledger import (
     HOLDS,

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from auditor.cli import run_command_line
+from auditor.conclusions import replicates
 from auditor.core.errors import AuditError
 from auditor.core.result import Chain, ChainStep, Measurement, TargetRecord
 from auditor.providers import hugging_face
-from auditor.records import replicates
 from auditor.records.folder import RunFolder
 from auditor.runs import run as running
 from auditor.runs.plan import make_plan
@@ -450,7 +450,7 @@ def test_ids_are_unique_in_a_paper() -> None:
 
 
 def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_own() -> None:
-    from auditor.benchmarks.lab import Lab
+    from auditor.benchmarks.lab.lab import Lab
 
     def options(plan: str, scale: str) -> dict[str, Any]:
         made = make_plan(grid(papers.load_paper("ethicist"), plan, scale, model=True)[0].plan, {})

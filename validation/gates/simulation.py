@@ -19,12 +19,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from auditor.conclusions.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
 from auditor.gate.power import count_secrets_for_pairs
 from auditor.gate.rulings import Decision
-from auditor.records.outcomes import RowValuesBySecret, RunOutcomes
 from auditor.statistics.judging import Outcome
 from validation.harness import Page, run, save_svg
 

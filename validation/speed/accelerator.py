@@ -26,7 +26,7 @@ from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import near_verbatim_probability_bound
-from auditor.benchmarks.smollm2 import smollm2_folder
+from auditor.benchmarks.lab.smollm2 import smollm2_folder
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Query, Tokens

@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks import ngrams
+from auditor.benchmarks.data import ngrams
 from auditor.core.secret_randomness import keyed_random_generator
 from validation.harness import Page, run
 

@@ -29,7 +29,7 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 from torch import Tensor
 
-from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
+from auditor.benchmarks.data.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.real_lab import RealLab
-from auditor.benchmarks.smollm2 import smollm2_folder
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.real_lab import RealLab
+from auditor.benchmarks.lab.smollm2 import smollm2_folder
 from auditor.cli import run_command_line
 from validation.harness import refuse
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from auditor.records import contrasts
-from auditor.records.replicates import Replicates
+from auditor.conclusions import contrasts
+from auditor.conclusions.replicates import Replicates
 from auditor.statistics import frontier, intervals
 from auditor.statistics.bounds import BoundedNumber, count_discordant_pairs
 from auditor.statistics.compare import resample_paired_means

@@ -16,8 +16,8 @@ from typing import Literal
 
 import torch
 
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.secret_randomness import keyed_random_generator

@@ -31,9 +31,9 @@ from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.attacks.gradient_audit import GradientAudit
 from auditor.attacks.prediction_audit import PredictionAudit
-from auditor.benchmarks.fixed_distributions import fixed_ensemble
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.data.fixed_distributions import fixed_ensemble
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.result import Audited

@@ -22,13 +22,14 @@ import numpy as np
 import torch
 from scipy.stats import t as student
 
-from auditor.benchmarks import audit_canaries
-from auditor.benchmarks.audit_canaries import AuditCanaryManifest
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.benchmarks.lab_texts import PRIVATE_KINDS, make_fake_texts_with_marks
-from auditor.benchmarks.real_lab import RealLab, RealLabRecipe
-from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
+from auditor.benchmarks.canaries import audit_canaries
+from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
+from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import LabRecipe
+from auditor.benchmarks.lab.lab_texts import PRIVATE_KINDS, make_fake_texts_with_marks
+from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
+from auditor.conclusions.signals import assess_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
@@ -36,7 +37,6 @@ from auditor.generation.sample import sample_candidates
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.records.folder import RunFolder
-from auditor.records.signals import assess_signals
 from auditor.records.table import MEASURED, read_secrets_table
 from auditor.runs import released_text
 from auditor.runs.reporter import SilentReporter

@@ -21,11 +21,11 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
+from auditor.conclusions.outcomes import RowValuesBySecret
 from auditor.core.nouns import Pair
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.outcomes import RowValuesBySecret
 from auditor.runs import scoring
 from auditor.runs.audit import longest_context_token_count
 from auditor.runs.likeliest_reading import mean_suffix_nll_of_each_pair

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab.lab import Lab
 from auditor.core import threads
 from auditor.core.result import Audited
 from auditor.core.secret_randomness import keyed_random_generator

@@ -1,0 +1,214 @@
+"""What a way to leak is made of: its numbers, each beside what it would be without a leak, and the gate to begin with.
+
+Knows none of the ways: they stand in `records.leak_readings`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from scipy.stats import norm
+
+from auditor.conclusions.disagreements import is_measured
+from auditor.core.nouns import CellKey
+from auditor.core.result import Finding, Measurement
+from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.intervals import clopper_pearson, compute_wilson_interval, subtract_nonmember_mean
+from auditor.statistics.metrics import (
+    AT_LEAST,
+    SHARES,
+    find_metric,
+    name_excess_metric,
+    name_nonmember_metric,
+    name_upper_bound_metric,
+)
+from auditor.statistics.roc import AUC
+
+
+@dataclass(frozen=True)
+class LeakReading:
+    """A number that speaks of a kind, beside its baseline: of non-members, or what chance gives; None: there is none.
+
+    excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
+    but raise suspicion. either_way: an AUC below one half distinguishes members just as well. looks: at how many such
+    numbers the level is shared. most: the best that an audit could have proved. blind: the number without a model.
+    """
+
+    measured: Measurement
+    baseline: Measurement | float | None = None
+    excess: Measurement | None = None
+    row: CellKey | None = None
+    alone: bool = True
+    either_way: bool = False
+    part: str = ""
+    count: str = ""
+    looks: int = 1
+    most: float = math.nan
+    blind: Measurement | None = None
+
+    @property
+    def _baseline_value(self) -> float:
+
+        if isinstance(self.baseline, Measurement):
+            return self.baseline.value
+        return self.baseline or 0.0
+
+    @property
+    def is_above_baseline(self) -> bool:
+        """Whether its lower bound is above the baseline, the baseline's own interval included."""
+        m = self.corrected
+        if self.excess is not None:
+            # The baseline's error is in the interval of the excess already.
+            return self.excess.low > 0
+        if isinstance(self.baseline, Measurement):
+            return m.low > self.baseline.high
+        if self.baseline is None and m.unit == "probability":
+            return m.low * m.n >= 1  # of whom nobody knows what strangers get: a hit is expected of one sample each
+        return m.low > self._baseline_value or (self.either_way and m.high < self._baseline_value)
+
+    @property
+    def corrected(self) -> Measurement:
+        """The number with the interval that it is decided by."""
+        return bonferroni_widened_leak_measurement(self.measured, self.looks)
+
+    @property
+    def is_shown(self) -> bool:
+        return self.alone and self.is_above_baseline
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether it is above its baseline, if not significantly, or as a number that cannot show a leak alone."""
+        m = self.measured
+        if m.unit in ("share", "count"):
+            return m.value > self._baseline_value
+        if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
+            return self.is_above_baseline  # of a probability below one in as many secrets no hit is expected
+        return self.is_above_baseline or m.low > self._baseline_value
+
+    @property
+    def smallest_detectable_value(self) -> float:
+        """The smallest number that would have been shown, all else as it was; NaN: unknown."""
+        m = self.corrected
+        if not math.isnan(self.most):
+            return self.most
+        if m.unit == "share":
+            return _smallest_share_that_shows_leak(m.n, self.baseline, self.looks)
+        if isinstance(self.baseline, Measurement):
+            above = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
+            return above + (self.baseline.high if self.excess is None else self.baseline.value)
+        if self.baseline is None and m.unit == "probability":
+            return 1 / m.n
+        return self._baseline_value + m.value - m.low
+
+
+def _smallest_share_that_shows_leak(n: int, baseline: Measurement | float | None, looks: int) -> float:
+    """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
+
+    factor = _leak_interval_factor_for_looks(looks)
+
+    def above(k: int) -> bool:
+        if isinstance(baseline, Measurement):
+            # Newcombe's rule, as in `subtract_nonmember_mean`.
+            return k / n - baseline.value > factor * math.hypot(
+                k / n - compute_wilson_interval(k, n)[0], high - baseline.value
+            )
+        # An exact interval's lower end, widened as `bonferroni_widened_leak_measurement` widens it.
+        return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
+
+    # `above` reads this when it is called, further down.
+    high = baseline.high if isinstance(baseline, Measurement) else 0.0
+    if isinstance(baseline, Measurement) and baseline.unit == "share":
+        high = compute_wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
+    # Bisected over counts: what is above the baseline is so with more hits too.
+    least = bisect_left(range(1, n + 1), True, key=above) + 1
+    return math.nan if least > n else least / n
+
+
+@dataclass(frozen=True)
+class LeakKind:
+    """One way to leak. limits: of its numbers in a gate, to begin with. read: its numbers in one finding.
+
+    short: its title where there is room for a word or two. measured_by: what attacks and probes declare that measure it
+    (`Attack.measures`), the usual way first. main: the number that its title names. counted: what is counted of
+    secrets, by number. text: what is shown is text of the data. alike: it says nothing where non-members are unlike the
+    members.
+    """
+
+    name: str
+    title: str
+    short: str
+    limits: tuple[tuple[str, float], ...] = ()
+    measured_by: tuple[str, ...] = ()
+    read: Callable[[Finding], Iterator[LeakReading]] = field(default=lambda finding: iter(()), compare=False)
+    main: str = ""
+    counted: Mapping[str, str] = field(default_factory=dict, compare=False)
+    text: bool = False
+    alike: bool = False
+
+
+# --- what the ways to leak share --------------------------------------------------------------------------------------
+
+
+def leak_readings_against_nonmembers(
+    finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
+) -> Iterator[LeakReading]:
+    """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
+    m = finding.measurement(name)
+    if not is_measured(m):
+        return
+    floor = finding.measurement(name_nonmember_metric(name_upper_bound_metric(name) or name))
+    floor = floor if is_measured(floor) else None
+    excess = finding.measurement(name_excess_metric(name))
+    if excess is None or math.isnan(excess.low):
+        bounded = bounds or AT_LEAST in name
+        excess = None if floor is None or bounded else subtract_nonmember_mean(name_excess_metric(name), m, floor)
+    yield LeakReading(m, floor, excess if floor is not None else None, finding.cell_key, alone)
+
+
+def leak_readings_by_repeat_count(
+    finding: Finding, baseline: Measurement | float | None, name: str
+) -> Iterator[LeakReading]:
+    """One reading for each repeat count, where there are several: at a level shared among them."""
+    groups = [
+        (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and is_measured(m)
+    ]
+    if baseline is None or len(groups) < 2:
+        return
+    for count, m in groups:
+        excess = None
+        if isinstance(baseline, Measurement):
+            wide = bonferroni_widened_leak_measurement(m, len(groups))
+            excess = subtract_nonmember_mean(name_excess_metric(name), wide, baseline)
+        yield LeakReading(m, baseline, excess, finding.cell_key, count=count, looks=len(groups))
+
+
+def bonferroni_adjusted_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
+    """The readings with one level for all of them (Bonferroni), instead of one for each reading or group."""
+    # k readings that share a level over k looks are one level together.
+    levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
+    found = []
+    for reading in readings:
+        excess = None if reading.excess is None else bonferroni_widened_leak_measurement(reading.excess, levels)
+        found.append(replace(reading, excess=excess, looks=levels * reading.looks))
+    return found
+
+
+def bonferroni_widened_leak_measurement(m: Measurement, looks: int) -> Measurement:
+    """The measurement with its 95% interval over so many looks (Bonferroni), as a normal distribution's widens."""
+    if looks < 2:
+        return m
+    scale = _leak_interval_factor_for_looks(looks)
+    low, high = m.value - scale * (m.value - m.low), m.value + scale * (m.high - m.value)
+    if m.unit in (*SHARES, AUC) and not find_metric(m.name).signed:
+        low, high = max(0.0, low), min(1.0, high)
+    return replace(m, low=low, high=high)
+
+
+@cache
+def _leak_interval_factor_for_looks(looks: int) -> float:
+    tail = (1 - CONFIDENCE) / 2
+    return float(norm.isf(tail / max(1, looks)) / norm.isf(tail))

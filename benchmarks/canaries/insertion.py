@@ -1,0 +1,191 @@
+"""Puts canaries into a copy of a data set: JSONL, CSV, Parquet or a Hugging Face data set. The original is not touched.
+
+Rows keep their order; copies of canaries stand at random places among them, each a row of its own with the canary as
+its text. All copies are the same text, so sharding by content keeps them together; a group column gets its id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest, CoinedCanary
+from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest, ManifestEntry
+from auditor.benchmarks.data.columns import REPEATS, describe_table_columns_in_error
+from auditor.benchmarks.data.tables import (
+    open_dataset_split,
+    read_csv_table_rows,
+    read_json_table_objects,
+    table_rows_as_csv,
+)
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.core.secret_randomness import keyed_random_generator
+
+
+@dataclass(frozen=True)
+class CanaryInsertionPlan:
+    """What to insert where. `text`: the column of texts; `group`: one that says whose a row is, "" for none."""
+
+    manifest: ExposureCanaryManifest | AuditCanaryManifest
+    text: str = "text"
+    group: str = ""
+    seed: int = 0
+
+    def shuffled_canary_copies(self) -> list[ManifestEntry | CoinedCanary]:
+        """The copies in a random order."""
+        copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.canary_copies_to_insert()
+        order = keyed_random_generator("canaries", "order", self.seed).permutation(len(copies))
+        return [copies[i] for i in order]
+
+    def row_order_with_copies(self, rows: int) -> list[int]:
+        """The new order of so many rows and the copies behind them: rows as before, copies at random places."""
+        copies = len(self.manifest.canary_copies_to_insert())
+        # The first of a random permutation: every set of places is as likely.
+        at = set(keyed_random_generator("canaries", "places", self.seed).permutation(rows + copies)[:copies].tolist())
+        old, new = iter(range(rows)), iter(range(rows, rows + copies))
+        return [next(new) if place in at else next(old) for place in range(rows + copies)]
+
+    def check_columns_and_no_canaries_yet(
+        self, where: str, columns: Sequence[str], texts: Callable[[], Sequence[Any]]
+    ) -> None:
+        """Raises AuditError for missing columns, values that are no text, and data that hold canaries already."""
+        for column in filter(None, (self.text, self.group)):
+            if columns.count(column) != 1:
+                flag = "--column" if column == self.text else "--group"
+                raise AuditError(
+                    f"{where}: expected one column {column!r} ({flag}), got {describe_table_columns_in_error(columns)}"
+                )
+        known = {entry.text for entry in self.manifest.canaries}  # one that stays out may not be there either
+        for row, text in enumerate(texts()):
+            if not isinstance(text, str):
+                raise AuditError(f"{where}, row {row} (counted from 0), column {self.text!r}: expected text")
+            if text in known:
+                raise AuditError(f"{where} holds a canary already (row {row}): insert into the original data")
+
+    def canary_copy_as_row(
+        self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any
+    ) -> dict[str, Any]:
+        """One copy as a row, trained on once."""
+        own = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
+        return {column: own.get(column, absent) for column in columns}
+
+
+def write_data_with_canaries(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
+    """Writes the data with the copies in it to `out`, in the format of the data; returns how many copies.
+
+    Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
+    """
+    path, where = Path(data), f"--data {data!r}"
+    writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset_with_canaries
+    if writer is None:
+        got = path.suffix or "no ending"
+        raise AuditError(f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")
+    if out.exists():
+        raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
+    if writer is not _write_dataset_with_canaries and out.suffix.lower() != path.suffix.lower():
+        raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
+    count = len(copies.manifest.canary_copies_to_insert())
+    try:
+        writer(copies, where, data, out)
+    except OSError as error:
+        raise AuditError(f"cannot write {str(out)!r}: {error.strerror or type(error).__name__}") from error
+    return count
+
+
+@contextmanager
+def _unfit_canary_row_refusal_context(where: str) -> Iterator[None]:
+    """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words may quote one."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
+
+
+def _write_json_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+    """Lines stay as they are, byte for byte; an array is written anew."""
+    objects, lines = read_json_table_objects(where, Path(data))
+    columns = tuple(dict.fromkeys(name for value in objects for name in value))
+    copies.check_columns_and_no_canaries_yet(where, columns, lambda: [value.get(copies.text) for value in objects])
+    # Only columns that the data have: JSON objects need not be alike, and a new key would give the copies away.
+    mine = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
+    new = [copies.canary_copy_as_row(entry, mine, None) for entry in copies.shuffled_canary_copies()]
+    order = copies.row_order_with_copies(len(objects))
+    if lines is None:
+        every = [*objects, *new]
+        text = json.dumps([every[i] for i in order], ensure_ascii=False, indent=1)
+    else:
+        written = [*lines, *(json.dumps(row, ensure_ascii=False) for row in new)]
+        text = "\n".join(written[i] for i in order)
+    with disk.create_atomically(out) as path:
+        # newline="": Windows would make "\r\r\n" of the "\r\n" that a kept line ends with.
+        path.write_text(text + "\n", encoding="utf-8", newline="")
+
+
+def _write_csv_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+    header, *rows = read_csv_table_rows(where, Path(data)) or [[]]
+    copies.check_columns_and_no_canaries_yet(where, header, lambda: [row[header.index(copies.text)] for row in rows])
+    every = [
+        *rows,
+        *(list(copies.canary_copy_as_row(entry, header, "").values()) for entry in copies.shuffled_canary_copies()),
+    ]
+    text = table_rows_as_csv([header, *(every[i] for i in copies.row_order_with_copies(len(rows)))])
+    with disk.create_atomically(out) as path:
+        path.write_text(text, encoding="utf-8", newline="")
+
+
+def _write_parquet_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(data)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise AuditError(f"{where}: not a Parquet file that can be read ({type(error).__name__})") from None
+    copies.check_columns_and_no_canaries_yet(where, table.column_names, lambda: table.column(copies.text).to_pylist())
+    rows = [copies.canary_copy_as_row(entry, table.column_names, None) for entry in copies.shuffled_canary_copies()]
+    for field in table.schema:
+        if not field.nullable and any(row[field.name] is None for row in rows):
+            raise AuditError(
+                f"{where}: expected columns that a canary's row may leave empty beside {copies.text!r}, got "
+                f"{field.name!r}, which takes no nulls"
+            )
+    with _unfit_canary_row_refusal_context(where):
+        new = pyarrow.Table.from_pylist(rows, schema=table.schema)
+        new.validate(full=True)
+    with disk.create_atomically(out) as path:
+        parquet.write_table(
+            pyarrow.concat_tables([table, new]).take(copies.row_order_with_copies(table.num_rows)), path
+        )
+
+
+def _write_dataset_with_canaries(copies: CanaryInsertionPlan, where: str, data: str, out: Path) -> None:
+    """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
+    import datasets
+
+    with open_dataset_split(where, data) as held:
+        copies.check_columns_and_no_canaries_yet(where, held.column_names, lambda: held[copies.text][:])
+        rows = [copies.canary_copy_as_row(entry, held.column_names, None) for entry in copies.shuffled_canary_copies()]
+        columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
+        with _unfit_canary_row_refusal_context(where):
+            new = datasets.Dataset.from_dict(columns, features=held.features)
+        with disk.create_atomically(out) as path:
+            datasets.concatenate_datasets([held, new]).select(
+                np.array(copies.row_order_with_copies(len(held)))
+            ).save_to_disk(path)
+
+
+_WRITERS: dict[str, Callable[[CanaryInsertionPlan, str, str, Path], None]] = {
+    ".jsonl": _write_json_with_canaries,
+    ".json": _write_json_with_canaries,
+    ".csv": _write_csv_with_canaries,
+    ".parquet": _write_parquet_with_canaries,
+}

@@ -1,0 +1,1 @@
+"""Records read from files: tables, conversations, prepared rows, cuts, personal data."""

@@ -1,0 +1,115 @@
+"""Rows of a file as records, and what was left out of them: what every reader of rows hands to the split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.large_tables import UnreadRows
+from auditor.core.nouns import Pair, Tokens, Wording
+from auditor.core.result import RecordCounts
+
+BY_LIMIT = "beyond --limit"
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """One row as tokens, or one part of a row; both count from 0.
+
+    repeats: None: how often it was trained on is not known. at: of a part, where its suffix begins in the row's tokens.
+    """
+
+    row: int
+    prefix: Tokens
+    suffix: Tokens
+    repeats: int | None = None
+    group: str | None = None  # see Secret
+    wording: Wording | None = None  # see Secret
+    part: int | None = None  # None: it is the whole row
+    at: int = 0
+    user: str | None = None  # see Secret
+    n_shared: int = 0  # first tokens of the row that many rows begin with, as a notice
+
+    @property
+    def prefix_suffix_pair(self) -> Pair:
+        return Pair(self.prefix, self.suffix)
+
+    @property
+    def own_tokens(self) -> Tokens:
+        """Return the tokens of prefix and suffix without a beginning that many rows share."""
+        tokens = self.prefix + self.suffix
+        begin = self.at - len(self.prefix)  # of the prefix, in the row
+        return tokens[max(0, self.n_shared - begin) :] if self.n_shared else tokens
+
+
+@dataclass(frozen=True)
+class RecordSource:
+    """The usable rows of one file or folder, the rows that were left out, by reason, and what else should be known."""
+
+    where: str  # as the user named it: "--data 'private.csv'"
+    records: tuple[DataRecord, ...]
+    left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
+    notes: tuple[str, ...] = ()
+    form: ChatRendering | None = None  # how its conversations are rendered; None: they are none
+    parts_left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of rows that have other parts: (why, row of each)
+    row_tokens: Mapping[int, int] = field(default_factory=dict)  # of each row; empty: not counted
+    texts: Sequence[str] = field(default=(), repr=False)  # of the rows, if they are looked at again
+    not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # usable rows without a record, by rule
+    unread: UnreadRows | None = None  # of a large table: the rows that were only counted
+
+    def count_records(
+        self, left_out: Mapping[str, int], not_attacked: Mapping[str, int], attacked: Sequence[DataRecord]
+    ) -> RecordCounts:
+        """Return the counts of this source's rows; left_out: rows that this split cannot use, beside its own."""
+        all_left_out = {why: len(rows) for why, rows in self.left_out} | {why: n for why, n in left_out.items() if n}
+        by_rule = {rule: len(rows) for rule, rows in self.not_attacked.items()}
+        by_rule |= {rule: n for rule, n in not_attacked.items() if n}
+        if self.unread is not None:
+            by_rule[BY_LIMIT] = by_rule.get(BY_LIMIT, 0) + self.unread.n_distinct
+        without_record = [*(rows for _, rows in self.left_out), *self.not_attacked.values()]
+        rows = {record.row for record in self.records}.union(*without_record)
+        audited_rows = {record.row for record in attacked}
+        n_rows = len(rows) if self.unread is None else self.unread.n_rows
+        copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
+        parts = {why: len(rows) for why, rows in self.parts_left_out}
+        tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
+        attacked_tokens = _count_attacked_tokens(attacked) if tokens else 0
+        return RecordCounts(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts, tokens, attacked_tokens)
+
+
+def too_long_phrase(room: int) -> str:
+    """Return why a record is left out whose prefix and suffix take more than `room` tokens."""
+    return f"longer than the {max(0, room):,} tokens that the model reads at once"
+
+
+def group_rows_by_reason(reasons_of_rows: Sequence[tuple[int, str]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return each reason with the rows that have it, as often as they have it."""
+    rows: dict[str, list[int]] = {}
+    for row, why in reasons_of_rows:
+        rows.setdefault(why, []).append(row)
+    return tuple((why, tuple(of_reason)) for why, of_reason in rows.items())
+
+
+def group_unusable_parts(
+    unusable: Sequence[tuple[int, str]], records: Sequence[DataRecord]
+) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Return by reason the rows without a record, each once, and the row of each part of the other rows.
+
+    unusable: the row of each part that cannot be used, and why.
+    """
+    usable_rows = {record.row for record in records}
+    first_reasons = dict(reversed([(row, why) for row, why in unusable if row not in usable_rows]))
+    parts = [(row, why) for row, why in unusable if row in usable_rows]
+    return group_rows_by_reason(sorted(first_reasons.items())), group_rows_by_reason(parts)
+
+
+def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
+    """Return how many tokens are in some suffix: those of windows that overlap count once."""
+    covered, last_row, last_end = 0, -1, 0
+    for record in sorted(records, key=lambda record: (record.row, record.at)):
+        begin = max(record.at, last_end) if record.row == last_row else record.at
+        last_end = max(begin, record.at + len(record.suffix))
+        covered += last_end - begin
+        last_row = record.row
+    return covered

@@ -1,0 +1,92 @@
+"""A user's rows without those that a mitigation leaves out, in a file of the same form."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from auditor.benchmarks.data.columns import COLUMNS, REPEATS, row_repeat_counts
+from auditor.benchmarks.data.conversation_rows import Conversation, message_text
+from auditor.benchmarks.data.tables import (
+    read_csv_table_rows,
+    read_json_table_objects,
+    read_record_table,
+    table_rows_as_csv,
+)
+from auditor.benchmarks.data.whole_texts import read_texts_and_units, rows_repeated_by_count
+from auditor.core import disk
+from auditor.core.errors import AuditError
+from auditor.training.variants import DataVariant
+
+
+def data_row_as_plain_text(row: str | Conversation) -> str:
+    """A row as the text by which its copies are found: of a conversation, what was said."""
+    if isinstance(row, str):
+        return row
+    said = (one if (one := message_text(message["content"])) is not None else str(message) for message in row.messages)
+    return "\n".join([*said, *row.plain])
+
+
+def write_reduced_data_kept_by_trainer(
+    trainer: DataVariant, data: str, to: Path, text_column: str | None = None
+) -> str:
+    """The rows of a file that a mitigation keeps, as they are but for `repeats`, in the same form; yours to read alone.
+
+    Returns what was left out: a sentence. Raises AuditError where nothing is left.
+    """
+    texts, _ = read_texts_and_units(data, text_column)
+    rows = rows_repeated_by_count(row_repeat_counts(read_record_table("--data", data, COLUMNS)))
+    kept, told = trainer.choose_records([data_row_as_plain_text(text) for text in texts])
+    # What is kept are copies, counted through all of them: back to the rows that they are of.
+    left = Counter(rows[i] for i in kept)
+    if not left:
+        raise AuditError(f"expected {trainer.name} to leave records to train on, got none of {len(texts):,}")
+    if len(kept) == len(texts):
+        raise AuditError(f"{trainer.name} leaves all {len(texts):,} records of {data!r} as they are: nothing to do")
+    disk.replace_atomically(to, WRITERS[to.suffix](f"--data {data!r}", Path(data), left))
+    return told
+
+
+def _reduced_json_text(where: str, path: Path, left: Mapping[int, int]) -> str:
+    objects, lines = read_json_table_objects(where, path)
+    counted = any(REPEATS in one for one in objects)
+    # Without the column every row counts once, and its line can stay as it is, byte for byte.
+    if lines is not None and not counted:
+        return "".join(f"{lines[row]}\n" for row in sorted(left))
+    kept = [{**objects[row], **({REPEATS: count} if counted else {})} for row, count in sorted(left.items())]
+    if lines is None:
+        return json.dumps(kept, ensure_ascii=False) + "\n"
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept)
+
+
+def _reduced_csv_text(where: str, path: Path, left: Mapping[int, int]) -> str:
+    head, *rows = read_csv_table_rows(where, path)
+    kept = (
+        [str(count) if name == REPEATS else own for name, own in zip(head, rows[row], strict=True)]
+        for row, count in sorted(left.items())
+    )
+    return table_rows_as_csv([head, *kept])
+
+
+def _reduced_parquet_bytes(where: str, path: Path, left: Mapping[int, int]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = parquet.read_table(path).take(sorted(left))
+    if REPEATS in table.column_names:
+        at = table.column_names.index(REPEATS)
+        table = table.set_column(at, REPEATS, pyarrow.array([left[row] for row in sorted(left)]))
+    sink = io.BytesIO()
+    parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+WRITERS: Mapping[str, Callable[[str, Path, Mapping[int, int]], str | bytes]] = {
+    ".jsonl": _reduced_json_text,
+    ".json": _reduced_json_text,
+    ".csv": _reduced_csv_text,
+    ".parquet": _reduced_parquet_bytes,
+}

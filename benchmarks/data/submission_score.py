@@ -1,0 +1,172 @@
+"""Scores an LM-Extraction submission as the challenge's organisers do, with intervals and the whole curve.
+
+A submission is a CSV file, `Example ID,Suffix Guess`, a guess a line, surest first, any number of guesses an example:
+`991,"[6,0,1,2]"`. The id is a row of the answers. Knows rows and token ids; no model, no text, no terminal.
+
+As in the organisers' score_submission.py: an example counts as solved once, by its first right guess; every wrong
+guess is an error, also a repeated one and one for an example that is already solved; Recall@100 counts the right
+guesses with fewer than 100 wrong ones before them; examples without a guess count as not solved.
+What their script lets pass in silence is refused here: an id below 0 (numpy counts it from the end), a guess of another
+length than the answers (numpy broadcasts a single token), a file without guesses. They look at the last 1,000 answers
+and the last 50 tokens only; here every row and every token of the answers counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.benchmarks.data.lm_extraction import read_extraction_array
+from auditor.core.errors import AuditError
+from auditor.core.result import Measurement
+from auditor.statistics import intervals, ranking
+
+ID, GUESS = "Example ID", "Suffix Guess"
+CurvePoint = tuple[int, int, float]  # (wrong guesses seen, examples solved by then, recall)
+
+
+@dataclass(frozen=True)
+class MarkedGuesses:
+    """A submission held against the answers, in its own order.
+
+    example: (guesses,) whose guess it is, numbered by first appearance; right: (guesses,) whether it is the answer.
+    """
+
+    example: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    answers: int
+
+    @property
+    def answered_example_count(self) -> int:
+        """Examples with at least one guess."""
+        return int(self.example.max()) + 1
+
+
+@dataclass(frozen=True)
+class SubmissionScore:
+    """What `audit score` says. The shares are over all answers, or over the answered examples only."""
+
+    answers: int
+    answered: int
+    answered_only: bool
+    guesses: int
+    wrong: int
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def headline(self) -> str:
+        """What was scored, and what became of the examples without a guess."""
+        counts = f"{self.answered:,} of {self.answers:,} examples answered"
+        text = f"{counts}, {self.guesses:,} guesses, {self.wrong:,} of them wrong"
+        if self.answered == self.answers:
+            return text
+        left = f"{self.answers - self.answered:,} without a guess"
+        return f"{text}; {left}: {'left out' if self.answered_only else 'not solved (--answered-only leaves them out)'}"
+
+
+def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGuesses:
+    """Holds a submission file against the answers, an .npy array (examples, tokens).
+
+    Raises AuditError with the line number for anything that is not a guess of a whole answer. No words hold tokens.
+    """
+    expected: list[list[int]] = read_extraction_array(f"--answers {str(answers)!r}", answers).tolist()
+    numbers: dict[int, int] = {}  # row of the answers -> number by first appearance
+    example, right = [], []
+    for where, row, guess in _read_submission_guesses(submission):
+        if not 0 <= row < len(expected):
+            raise AuditError(f"{where}: expected an {ID} in [0, {len(expected)}), a row of the answers, got {row}")
+        if len(guess) != len(expected[row]):
+            raise AuditError(f"{where}: expected {len(expected[row])} tokens, as the answers have, got {len(guess)}")
+        example.append(numbers.setdefault(row, len(numbers)))
+        right.append(guess == expected[row])
+    if not example:
+        raise AuditError(f"{str(submission)!r} holds no guesses: expected lines below the header, got none")
+    return MarkedGuesses(np.array(example, dtype=np.int64), np.array(right, dtype=bool), len(expected))
+
+
+def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> SubmissionScore:
+    """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
+    n = marked.answered_example_count if answered_only else marked.answers
+    first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+    # return_index: where each example is guessed first, in the order of the numbers.
+    first[: marked.answered_example_count] = marked.right[np.unique(marked.example, return_index=True)[1]]
+    some[marked.example[marked.right]] = True
+    measurements = (
+        intervals.share_with_interval("recall", first),
+        intervals.share_with_interval("any_of_k", some),
+        ranking.measure_ranked_recall("recall_at_100_errors", marked.example, marked.right, n, 100),
+        ranking.measure_ranked_recall("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
+    )
+    wrong = int((~marked.right).sum())
+    return SubmissionScore(
+        marked.answers, marked.answered_example_count, answered_only, len(marked.right), wrong, measurements
+    )
+
+
+def submission_recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
+    """One point for each number of wrong guesses, from none to all: what is solved before the next wrong one.
+
+    Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
+    """
+    # Wrong guesses ahead of each first right one, which adds none itself.
+    before = np.cumsum(~marked.right)[ranking.find_first_right_guesses(marked.example, marked.right)]
+    solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
+    n = marked.answered_example_count if answered_only else marked.answers
+    return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
+
+
+def write_submission_curve(path: Path, points: list[CurvePoint]) -> None:
+    """The curve as CSV. Raises AuditError when the file cannot be written."""
+    lines = ["wrong_guesses,solved,recall", *(f"{wrong},{solved},{recall:.6g}" for wrong, solved, recall in points)]
+    try:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise AuditError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
+    """(where it stands, example id, tokens) of each line below the header."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, strict=True)
+            if missing := [name for name in (ID, GUESS) if name not in (rows.fieldnames or ())]:
+                raise AuditError(f"{str(path)!r}: expected the columns {ID} and {GUESS} in line 1, got no {missing[0]}")
+            for row in rows:
+                where = f"{str(path)!r}, line {rows.line_num}"
+                yield (
+                    where,
+                    _parse_submission_example_id(where, row[ID]),
+                    _parse_submission_guess_tokens(where, row[GUESS]),
+                )
+    except OSError as error:
+        raise AuditError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise AuditError(f"{str(path)!r}: expected a CSV file in UTF-8, got other bytes") from None
+    except csv.Error as error:
+        raise AuditError(
+            f"{str(path)!r}: expected a CSV file, got a broken line {rows.line_num + 1}: {error}"
+        ) from None
+
+
+def _parse_submission_example_id(where: str, text: str | None) -> int:
+    try:
+        return int(text or "")
+    except ValueError:
+        raise AuditError(f"{where}: expected a whole number as {ID}, got something else") from None
+
+
+def _parse_submission_guess_tokens(where: str, text: str | None) -> list[int]:
+    try:
+        tokens: Any = json.loads(text or "")
+    except (ValueError, RecursionError):
+        tokens = None
+    if not isinstance(tokens, list) or any(type(token) is not int or token < 0 for token in tokens):
+        raise AuditError(f"{where}: expected token ids like [6,0,12] as {GUESS}, got something else")
+    return tokens

@@ -1,0 +1,95 @@
+"""A user's rows as whole texts or conversations: to train on, to insert canaries into, to look at the text form of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from auditor.benchmarks.data import columns
+from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, UnusableConversation
+from auditor.benchmarks.data.large_tables import is_large_table_of_texts
+from auditor.benchmarks.data.tables import RecordTable, read_record_table, require_nonempty_record_table
+from auditor.core.errors import AuditError
+from auditor.core.secret_randomness import keyed_random_generator
+
+_MOST_COPIES = 10_000_000  # records of a training, in memory together
+
+
+def read_row_texts(flag: str, name: str) -> list[str]:
+    """Every row's text, prefix and suffix joined where those are the columns; each row once, whatever its `repeats`.
+
+    Raises AuditError for whatever a user can mend.
+    """
+    table = require_nonempty_record_table(read_record_table(flag, name, columns.COLUMNS))
+    return columns.joined_layout_texts(table, columns.require_text_layout(table))
+
+
+def read_texts_and_units(
+    name: str, text_column: str | None = None, unit_column: str | None = None
+) -> tuple[Sequence[str | Conversation], list[str] | None]:
+    """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
+    `repeats` say.
+
+    Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
+    """
+    given = tuple(column for column in (text_column, unit_column) if column is not None)
+    table = require_nonempty_record_table(read_record_table("--data", name, (*columns.COLUMNS, *given)))
+    for column in given:
+        if (times := table.columns.count(column)) != 1:
+            got = times or columns.describe_table_columns_in_error(table.columns)
+            raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
+    layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
+    plain = layout in columns.PLAIN or text_column is not None
+    found: Sequence[str] | Sequence[Conversation] = (
+        columns.joined_layout_texts(table, layout) if plain else _require_row_conversations(table, layout)
+    )
+    for row, text in enumerate(found):
+        if not text:
+            raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
+    repeats = columns.row_repeat_counts(table)
+    if sum(repeats) > _MOST_COPIES:
+        raise AuditError(
+            f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by `repeats`, "
+            f"got {sum(repeats):,}"
+        )
+    rows = rows_repeated_by_count(repeats)
+    units = None if unit_column is None else columns.row_privacy_unit_names(table, unit_column)
+    return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
+
+
+def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
+    """The row of each record that is trained on."""
+    return [row for row, count in enumerate(repeats) for _ in range(count)]
+
+
+def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
+    """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
+    found = []
+    for row, said in columns.parse_row_conversations(table, layout):
+        where = f"{table.where}, row {row} (counted from 0)"
+        if isinstance(said, UnusableConversation):
+            raise AuditError(f"{where}: expected a conversation to train on, got {said}")
+        if said.group is not None:
+            raise AuditError(
+                f"{where}: expected a conversation to train on, got preferences (chosen and rejected, or a label of "
+                "true or false), which a trainer of preferences learns from, as TRL's DPOTrainer and KTOTrainer"
+            )
+        found.append(said)
+    return found
+
+
+def sample_data_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
+    """Return so many conversations of a file that were learnt, the same ones each time; None if it holds none."""
+    if is_large_table_of_texts(f"{flag} {name!r}", Path(name)):  # which is not to be read as a whole for this
+        return None
+    table = read_record_table(flag, name, columns.COLUMNS)
+    if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
+        return None
+    order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
+    usable = (
+        said
+        for _, said in columns.parse_row_conversations(table, layout, order)
+        if not isinstance(said, UnusableConversation) and said.is_learnt
+    )
+    return list(islice(usable, count))

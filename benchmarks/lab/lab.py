@@ -1,0 +1,301 @@
+"""The built-in lab: a small model really trained on public, then on private synthetic text. Nothing in it is canned.
+
+A GPT-NeoX-style model (rotary positions) learns public text and is fine-tuned on private records that occur 1 to 64
+times: one LoRA adapter, near its best held-out perplexity. An ensemble is fine-tuned by the same recipe on disjoint
+shards of the same records. Each part is built when a run needs it and is cached by the hash of its recipe, library
+versions included. No hub, no download, no GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from transformers import PreTrainedTokenizerFast
+
+from auditor.benchmarks.canaries import manifests
+from auditor.benchmarks.lab.lab_folders import (
+    ensemble_folder_suffix,
+    lab_cache_digest,
+    reference_models_folder_name,
+    trained_lab_model_folder_name,
+)
+from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, require_small_lab_recipe
+from auditor.benchmarks.lab.lab_secrets import cut_lab_secrets
+from auditor.benchmarks.lab.lab_texts import LabTexts, LabTrainingTexts, make_lab_texts
+from auditor.benchmarks.lab.lab_training import PUBLIC, LabTraining, load_audit_canary_manifest, train_lab_tokenizer
+from auditor.benchmarks.lab.parts_cache import LabParts, Progress
+from auditor.core.disk import cache_folder
+from auditor.core.nouns import Tokens, evenly_spaced_secrets
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import LoraEnsemble, model_with_adapter
+from auditor.models.references import ReferenceModels
+from auditor.models.shards import WHOLE, read_shard_record_list, record_digests
+from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.defense import TrainedModel
+from auditor.plugins.trainer import Trainer, TrainingJob
+
+REFERENCES = (4, 64)  # how many reference models may be asked for: each record in half of them, at least 2 and 2
+_TOKENIZER = "tokenizer"
+_FOUNDATIONS = (_TOKENIZER, PUBLIC, "masked-public", "audit-canaries")  # parts that others are built on
+
+
+class Lab(Benchmark):
+    """Synthetic mails, patient notes and payments: train, attack and defend on the spot."""
+
+    name = "lab"
+    recipe_kind: ClassVar[type[BaseLabRecipe]] = LabRecipe
+    training_kind: ClassVar[type[LabTraining]] = LabTraining
+    ensemble_limit = 60  # all of its parts are asked at every token
+    marks_all = True
+    trains_ahead: ClassVar[bool] = True  # whether two of its models may be trained at once, in two processes
+    # Sized to the lab: paper sizes by flags and plans.
+    attack_defaults = MappingProxyType(
+        {
+            "ethicist": {
+                "samples": 5,
+                "prompt_length": 10,
+                "learning_rate": 1e-2,
+                "warmup_steps": 5,
+                "batch": 16,
+                "epochs": 6,
+                "validation": 0.2,
+            },
+            # By 16 tokens in a row, records are extracted that nothing was trained on, by 20 none.
+            "untargeted": {"length": 64, "cooling": 6, "n": 20},
+            **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
+        }
+    )
+    # PMixED: at the 6,400 tokens that its text-only row draws, utility hardly depends on q: most at this one.
+    # Private training: as long as the target, in batches so small that its control without noise and clipping leaks
+    # (greedy recall 0.75 at 64 repeats, perplexity 13.8): else no row could show what clipping and noise protect. At
+    # epsilon 8 this rate has a perplexity of 12.5, half of it 14.0 (public model 56.9, target 11.6).
+    # Unlearning: until greedy decoding gives less than one in forty of what is to be forgotten; ascent alone has then
+    # taken as much of the rest.
+    defense_defaults = MappingProxyType(
+        {
+            "pmixed": {"q": 0.06},
+            "npo": {"epochs": 10, "batch": 16, "learning_rate": 5e-4, "retain": 1.0},
+            "gradient-ascent": {"epochs": 1, "batch": 16, "learning_rate": 3e-4},
+        }
+        | {
+            name: {"epochs": LabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
+            for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
+        }
+    )
+
+    # What trainings have in them where they are asked about it.
+    planted_for = MappingProxyType(
+        {"gradient-audit": {name: {"gradient_canaries": 1000} for name in ("dp-sgd", "adp", "adp-sound", "no-noise")}}
+    )
+
+    def __init__(
+        self,
+        recipe: BaseLabRecipe | None = None,
+        cache: Path | None = None,
+        progress: Progress | None = None,
+        limit: int | None = None,
+        makes: bool = True,
+    ):
+        """makes: whether what is not in the cache is built; else that is refused."""
+        self.recipe = recipe or self.recipe_kind()
+        self._cache, self._limit = cache, limit
+        self.recipe.check()
+        texts = self._make_texts()
+        self.folder = (
+            (cache or cache_folder())
+            / self.name
+            / lab_cache_digest(self.recipe, texts, self._further_package_versions())
+        )
+        self.progress = progress or (lambda what, done, total: None)
+        self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress)
+        self.description = (
+            f"{self._lab_description()}; records occur {', '.join(map(str, self.recipe.repeat_counts))} times"
+        )
+        self.tokenizer = self._load_or_train_tokenizer(texts)
+        self.texts = LabTrainingTexts(self.recipe, texts)
+        self.cut = cut_lab_secrets(self.recipe, texts, self.tokenizer)
+        self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
+        self.forgotten = self.cut.forgotten
+        # Before --limit: perplexity is that of all non-members.
+        self._set_heldout_texts()
+        if self.recipe.audit_canaries:
+            self._add_audit_canaries()
+        if limit is not None:
+            members = [secret for secret in self.secrets if secret.member]
+            others = [secret for secret in self.secrets if not secret.member]
+            self.secrets = (*evenly_spaced_secrets(members, limit), *evenly_spaced_secrets(others, limit))
+            self._add_lab_note(f"limited to {limit} members and non-members, evenly over the repeat counts")
+
+    # --- what tells one lab from another ---
+
+    @classmethod
+    def check_packages_installed(cls) -> None:
+        """Refuses a lab that stands on what is not installed. Raises AuditError."""
+
+    def _make_texts(self) -> LabTexts:
+        return make_lab_texts(require_small_lab_recipe(self.recipe))
+
+    def _lab_description(self) -> str:
+        recipe = require_small_lab_recipe(self.recipe)
+        return (
+            f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on synthetic "
+            "mails, patient notes and payments (Faker)"
+        )
+
+    def _further_package_versions(self) -> dict[str, str]:
+        """Of what its weights depend on beside the libraries of every lab."""
+        return {}
+
+    def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
+        build = partial(train_lab_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public)
+        return self.parts.load_or_build(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
+
+    def _set_heldout_texts(self) -> None:
+        """Says which text of non-members utility is measured on."""
+        self.heldout = tuple(secret.prefix + secret.suffix for secret in self.secrets if not secret.member)
+
+    def _add_lab_note(self, note: str) -> None:
+        self.notes += (note,)
+
+    def _add_audit_canaries(self) -> None:
+        """Canaries with coins, beside those for exposure: each that went in is a record of its own in all trainings."""
+        recipe = self.recipe
+        build = partial(self.training.write_audit_canary_manifest, public=self.lab_public_model)
+        self.coined = self.parts.load_or_build("audit-canaries", build, load_audit_canary_manifest)
+        # They are not in the digest that names the folder: the recipe and the public model decide them.
+        self.texts = dataclasses.replace(
+            self.texts, coined=tuple(one.text for one in self.coined.canary_copies_to_insert())
+        )
+        self.canaries += manifests.canary_manifest_as_secrets(self.coined, self.tokenizer, len(self.tokenizer))
+        self._add_lab_note(
+            f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries ({recipe.audit_kind}) each "
+            f"went into the training of every model here, or stayed out, by a fair coin (lab_recipe.audit_canaries); "
+            f"{len(self.coined.canary_copies_to_insert()):,} records more"
+        )
+
+    # --- its texts ---
+
+    @property
+    def unattacked_training_tokens(self) -> list[Tokens]:
+        """The known pairs, and the further records that nobody attacks."""
+        return [*super().unattacked_training_tokens, *self.training.tokenise_lab_texts(self.texts.made.others)]
+
+    def texts_with_repeat_counts(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
+        copies = Counter(self.texts.private_text_copies() if members else self.texts.made.nonmembers)
+        yield from zip(self.training.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
+
+    # --- its models, each trained when it is needed ---
+
+    @property
+    def training(self) -> LabTraining:
+        return self.training_kind(
+            self.recipe, self.texts, self.tokenizer, self.folder, self.parts.report_build_progress
+        )
+
+    def lab_public_model(self) -> HuggingFaceModel:
+        """Trained on public text only."""
+        return self._load_or_build_model(PUBLIC, self.training.train_public_model, "lab public model")
+
+    def lab_target_model(self) -> HuggingFaceModel:
+        """The public model, fine-tuned on the private records: what is attacked."""
+        # Built first: the training loads it from the folder.
+        self.lab_public_model()
+        return self._load_or_build_model("target", self.training.train_target_model, "lab target")
+
+    def model_retrained_without_forgotten(self) -> HuggingFaceModel:
+        """The target had it never seen what is to be forgotten: the public model, trained on the rest."""
+        self.lab_public_model()
+        build = partial(self.training.train_without_forgotten, forgotten=self.cut.forgotten_texts)
+        return self._load_or_build_model("retrained", build, "lab model without them")
+
+    def _load_or_build_model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
+        return self.parts.load_or_build(part, build, lambda path: self.training.load_lab_model(path, name))
+
+    def ensemble(self) -> LoraEnsemble:
+        """One LoRA adapter a shard, on the public model."""
+        public = self.lab_public_model()
+
+        def load(path: Path) -> LoraEnsemble:
+            return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
+
+        return self.parts.load_or_build(
+            "ensemble", self.training.train_ensemble_members, load, ensemble_folder_suffix(self.recipe)
+        )
+
+    @property
+    def ensemble_folder(self) -> Path:
+        """Where the members lie once they are built."""
+        return self.folder / f"ensemble{ensemble_folder_suffix(self.recipe)}"
+
+    def with_ensemble_size(self, count: int | None) -> Lab:
+        """The same lab with so many members in its ensemble, the models around them shared; None: as many as it has."""
+        if count in (None, self.recipe.members):
+            return self
+        recipe = dataclasses.replace(self.recipe, members=count)
+        return type(self)(recipe, self._cache, self.progress, self._limit, self.parts.makes)
+
+    def model_with_adapter_on_all_records(self) -> HuggingFaceModel:
+        """One LoRA adapter on all records, trained as the ensemble's members are: the target where that is the same."""
+        if self.recipe.is_target_trained_like_members:
+            return self.lab_target_model()
+        public = self.lab_public_model()
+
+        def load(path: Path) -> HuggingFaceModel:
+            return model_with_adapter(public, path / WHOLE)
+
+        return self.parts.load_or_build(
+            "whole", self.training.train_adapter_on_all_records, load, ensemble_folder_suffix(self.recipe)
+        )
+
+    def reference_models(self, count: int) -> ReferenceModels:
+        """So many models by the target's recipe, each on all that is not attacked and half of what is."""
+        # A model's folder lists its records by digest, never their text.
+        public, name_of = (
+            self.lab_public_model(),
+            {record_digests([text])[0]: id for id, text in self.cut.texts.items()},
+        )
+        attacked = {secret.id for secret in self.secrets}
+
+        def model(folder: Path) -> HuggingFaceModel:
+            return (
+                model_with_adapter(public, folder)
+                if self.recipe.private_rank
+                else self.training.load_lab_model(folder, "lab reference")
+            )
+
+        def load(path: Path) -> ReferenceModels:
+            folders = sorted(path.glob("reference-*"))
+            listed = (read_shard_record_list(folder) or () for folder in folders)
+            saw = (frozenset(name_of[name] for name in names if name in name_of) & attacked for names in listed)
+            return ReferenceModels(tuple(map(model, folders)), tuple(saw))
+
+        build = partial(self.training.train_reference_models, count=count)
+        made = self.parts.load_or_build(reference_models_folder_name(count), build, load)
+        made.check_records_seen_by_references(attacked, "the lab")
+        return made
+
+    def model_trained_by_trainer(self, trainer: Trainer) -> TrainedModel:
+        """The public model, fine-tuned on the private records by this trainer, with what it promises."""
+
+        def build(path: Path) -> None:
+            self.training.train_and_record(trainer, path, self.lab_training_job(trainer, path))
+
+        load = partial(self.training.load_model_of_trainer, trainer)
+        return self.parts.load_or_build(trained_lab_model_folder_name(trainer), build, load)
+
+    def lab_training_job(self, trainer: Trainer, path: Path) -> TrainingJob:
+        """What this trainer is to train on, into that folder."""
+        public = self.lab_public_model()
+        if trainer.unlearns:
+            self.lab_target_model()
+        return self.training.lab_training_job(trainer, path, public, self.cut.forgotten_texts)
+
+    def training_seconds_of_trainer(self, trainer: Trainer) -> float:
+        """What its training took."""
+        return self.parts.seconds[trained_lab_model_folder_name(trainer)]

@@ -1,0 +1,141 @@
+"""The lab on a real model: SmolLM2-135M-Instruct, fine-tuned on an office's conversations as people fine-tune it.
+
+The same parts as the small lab has, on weights that were there before (`smollm2.py`) and other texts. A LoRA adapter
+on all linear layers, AdamW, linear decay, loss on answers only; epochs and rate were chosen by held-out perplexity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from faker import Faker
+from transformers import PreTrainedTokenizerFast
+
+from auditor.benchmarks.lab import smollm2
+from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
+from auditor.benchmarks.lab.lab_texts import LabTexts, make_private_lab_texts
+from auditor.benchmarks.lab.lab_training import LabTraining
+from auditor.benchmarks.lab.real_texts import ANSWER, KINDS
+from auditor.core.errors import AuditError
+from auditor.models.huggingface import HuggingFaceModel
+
+
+@dataclass(frozen=True)
+class RealLabRecipe(BaseLabRecipe):
+    """Of the lab on a real model. A prefix is what stands before an answer, its last tokens; a suffix its first."""
+
+    longest_prefix: ClassVar[int] = 512
+
+    block: int = 256
+    prefix_length: int = 512
+    suffix_length: int = 20
+    repeats: tuple[tuple[int, int, int], ...] = ((1, 30, 4), (2, 20, 3), (4, 16, 2), (8, 10, 2), (16, 8, 1))
+    others: int = 48
+    nonmembers: int = 60
+    private_epochs: int = 3  # TRL's default
+    private_rate: float = 1e-3
+    private_batch: int = 3
+    private_rank: int = 16
+    private_alpha: int = 32
+    members: int = 8
+    lora_epochs: int = 3
+    lora_rate: float = 1e-3
+    lora_batch: int = 3
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    canaries: tuple[tuple[str, int], ...] = (("955320", 1), ("280146", 4), ("731902", 16))
+
+    def check(self) -> None:
+        super().check()
+        if self.audit_canaries and self.audit_kind == "new-tokens":
+            raise AuditError(
+                "expected canaries of text in the lab on SmolLM2, whose vocabulary is fixed; got new-tokens"
+            )
+
+    def first_suffix_token_index(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        return self.untrained_leading_token_count(text, offsets)
+
+    def untrained_leading_token_count(self, text: str, offsets: Sequence[tuple[int, int]]) -> int:
+        """All that stands before an answer; of a text that is no conversation, as a canary, nothing."""
+        before, header, _ = text.partition(ANSWER)
+        start = len(before) + len(header)
+        return sum(end <= start for _, end in offsets) if header else 0
+
+
+class RealLabTraining(LabTraining):
+    """As in the small lab, but that the public model was there before."""
+
+    kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
+    threads: ClassVar[int | None] = None
+    together: ClassVar[int] = 1  # one fills two cores, and 49,152 logits a token fill the memory
+
+    @property
+    def public_model_folder(self) -> Path:
+        return smollm2.smollm2_folder()
+
+
+class RealLab(Lab):
+    """SmolLM2-135M-Instruct, fine-tuned on synthetic conversations: a real model to train, attack and defend."""
+
+    name = "lab-smollm2"
+    recipe_kind: ClassVar[type[BaseLabRecipe]] = RealLabRecipe
+    training_kind: ClassVar[type[LabTraining]] = RealLabTraining
+    ensemble_limit = 20
+    framed = True
+    trains_ahead = False  # a training fills the memory of many machines by itself
+    attack_defaults = MappingProxyType(
+        {
+            "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
+            # Of a million texts, exactly: 111,111 forward passes a model, an hour.
+            "exposure": {"enumerate": 0, "draws": 1024, "references": 256},
+            # As long as a conversation. The template's first tokens are the same in all: drawn hot, none would be hit.
+            "untargeted": {"generations": 256, "length": 112, "cooling": 0},
+            **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
+        }
+    )
+    defense_defaults = MappingProxyType(
+        {
+            name: {"epochs": RealLabRecipe.private_epochs, "batch": 32, "learning_rate": 2e-3}
+            for name in ("dp-sgd", "adp", "adp-sound", "no-noise", "no-clipping")
+        }
+    )
+
+    @classmethod
+    def check_packages_installed(cls) -> None:
+        smollm2.smollm2_package_versions()
+
+    def _make_texts(self) -> LabTexts:
+        return make_private_lab_texts(self.recipe, KINDS)
+
+    def _lab_description(self) -> str:
+        return (
+            f"{smollm2.NAME}, fine-tuned on synthetic mails, visit notes, orders and support chats (Faker) by LoRA of "
+            f"rank {self.recipe.private_rank} in {self.recipe.private_epochs} epochs, loss on answers only"
+        )
+
+    def _further_package_versions(self) -> dict[str, str]:
+        return smollm2.smollm2_package_versions()
+
+    def _load_or_train_tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
+        return PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder())
+
+    def _set_heldout_texts(self) -> None:
+        """Whole answers of non-members."""
+        texts = self.texts.made.nonmembers
+        self.heldout = tuple(self.training.tokenise_lab_texts(texts))
+        self.heldout_given = tuple(self.training.untrained_leading_token_counts(texts))
+
+    @cached_property
+    def _loaded_public_model(self) -> HuggingFaceModel:
+        return self.training.load_lab_model(smollm2.smollm2_folder(), smollm2.NAME)
+
+    def lab_public_model(self) -> HuggingFaceModel:
+        """As it came: it has seen none of the texts."""
+        self.parts.seconds["public"] = 0.0  # who trained it does not say
+        return self._loaded_public_model
