@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.errors import NO_CONCLUSION, AuditError, NotApplicable
+from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Query, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.decoding import ANCESTRAL
@@ -194,4 +194,4 @@ def _cached_canary_epsilon_bounds(
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)
     except AuditError as why:
-        raise NotApplicable(f"{NO_CONCLUSION}{why}") from why
+        raise NotApplicable(str(why)) from why

@@ -34,7 +34,7 @@ _MOST_RADIUS = 1000  # nats: a larger radius restricts no member
 
 @dataclass(frozen=True)
 class AdaPMixed(Defense):
-    """Mix an ensemble within one radius, and measure each query's cost, which is private. No claim.
+    """Mix an ensemble within one radius, and measure each query's cost: it is private. No claim.
 
     alpha: Renyi order; beta: members are projected to the radius alpha beta (nats), in both
     directions. ensemble: folder of LoRA members; the lab has its own.

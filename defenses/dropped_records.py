@@ -20,7 +20,7 @@ from auditor.training.variants import DataVariant
 
 @dataclass(frozen=True)
 class CopyCap(DataVariant):
-    """Fine-tune on at most `most` copies of each record, as `audit advise` predicts. No claim.
+    """Fine-tune on at most `most` copies of each record: what `audit advise` predicts. No claim.
 
     most: copies of a text to keep. Near-duplicates count as other texts: `dedup` finds these.
     """
@@ -145,7 +145,7 @@ def split_into_shingles(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class DropRecords(DataVariant):
-    """Fine-tune without records that are listed or have `times` copies or more. No claim.
+    """Fine-tune without listed or frequent records: those of `times` copies or more. No claim.
 
     times: drop all copies of a record with this many copies or more (0: ignore the number). listed:
     a folder with a shard.json that names the records to drop; `audit mitigate --by drop` lists the

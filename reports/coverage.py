@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from auditor.conclusions.strata import is_asked_in_part, weighted_extracted_share
 from auditor.core.counts import counted
-from auditor.core.errors import NO_CONCLUSION
 from auditor.core.result import AuditResult, Finding, Stratum
 from auditor.reports import phrases
 
@@ -66,8 +65,8 @@ def attacks_kept_from_widest_access(result: AuditResult) -> list[str]:
 
 
 def attacks_without_any_row(result: AuditResult) -> dict[str, str]:
-    """Return each attack that ran nowhere, with the reason: it asked nothing, or no target could be asked."""
-    ran = {f.attack for f in result.findings if not f.not_applicable or f.not_applicable.startswith(NO_CONCLUSION)}
+    """Return each attack that asked no target anything, with the reason."""
+    ran = {f.attack for f in result.findings if not f.not_applicable or f.seconds}
     return {f.attack: f.not_applicable for f in result.findings if f.not_applicable and f.attack not in ran}
 
 

@@ -17,6 +17,7 @@ from auditor.reports import figures, phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, figures_blocks, row_title_with_attack, table_groups_by_target
 from auditor.reports.verdict import strongest_attack_row
+from auditor.statistics.documents import LONGEST
 from auditor.statistics.extraction import compute_any_sample_probability
 from auditor.statistics.roc import AUC
 
@@ -233,21 +234,21 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
 
 
 def _plugin_measurement_table(result: AuditResult) -> list[Block]:
-    """Return the numbers that plug-ins declare: no other section knows them."""
+    """Return the numbers that no other section shows: those of plug-ins, and the longest block of a document."""
     groups = [
         Group(
             f"{phrases.row_title(result, finding)} · {finding.attack}",
             tuple(
                 (phrases.metric_label(m.name), *phrases.cells_of_measurement(m))
                 for m in finding.measurements
-                if m.name in result.metrics
+                if m.name in result.metrics or m.name == LONGEST
             ),
         )
         for finding in phrases.findings_in_report_order(result)
     ]
     groups = [group for group in groups if group.rows]
     head = ("Measurement", "Value", "95% interval", "n")
-    return [Table("plugin-table", "Numbers of plug-ins", head, tuple(groups), frozenset({1, 2, 3}))] if groups else []
+    return [Table("plugin-table", "Further numbers", head, tuple(groups), frozenset({1, 2, 3}))] if groups else []
 
 
 TOPICS = (

@@ -29,7 +29,8 @@ _TRANSCRIPT = (
 
 def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
     """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
-    verdicts = tuple(map(claims.claim_verdict_sentence, claims.claims_to_report(result)))
+    audited = (stands for stands in claims.claims_to_report(result) if stands.verdict is not None)
+    verdicts = tuple(map(claims.claim_verdict_sentence, audited))
     held = claims.claim_audit_table(result)
     evidence: list[Block] = [Bullets(verdicts)] if verdicts else []
     evidence += [] if held is None else [held, Paragraph(_NEVER)]

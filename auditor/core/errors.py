@@ -18,9 +18,6 @@ class NotApplicable(Exception):
     """This attack cannot run at this access. It becomes a row "not applicable: why", never a zero."""
 
 
-NO_CONCLUSION = "no conclusion: "  # begins a reason that the answers gave: the attack ran
-
-
 class TargetLacks(NotApplicable):
     """The target does not give what the attack needs. Another target of the run may give it."""
 

@@ -48,7 +48,7 @@ class LlamaModel(LanguageModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         """Texts are read in sorted order, so that what two of them begin with is read once."""
         if prompt is not None:
-            raise NotApplicable(f"needs a soft prompt; {self.name} takes tokens alone")
+            raise NotApplicable(f"needs a soft prompt; {self.name} takes only tokens")
         texts = contexts.tolist()
         found = torch.empty(len(texts), last, self.vocab_size)
         for i in sorted(range(len(texts)), key=texts.__getitem__):

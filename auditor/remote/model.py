@@ -30,7 +30,7 @@ from auditor.remote.token_text import TokenTextCodec
 # No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a distribution ask how many there
 # may be.
 _PADDED = 2
-_NO_PROMPT = "needs a soft prompt; a model behind an API takes tokens alone"
+_NO_PROMPT = "needs a soft prompt; a model behind an API takes only tokens"
 
 
 class RemoteModel(LanguageModel):

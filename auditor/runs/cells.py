@@ -69,9 +69,12 @@ class Cell(TargetRun, ABC):
         start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
             check_method_applies_to_target(self.method, self.target, self.view, self.audit)
-            finding = self._measure_and_fill_in_finding(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
+        try:
+            finding = self._measure_and_fill_in_finding(blank)
+        except NotApplicable as why:  # by what was answered: the time says that it ran
+            return dataclasses.replace(blank, not_applicable=str(why), seconds=time.perf_counter() - start)
         if stopped := self.collector.stopped.get(self.key):
             finding = stopping.stopped_finding_with_betting_bounds(finding, self.collector.rows[self.key], stopped)
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)

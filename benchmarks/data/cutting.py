@@ -244,7 +244,7 @@ def _cut_conversations(
                 yield CutPart(row, str(answer), number)
             else:
                 halves = (answer.prefix, answer.suffix, answer.wording)
-                yield CutPart(row, halves, number, answer.at, answer.stands, group, answer.tokens)
+                yield CutPart(row, halves, number, answer.at, answer.stands, group, tokens=answer.tokens)
 
 
 def _fit_answer(

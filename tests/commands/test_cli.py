@@ -891,7 +891,7 @@ def test_probes_alone_make_a_report(world: Path, tmp_path: Path, said: Said) -> 
     screen = " ".join(said.readouterr().out.split())
     assert "extraction probability, mean" in screen and "Not tested: verbatim, near-verbatim" in screen
     report = (out / "report.md").read_text()
-    assert "### What to do now" in report and "Not tested: verbatim extraction" in report
+    assert "### What to do now" in report and "| Not tested |  | verbatim extraction" in report
     assert run_command_line(["gate", str(out), "--max", "recall=1"]) == 1  # no row has a recall
     assert run_command_line(["run", *files[:4], "--attack", "near-verbatim", "--samples", "5"]) == 2
     assert "expected an attack that draws samples beside --samples" in said.readouterr().err

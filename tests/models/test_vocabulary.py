@@ -12,7 +12,7 @@ from tests.test_layers import MODULES
 
 # Whose words name more than a largest token: the row of an array, ids that may be negative, the tokens of a prefix
 # token.
-OTHERS = {"models.vocabulary", "benchmarks.lm_extraction", "benchmarks.tokenised", "runs.prefix_token"}
+OTHERS = {"models.vocabulary", "benchmarks.data.lm_extraction", "benchmarks.data.tokenised", "runs.prefix_token"}
 
 
 def test_a_token_beyond_the_distribution_is_refused() -> None:

@@ -342,7 +342,7 @@ def test_what_an_api_does_not_give_is_said(remote: RemoteModel) -> None:
         lambda: remote.embedding_rows(2),
         lambda: remote.token_log_probs(PREFIXES, PREFIXES, prompt=torch.zeros(1, 4)),
     ):
-        with pytest.raises(NotApplicable, match="takes tokens alone"):
+        with pytest.raises(NotApplicable, match="takes only tokens"):
             prompted()
     with pytest.raises(AuditError, match="but openai:tiny has 95 positions"):
         remote.check_text_fits(90, 10)

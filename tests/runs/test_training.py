@@ -190,7 +190,7 @@ def test_an_adapter_is_no_model_to_start_from(world: Path, tmp_path: Path) -> No
 
 def test_a_frozen_model_is_refused() -> None:
     model = torch.nn.Linear(2, 2).requires_grad_(False)
-    with pytest.raises(AuditError, match="frozen one: none of its 2 parameters"):
+    with pytest.raises(AuditError, match="frozen model: none of its 2 parameters"):
         finetune.list_trainable_parameters(model)
 
 

@@ -64,7 +64,7 @@ def test_the_mechanisms_have_the_epsilon_that_they_are_said_to_have() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert coverage.main(3, (60, 100), out=tmp_path) == 0
     header, _, *lines = (tmp_path / "coverage.md").read_text().splitlines()
-    assert "| 60 | 100 |" in header and len(lines) == 24
+    assert "| 60 | 100 |" in header and len(lines) == 27
     assert (tmp_path / "coverage.svg").read_text().count("median bound / truth") == 9
     assert "randomised" in capsys.readouterr().out
 

@@ -70,15 +70,8 @@ MORE = {  # tests of what is tested through something else
 }
 _KNOWN = "ignore::pytest.PytestAssertRewriteWarning"  # of plug-ins that torch or opacus have imported already
 EQUIVALENT = {  # a mutant's key, and why
-    "a1900be5318b": "gate/power.py: a power of two times 1,024 is never 2,000,000",
-    "e43f91821650": "statistics/bounds.py: all lost is the least extreme outcome: it counts only where p is 1 already",
     "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
-    "2025534c51c9": "statistics/roc.py: `compute_delong_placements` gives two arrays: zip is strict of itself",
     "53bdceabce7f": "statistics/metrics.py: a column of place 4 stands behind this one, and sorting keeps their order",
-    "97f9d777469e": "privacy/gaussian.py: any set of whole orders bounds epsilon, 257 as well as 256",
-    "ef3f943d50eb": "training/members.py: together=1 trains one at a time, whoever asked; 2 and more are above 1 too",
-    "7aaa2fe85bbc": "statistics/copies_effect.py: a p above 1 is above every level, and no other is kept",
-    "b600c1e541f4": "training/side_by_side.py: of the adapter only the names of its layers are read, which both have",
     "f93ea415bf89": "privacy/projection.py: a larger bound has more distributions looked at, which fit as before",
 }
 
