@@ -7,7 +7,7 @@ guesser, so that no order in which canaries are listed can say anything of their
 not ranks: a score says most of canaries that are in, and less of those that are out, so its upper
 tail is the longer one.
 
-How many to guess is looked at for all counts of `guess_counts(m)` together
+How many to guess is looked at for all counts of `list_guess_counts(m)` together
 (`one_run.compute_one_run_p_value`), at no share of the level for each. (jax_privacy's Bonferroni
 correction is over the points of the ROC's hull, which the coins chose.)
 """

@@ -1,8 +1,8 @@
 """Lower bounds of epsilon from one training run: m canaries, in or out by a fair coin each, the
 surest guessed first.
 
-Of the r surest guesses v(r) are right, for each r of `guess_counts(m)`: all, half, a quarter and so
-on, which depend on m alone. Each bound exceeds the truth with probability at most `level`, if what
+Of the r surest guesses v(r) are right, for each r of `list_guess_counts(m)`: all, half, a quarter
+and so on, which only depend on m. Each bound exceeds the truth with probability at most `level`, if what
 its name says is true of the mechanism (below), and the coins were fair and independent. It holds
 for any way of guessing, and for any score. Epsilons in nats, at delta, under the relation that the
 coins play: a canary in or out. Knows no scores: see `audited`.
@@ -56,7 +56,7 @@ _FDP_HALVINGS = (0, 1, 3, 5)
 # how many guesses are given goes by ones up to here, and by about a 16th from there on
 _COARSE = 16
 
-Counts = tuple[int, ...]  # one for each of `guess_counts(m)`
+Counts = tuple[int, ...]  # one for each of `list_guess_counts(m)`
 
 
 def list_guess_counts(m: int) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ def epsilon_one_run(
     """The largest epsilon of `yield_epsilon_grid` up to which all (epsilon, delta)-DP is refuted; 0
     where none is.
 
-    right: how many of the surest guesses are right, for each of `guess_counts(m)`. The grid is
-    walked from 0 to its first epsilon that is not refuted, as the p-value need not rise all the
+    right: how many of the surest guesses are right, for each of `list_guess_counts(m)`. The grid
+    is walked from 0 to its first epsilon that is not refuted, as the p-value need not rise all the
     way: which r surprises most changes. So the bound exceeds the truth only where the first epsilon
     of the grid at or above the truth is refuted. Raises AuditError for impossible counts.
     """
